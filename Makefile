@@ -1,0 +1,50 @@
+# Every target does the set-up it needs: only Python 3.11+, its venv module and make are asked for.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-servers check format lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+$(STAMP): pyproject.toml requirements-dev.lock
+	@echo "setting up $(VENV) (once; about a minute)"
+	@$(PYTHON) -c 'import sys; sys.exit("MetaSync needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## three providers and two devices in a temporary folder
+	@$(BIN)/metasync demo
+
+test: $(STAMP) ## the tests that need nothing but this machine
+	$(BIN)/python -m pytest -n $(JOBS) -m "not servers"
+
+test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
+	PYTHON=$(BIN)/python tests/servers/run.sh
+
+check: $(STAMP) ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## format and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: ## pin the development tools anew (needs the network)
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet pip-tools
+	$(VENV)-lock/bin/pip-compile --quiet --strip-extras --extra dev --all-build-deps --generate-hashes --allow-unsafe \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+		--output-file requirements-dev.lock pyproject.toml
+	rm -rf $(VENV)-lock
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .servers build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

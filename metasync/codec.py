@@ -1,0 +1,154 @@
+"""Canonical byte encodings: fixed-width big-endian integers, length-prefixed byte strings, sorted tags.
+
+One value has one byte string. A `Reader` never reads beyond its buffer, bounds every count and length before use, and
+raises `FormatError` alone; `Reader.end` rejects trailing bytes. `docs/design/format.md` section 1 gives the tables.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from metasync.errors import FormatError
+
+Tags: TypeAlias = tuple[tuple[int, bytes], ...]
+"""Extension records `(tag, bytes)`, sorted by tag, each tag once. Unknown ones are kept and written back."""
+
+TAGS_MAX = 64  # more extension records than this in one value is a corrupt or hostile record
+TAG_BYTES_MAX = 0xFFFF
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_I64 = struct.Struct(">q")
+
+
+def u8(n: int) -> bytes:
+    return n.to_bytes(1, "big")
+
+
+def u16(n: int) -> bytes:
+    return _U16.pack(n)
+
+
+def u32(n: int) -> bytes:
+    return _U32.pack(n)
+
+
+def u64(n: int) -> bytes:
+    return _U64.pack(n)
+
+
+def i64(n: int) -> bytes:
+    return _I64.pack(n)
+
+
+def bytes16(b: bytes) -> bytes:
+    """A byte string of up to 65,535 bytes behind its u16 length."""
+    return _U16.pack(len(b)) + b
+
+
+def bytes32(b: bytes) -> bytes:
+    """A byte string of up to 2^32-1 bytes behind its u32 length."""
+    return _U32.pack(len(b)) + b
+
+
+def text16(s: str) -> bytes:
+    """A UTF-8 string behind the u16 length of its encoding."""
+    return bytes16(s.encode("utf-8"))
+
+
+def encode_tags(tags: Tags) -> bytes:
+    """`u8 count`, then per tag `u16 tag, u16 length, bytes`, ascending."""
+    if not tags:
+        return b"\0"
+    if len(tags) > TAGS_MAX or any(a[0] >= b[0] for a, b in pairwise(tags)):
+        raise ValueError("tags must be sorted, distinct and few")
+    if any(not 0 <= tag <= 0xFFFF or len(data) > TAG_BYTES_MAX for tag, data in tags):
+        raise ValueError("a tag is a u16 with up to 65,535 bytes")
+    return u8(len(tags)) + b"".join(u16(tag) + bytes16(data) for tag, data in tags)
+
+
+class Reader:
+    """Reads one record from bytes that may be hostile."""
+
+    __slots__ = ("data", "pos", "what")
+
+    def __init__(self, data: bytes, what: str, pos: int = 0) -> None:
+        self.data = data
+        self.pos = pos
+        self.what = what
+
+    def fail(self, why: str) -> FormatError:
+        return FormatError(f"{self.what}: {why} at byte {self.pos}")
+
+    def take(self, n: int) -> bytes:
+        end = self.pos + n
+        if n < 0 or end > len(self.data):
+            raise self.fail(f"{n} bytes wanted, {len(self.data) - self.pos} left")
+        out = self.data[self.pos : end]
+        self.pos = end
+        return out
+
+    def u8(self) -> int:
+        return self.take(1)[0]
+
+    def u16(self) -> int:
+        return int(_U16.unpack(self.take(2))[0])
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self.take(4))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack(self.take(8))[0])
+
+    def i64(self) -> int:
+        return int(_I64.unpack(self.take(8))[0])
+
+    def bytes16(self, most: int = 0xFFFF) -> bytes:
+        n = self.u16()
+        if n > most:
+            raise self.fail(f"length {n} over {most}")
+        return self.take(n)
+
+    def bytes32(self, most: int) -> bytes:
+        n = self.u32()
+        if n > most:
+            raise self.fail(f"length {n} over {most}")
+        return self.take(n)
+
+    def text16(self, most: int = 0xFFFF) -> str:
+        raw = self.bytes16(most)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise self.fail("text is not UTF-8") from e
+
+    def count(self, n: int, least_bytes_each: int) -> int:
+        """Checks a count against what is left, so that nothing is allocated for a lie."""
+        if n * least_bytes_each > len(self.data) - self.pos:
+            raise self.fail(f"{n} items cannot fit")
+        return n
+
+    def tags(self) -> Tags:
+        n = self.u8()
+        if n > TAGS_MAX:
+            raise self.fail(f"{n} tags")
+        out: list[tuple[int, bytes]] = []
+        for _ in range(n):
+            tag = self.u16()
+            if out and tag <= out[-1][0]:
+                raise self.fail("tags out of order")
+            out.append((tag, self.bytes16()))
+        return tuple(out)
+
+    def end(self) -> None:
+        if self.pos != len(self.data):
+            raise self.fail(f"{len(self.data) - self.pos} bytes too many")
+
+
+def ascending(items: Sequence[bytes]) -> bool:
+    """True when byte strings are strictly ascending (sorted and distinct)."""
+    return all(a < b for a, b in pairwise(items))

@@ -1,0 +1,109 @@
+"""What deciding code yields and what it is sent back: the seam between decisions and the world (D9).
+
+A *task* is a generator that yields effects and receives their results. It does no I/O, reads no clock and draws no
+random numbers itself. `metasync.runtime` carries effects out with threads; a simulator can carry out the same ones in
+virtual time.
+
+    reply = yield Op("b1", "get", "px/0/ab12", max_bytes=4096)    # -> Reply
+    done  = yield Gather({"b1": task1, "b2": task2}, until=quorum) # -> dict of finished branches' results
+    yield Sleep(0.05)
+    yield Persist("journal", b"...")                               # durable before it returns
+    now   = yield Now()                                            # seconds, counts suspend
+    bits  = yield Random(16)
+
+Ops that were started are never undone: when a `Gather` ends early or a deadline passes, what is under way may still
+land on the backend. Consensus allows for exactly that (CONSENSUS 1.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from metasync.errors import BackendError
+
+OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call on one backend. `backend` is the name the workspace gave it; paths are relative to its folder there.
+
+    kind    data  result in `Reply.value`
+    create  yes   True: created; False: something is there already (atomic, never overwrites)
+    put     yes   None (overwrites)
+    get     no    bytes; at most `max_bytes`, else `Reply.error`; `offset`/`length` for a part
+    stat    no    size in bytes
+    list    no    tuple of `backends.Listed`, one level below `path`
+    delete  no    None (also when nothing was there)
+    """
+
+    backend: str
+    kind: OpKind
+    path: str
+    data: bytes = b""
+    offset: int = 0
+    length: int | None = None
+    max_bytes: int = 1 << 26
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The outcome of an `Op`: a value, or the error it ended with. A timeout is an `UnreachableError`."""
+
+    value: Any = None
+    error: BackendError | None = None
+
+
+Task: TypeAlias = Generator[Any, Any, Any]
+"""A generator of effects; its return value is the task's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Runs branches side by side until all ended or `until(results)` is true; the rest is abandoned (closed).
+
+    Sent back: `{key: result}` of the branches that had ended. A branch that raises ends the whole task with its error.
+    `deadline_s`: at most so many seconds from now.
+    """
+
+    branches: Mapping[str, Task]
+    until: Callable[[Mapping[str, Any]], bool] | None = None
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Seconds on a clock that never goes back and counts while the machine sleeps (CLOCK_BOOTTIME)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """`n` random bytes."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Writes `value` under `key` in the local state, durable before the task goes on; None removes it."""
+
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Runs a pure, CPU-heavy function in a worker (a simulator runs it at once). Sent back: its result."""
+
+    function: Callable[[], Any]
+
+
+Effect: TypeAlias = Op | Gather | Sleep | Now | Random | Persist | Work

@@ -1,0 +1,109 @@
+"""Every error MetaSync raises, as one tree.
+
+    MetaSyncError                  exit  whose fault, what next
+    ├── UsageError                    2  the caller's: the message names the right form
+    ├── PassphraseError               6  wrong passphrase or key
+    ├── NoQuorumError                 5  too few backends answered, or the outcome is unknown: run again
+    ├── DamagedError                  7  data that no reachable backend holds intact
+    ├── ForkError                     1  a backend shows a history that contradicts what this device saw
+    ├── UpgradeError                  1  written by a newer MetaSync
+    ├── WorkspaceError                1  this folder, its lock, its local state
+    ├── FormatError                   -  bytes that are not what they claim (caught and turned into one of the others)
+    └── BackendError                  -  one backend, one call
+        ├── NotFoundError             -  the object is not there
+        ├── UnreachableError          -  network, mount, credentials: the backend as a whole
+        ├── FullError                 -  no space or quota left
+        └── RefusedError              -  the backend refused the call for a reason of its own (rights, size, name)
+
+A `BackendError` says whether trying again can help (`retryable`). Messages name what was attempted, on what, why it
+failed and what to do next; they never hold a secret.
+"""
+
+from __future__ import annotations
+
+
+class MetaSyncError(Exception):
+    """Base of all. `exit_code` is what the command line returns; `next_step` a sentence for the user."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.next_step}" if self.next_step else self.message
+
+
+class UsageError(MetaSyncError):
+    """The call itself was wrong."""
+
+    exit_code = 2
+
+
+class PassphraseError(MetaSyncError):
+    """No key slot opens with what was given."""
+
+    exit_code = 6
+
+
+class NoQuorumError(MetaSyncError):
+    """Fewer backends than a quorum answered in time, or whether a commit took place is unknown."""
+
+    exit_code = 5
+
+
+class DamagedError(MetaSyncError):
+    """No reachable backend holds an intact copy."""
+
+    exit_code = 7
+
+
+class ForkError(MetaSyncError):
+    """What backends show contradicts what this device has seen decided."""
+
+
+class UpgradeError(MetaSyncError):
+    """A format newer than this program knows."""
+
+
+class WorkspaceError(MetaSyncError):
+    """The folder, its lock or its local state."""
+
+
+class FormatError(MetaSyncError):
+    """Bytes that do not decode. Decoders raise this and nothing else."""
+
+
+class BackendError(MetaSyncError):
+    """One call on one backend failed. `retryable`: the same call may succeed later."""
+
+    def __init__(self, message: str, *, next_step: str = "", retryable: bool = True) -> None:
+        super().__init__(message, next_step=next_step)
+        self.retryable = retryable
+
+
+class NotFoundError(BackendError):
+    """The object does not exist on this backend."""
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message, next_step=next_step, retryable=False)
+
+
+class UnreachableError(BackendError):
+    """The backend as a whole does not answer, or its root is gone."""
+
+
+class FullError(BackendError):
+    """No space or quota left on this backend."""
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message, next_step=next_step, retryable=False)
+
+
+class RefusedError(BackendError):
+    """The backend refused the call: rights, size, name."""
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message, next_step=next_step, retryable=False)

@@ -1,0 +1,40 @@
+"""What the library tells while it works, for progress bars and logs. Values only; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of work begins: `scan`, `upload`, `download`, `checkout`, `agree`, `check`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a phase is. `done` and `total` count bytes where `unit` is "B"; `total` None when unknown."""
+
+    phase: str
+    done: int
+    total: int | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the user should know, as a sentence. `warning`: not all is as it should be."""
+
+    text: str
+    warning: bool = False
+
+
+Event: TypeAlias = Phase | Progress | Notice
+Listener: TypeAlias = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """A listener that listens to nothing."""
