@@ -1,0 +1,1 @@
+"""Objects over many unreliable backends: where packs go, how they travel, what lies in them."""
