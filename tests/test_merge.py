@@ -1,0 +1,594 @@
+"""Three-way merge of trees: an example of every rule, and what must hold for any three trees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasync.codec import TAGS_MAX, Tags
+from metasync.objects.model import Entry, Kind
+from metasync.sync.merge import (
+    TEXT_BYTES_MAX,
+    Conflict,
+    Merge,
+    Reason,
+    TextMerge,
+    conflict_name,
+    diff,
+    merge,
+)
+
+Tree = dict[bytes, Entry]
+
+examples = settings(max_examples=400, deadline=None, database=None, print_blob=True)
+
+
+def file(content: bytes, mtime_ns: int = 10, mode: int = 0o644, tags: Tags = (), size: int | None = None) -> Entry:
+    return Entry(Kind.FILE, mode, mtime_ns, len(content) if size is None else size, content, b"", tags)
+
+
+def folder(mode: int = 0o755, tags: Tags = ()) -> Entry:
+    return Entry(Kind.DIR, mode, 0, 0, b"", b"", tags)
+
+
+def link(target: bytes, mtime_ns: int = 10) -> Entry:
+    return Entry(Kind.SYMLINK, 0, mtime_ns, len(target), target)
+
+
+D = folder()
+
+
+def refuse(request: TextMerge) -> Entry | None:
+    return None
+
+
+def join(request: TextMerge) -> Entry | None:
+    """A stand-in for a text merge: clean for some contents, the same whoever merges; with metadata to be ignored."""
+    contents = sorted([request.ours.content, request.theirs.content])
+    if sum(map(sum, contents)) % 2:
+        return None
+    content = b"+".join(contents)
+    return Entry(Kind.FILE, 0o7777, 99, len(content), content, b"root of it", ((77, b"no"),))
+
+
+def run(
+    base: Mapping[bytes, Entry],
+    ours: Mapping[bytes, Entry],
+    theirs: Mapping[bytes, Entry],
+    text: Any = refuse,
+    paths: Iterable[bytes] | None = None,
+) -> Merge:
+    task = merge(base, ours, theirs, paths)
+    try:
+        requests = next(task)
+        assert requests, "an empty batch was yielded"
+        task.send({request.path: text(request) for request in requests})
+    except StopIteration as done:
+        result = done.value
+        assert isinstance(result, Merge)
+        assert list(result.changes) == sorted(result.changes)
+        assert list(result.conflicts) == sorted(result.conflicts)
+        return result
+    raise AssertionError("a second batch was yielded")
+
+
+def applied(ours: Tree, changes: Mapping[bytes, Entry | None]) -> Tree:
+    merged = dict(ours)
+    for path, entry in changes.items():
+        assert entry != ours.get(path), "a change that changes nothing"
+        if entry is None:
+            del merged[path]
+        else:
+            merged[path] = entry
+    return merged
+
+
+def merged_tree(base: Tree, ours: Tree, theirs: Tree, text: Any = refuse) -> Tree:
+    return applied(ours, run(base, ours, theirs, text).changes)
+
+
+# Examples ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "merged"),
+    [
+        # changed on one side only
+        (file(b"1"), file(b"1"), file(b"2"), file(b"2")),
+        (file(b"1"), file(b"2"), file(b"1"), file(b"2")),
+        (file(b"1"), file(b"1"), None, None),
+        (file(b"1"), None, file(b"1"), None),
+        (None, file(b"1"), None, file(b"1")),
+        (None, None, file(b"1"), file(b"1")),
+        (file(b"1"), file(b"1"), link(b"x"), link(b"x")),
+        (file(b"1"), None, None, None),
+        # deleted here, changed there, even if only touched
+        (file(b"1"), None, file(b"2"), file(b"2")),
+        (file(b"1"), file(b"2"), None, file(b"2")),
+        (file(b"1"), None, file(b"1", 11), file(b"1", 11)),
+        (file(b"1"), file(b"1", mode=0o755), None, file(b"1", mode=0o755)),
+        (folder(0o755), None, folder(0o700), folder(0o700)),
+        (folder(0o755), folder(0o700), None, folder(0o700)),
+        # the same bytes
+        (file(b"1"), file(b"2", 30), file(b"2", 20), file(b"2", 30)),
+        (file(b"1"), file(b"2", 20), file(b"2", 30), file(b"2", 30)),
+        (None, file(b"2", 30), file(b"2", 20), file(b"2", 30)),
+        (None, file(b"2", 20), file(b"2", 30), file(b"2", 30)),
+        (None, link(b"x", 30), link(b"x", 20), link(b"x", 30)),
+        (link(b"y"), link(b"x", 20), link(b"x", 30), link(b"x", 30)),
+        (file(b"2", 10), file(b"2", 30), file(b"2", 20), file(b"2", 30)),
+        (file(b"1", 30), file(b"2", 30), file(b"2", 20), file(b"2", 30)),
+        # a date set back on purpose is a change like another
+        (file(b"1", 10), file(b"1", 5), file(b"1", 10, 0o600), file(b"1", 5, 0o600)),
+        (file(b"1", 10), file(b"1", 10, 0o600), file(b"1", 5), file(b"1", 5, 0o600)),
+        # modes, three-way
+        (file(b"1"), file(b"2", mode=0o600), file(b"2"), file(b"2", mode=0o600)),
+        (file(b"1"), file(b"2"), file(b"2", mode=0o600), file(b"2", mode=0o600)),
+        (file(b"1"), file(b"2", mode=0o700), file(b"2", mode=0o600), file(b"2", mode=0o600)),
+        (None, file(b"2", mode=0o700), file(b"2", mode=0o600), file(b"2", mode=0o600)),
+        (link(b"x"), file(b"2", mode=0o700), file(b"2", mode=0o600), file(b"2", mode=0o600)),
+        (folder(0o700), file(b"2", mode=0o600), file(b"2", mode=0o700), file(b"2", mode=0o700)),
+        (folder(0o755), folder(0o700), folder(0o711), folder(0o711)),
+        (None, folder(0o700), folder(0o711), folder(0o711)),
+        (folder(0o755), folder(0o700), folder(0o755), folder(0o700)),
+        # content on one side, metadata on the other: the content comes with its mtime
+        (file(b"1", 10), file(b"1", 99), file(b"2", 20), file(b"2", 20)),
+        (file(b"1", 10), file(b"2", 20), file(b"1", 99), file(b"2", 20)),
+        (file(b"1", 10), file(b"1", 99, 0o600), file(b"2", 20), file(b"2", 20, 0o600)),
+        (file(b"1", 10), file(b"2", 20), file(b"1", 99, 0o600), file(b"2", 20, 0o600)),
+        (link(b"x"), link(b"x", 99), link(b"y", 20), link(b"y", 20)),
+        # another kind on one side, metadata on the other
+        (file(b"1"), file(b"1", 99, 0o600), link(b"x"), link(b"x")),
+        (file(b"1"), folder(0o700), file(b"1", 99, 0o600), folder(0o700)),
+        (folder(0o755), folder(0o700), file(b"1"), file(b"1")),
+        (folder(0o755), file(b"1"), folder(0o700), file(b"1")),
+    ],
+)
+def test_no_conflict(base: Entry | None, ours: Entry | None, theirs: Entry | None, merged: Entry | None) -> None:
+    trees: list[Tree] = [{b"p": entry} if entry else {} for entry in (base, ours, theirs, merged)]
+    result = run(*trees[:3])
+    assert applied(trees[1], result.changes) == trees[3]
+    assert (result.conflicts, result.text) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "reason"),
+    [
+        (file(b"1"), file(b"2"), file(b"3"), Reason.EDITED),
+        (None, file(b"2"), file(b"3"), Reason.ADDED),
+        (link(b"1"), file(b"2"), file(b"3"), Reason.ADDED),
+        (link(b"1"), link(b"2"), link(b"3"), Reason.EDITED),
+        (None, link(b"2"), link(b"3"), Reason.ADDED),
+        (None, file(b"2"), link(b"2"), Reason.KINDS),
+        (None, link(b"2"), file(b"2"), Reason.KINDS),
+        (file(b"1"), file(b"2"), link(b"3"), Reason.KINDS),
+        (None, file(b"2"), folder(0o700), Reason.KINDS),
+        (None, link(b"2"), folder(0o700), Reason.KINDS),
+        (file(b"1"), file(b"2"), folder(0o700), Reason.KINDS),
+        (None, folder(0o700), file(b"2"), Reason.KINDS),
+        (file(b"1"), folder(0o700), file(b"2"), Reason.KINDS),
+        (folder(), link(b"1"), file(b"2"), Reason.KINDS),
+    ],
+)
+def test_conflict(base: Entry | None, ours: Entry, theirs: Entry, reason: Reason) -> None:
+    """The agreed side keeps the name, and both entries stay as they are."""
+    trees: list[Tree] = [{b"d": D, b"d/p.txt": entry} if entry else {b"d": D} for entry in (base, ours, theirs)]
+    result = run(*trees)
+    assert applied(trees[1], result.changes) == {b"d": D, b"d/p.txt": theirs, b"d/p.conflict.1.txt": ours}
+    assert result.conflicts == (Conflict(b"d/p.txt", b"d/p.conflict.1.txt", reason),)
+
+
+def test_a_text_is_merged_in_one_batch() -> None:
+    base = {b"a": file(b"1", 1), b"b": file(b"1", 1), b"c": file(b"1", 1), b"d": file(b"1", 9)}
+    ours = {b"a": file(b"2", 5, 0o600), b"b": file(b"2", 5), b"c": file(b"2", 5), b"d": file(b"2", 5)}
+    theirs = {b"a": file(b"3", 4, tags=((7, b"x"),)), b"b": file(b"3", 6), b"c": file(b"3", 6), b"d": file(b"3", 6)}
+    task = merge(base, ours, theirs)
+    requests = next(task)
+    assert requests == tuple(TextMerge(path, base[path], ours[path], theirs[path]) for path in (b"a", b"b", b"c", b"d"))
+    text = Entry(Kind.FILE, 0o777, 99, 4, b"text", b"root", ((1, b"no"),))
+    with pytest.raises(StopIteration) as done:
+        task.send({b"a": text, b"b": None, b"d": text})  # no answer counts as None
+    result = done.value.value
+    assert result.text == (requests[0], requests[3])
+    assert result.changes == {
+        b"a": Entry(Kind.FILE, 0o600, 5, 4, b"text", b"root", ((7, b"x"),)),
+        b"b": theirs[b"b"],
+        b"b.conflict.1": ours[b"b"],
+        b"c": theirs[b"c"],
+        b"c.conflict.1": ours[b"c"],
+        b"d": Entry(Kind.FILE, 0o644, 6, 4, b"text", b"root"),
+    }
+    assert [conflict.path for conflict in result.conflicts] == [b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (None, file(b"2"), file(b"3")),
+        (link(b"1"), file(b"2"), file(b"3")),
+        (link(b"1"), link(b"2"), link(b"3")),
+        (file(b"1", size=TEXT_BYTES_MAX + 1), file(b"2"), file(b"3")),
+        (file(b"1"), file(b"2", size=TEXT_BYTES_MAX + 1), file(b"3")),
+        (file(b"1"), file(b"2"), file(b"3", size=TEXT_BYTES_MAX + 1)),
+    ],
+)
+def test_what_is_no_text_is_not_asked_for(sides: tuple[Entry | None, ...]) -> None:
+    def never(request: TextMerge) -> NoReturn:
+        raise AssertionError(request)
+
+    base, ours, theirs = ({b"p": entry} if entry else {} for entry in sides)
+    assert len(run(base, ours, theirs, never).conflicts) == 1
+    base, ours, theirs = ({b"p": file(content, size=TEXT_BYTES_MAX)} for content in (b"1", b"2", b"3"))
+    with pytest.raises(AssertionError):
+        run(base, ours, theirs, never)
+
+
+def test_a_chunked_file_keeps_the_agreed_root() -> None:
+    base, ours = {b"p": file(b"1")}, {b"p": file(b"2", 30)._replace(root=b"ours")}
+    theirs = {b"p": file(b"2", 20)._replace(root=b"theirs")}
+    assert run(base, ours, theirs).changes == {b"p": file(b"2", 30)._replace(root=b"theirs")}
+
+
+def test_tags_merge_one_by_one() -> None:
+    base = {b"p": file(b"1", tags=((1, b"a"), (2, b"a"), (3, b"a"), (4, b"a"), (5, b"a"), (6, b"a")))}
+    ours = {b"p": file(b"1", tags=((1, b"o"), (3, b"o"), (4, b"o"), (5, b"a"), (6, b"a"), (7, b"o"), (9, b"o")))}
+    theirs = {b"p": file(b"2", tags=((1, b"a"), (2, b"a"), (3, b"t"), (5, b"t"), (8, b"t"), (9, b"t")))}
+    kept = ((1, b"o"), (3, b"t"), (5, b"t"), (7, b"o"), (8, b"t"), (9, b"t"))
+    assert run(base, ours, theirs).changes[b"p"] == file(b"2", tags=kept)
+
+
+def test_tags_stay_few_enough_to_encode() -> None:
+    full = tuple((n, b"") for n in range(TAGS_MAX))
+    ours, theirs = {b"d": folder(tags=((TAGS_MAX, b""),))}, {b"d": folder(tags=full)}
+    assert run({}, ours, theirs).changes == {b"d": folder(tags=full)}
+    theirs = {b"d": folder(tags=full[1:])}
+    assert run({}, ours, theirs).changes == {b"d": folder(tags=(*full[1:], (TAGS_MAX, b"")))}
+
+
+def test_a_directory_goes_with_all_in_it() -> None:
+    base = {b"d": D, b"d/e": D, b"d/e/a": file(b"1"), b"d/b": file(b"1")}
+    ours = {b"d": D, b"d/e": D, b"d/e/a": file(b"1")}
+    assert merged_tree(base, ours, {}) == {}
+    assert merged_tree(base, {}, ours) == {}
+
+
+def test_a_deleted_directory_comes_back_for_what_survives_in_it() -> None:
+    base = {b"d": folder(0o700), b"d/e": folder(0o711), b"d/e/a": file(b"1"), b"d/b": file(b"1"), b"d/f": D}
+    changed = base | {b"d/e/a": file(b"2")}
+    expected = {b"d": folder(0o700), b"d/e": folder(0o711), b"d/e/a": file(b"2")}
+    assert merged_tree(base, {}, changed) == expected
+    assert merged_tree(base, changed, {}) == expected
+    chmod = base | {b"d/e": folder(0o500)}
+    assert merged_tree(base, {}, chmod) == {b"d": folder(0o700), b"d/e": folder(0o500)}
+    added = base | {b"d/f/g": D}
+    assert merged_tree(base, added, {}) == {b"d": folder(0o700), b"d/f": D, b"d/f/g": D}
+
+
+def test_their_file_in_place_of_our_directory() -> None:
+    base = {b"d": folder(0o700), b"d/e": folder(0o711), b"d/e/a": file(b"1"), b"d/b": file(b"1")}
+    ours = base | {b"d/e/a": file(b"2"), b"d/n": file(b"new")}
+    theirs = {b"d": file(b"file")}
+    result = run(base, ours, theirs)
+    assert applied(ours, result.changes) == {
+        b"d": file(b"file"),
+        b"d.conflict.1": folder(0o700),
+        b"d.conflict.1/e": folder(0o711),
+        b"d.conflict.1/e/a": file(b"2"),
+        b"d.conflict.1/n": file(b"new"),
+    }
+    assert result.conflicts == (Conflict(b"d", b"d.conflict.1", Reason.KINDS),)
+    assert merged_tree(base, base, theirs) == theirs
+
+
+def test_our_file_in_place_of_their_directory() -> None:
+    base = {b"d": folder(0o700), b"d/e": folder(0o711), b"d/e/a": file(b"1"), b"d/b": file(b"1")}
+    ours = {b"d": link(b"x")}
+    theirs = base | {b"d/e/a": file(b"2"), b"d/n": file(b"new")}
+    result = run(base, ours, theirs)
+    assert applied(ours, result.changes) == {
+        b"d": folder(0o700),
+        b"d/e": folder(0o711),
+        b"d/e/a": file(b"2"),
+        b"d/n": file(b"new"),
+        b"d.conflict.1": link(b"x"),
+    }
+    assert result.conflicts == (Conflict(b"d", b"d.conflict.1", Reason.KINDS),)
+    assert merged_tree(base, ours, base) == ours
+
+
+def test_file_and_directory_added_at_one_name() -> None:
+    tree, leaf = {b"n.d": D, b"n.d/a": file(b"1"), b"n.d/e": D}, {b"n.d": file(b"2")}
+    assert merged_tree({}, leaf, tree) == tree | {b"n.conflict.1.d": file(b"2")}
+    assert merged_tree({}, tree, leaf) == {
+        b"n.d": file(b"2"),
+        b"n.conflict.1.d": D,
+        b"n.conflict.1.d/a": file(b"1"),
+        b"n.conflict.1.d/e": D,
+    }
+
+
+def test_very_deep_paths() -> None:
+    paths = [b"/".join([b"x"] * n) for n in range(1, 2049)]
+    base = dict.fromkeys(paths, D)
+    theirs = base | {paths[-1] + b"/new": file(b"1")}
+    assert merged_tree(base, {}, theirs) == theirs
+    assert len(merged_tree(base, theirs, {b"x": file(b"2")})) == 2050
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (b"notes.txt", b"notes.conflict.1.txt"),
+        (b"Makefile", b"Makefile.conflict.1"),
+        (b".bashrc", b".bashrc.conflict.1"),
+        (b"..x", b"..x.conflict.1"),
+        (b".vimrc.old", b".vimrc.conflict.1.old"),
+        (b"a.tar.gz", b"a.tar.conflict.1.gz"),
+        (b"dot.", b"dot..conflict.1"),
+        (b"x.y/no", b"x.y/no.conflict.1"),
+        (b"a/b/c.d", b"a/b/c.conflict.1.d"),
+        (b"Mr. " + b"x" * 70, b"Mr. " + b"x" * 70 + b".conflict.1"),
+        (b"notes.conflict.7.txt", b"notes.conflict.1.txt"),
+        (b"Makefile.conflict.7", b"Makefile.conflict.1"),
+        (b"a.tar.conflict.7.gz", b"a.tar.conflict.1.gz"),
+        (b"a.conflict.07.b", b"a.conflict.07.conflict.1.b"),
+        (b"d/" + b"x" * 251 + b".txt", b"d/" + b"x" * 240 + b".conflict.1.txt"),
+        (b"x" * 400, b"x" * 244 + b".conflict.1"),
+        ("ä".encode() * 127, "ä".encode() * 122 + b".conflict.1"),
+        (b"x" + "ä".encode() * 127, b"x" + "ä".encode() * 121 + b".conflict.1"),
+        ("😀".encode() * 63 + b".a", "😀".encode() * 60 + b".conflict.1.a"),
+        (b"\xbf" * 255, b"\xbf" * 244 + b".conflict.1"),
+    ],
+)
+def test_conflict_names(path: bytes, name: bytes) -> None:
+    assert conflict_name(path, 1) == name
+    assert conflict_name(path, 123) == conflict_name(name, 123)
+
+
+def test_numbers_count_up_past_every_name_in_use() -> None:
+    base: Tree = {b"n.txt": file(b"1"), b"n.conflict.3.txt": file(b"0")}
+    ours: Tree = {b"n.txt": file(b"2"), b"n.conflict.1.txt": file(b"0")}
+    theirs: Tree = {b"n.txt": file(b"3"), b"n.conflict.2.txt": D}
+    assert run(base, ours, theirs).conflicts == (Conflict(b"n.txt", b"n.conflict.4.txt", Reason.EDITED),)
+    # Two long names that are cut to the same one.
+    long = [b"x" * 249 + tail for tail in (b"1", b"2")]
+    result = run({}, dict.fromkeys(long, file(b"1")), dict.fromkeys(long, file(b"2")))
+    stem = b"x" * 244
+    assert [kept for _, kept, _ in result.conflicts] == [stem + b".conflict.1", stem + b".conflict.2"]
+
+
+def test_diff() -> None:
+    a = {b"a": file(b"1"), b"b": file(b"1"), b"c": file(b"1")}
+    b = {b"b": file(b"1"), b"c": file(b"2"), b"d": D}
+    found = diff(a, b)
+    assert found == {b"a": (file(b"1"), None), b"c": (file(b"1"), file(b"2")), b"d": (None, D)}
+    assert list(found) == sorted(found)
+    assert diff(a, a) == {}
+
+
+class Lazy(Mapping[bytes, Entry]):
+    """A tree that can't be walked, and counts how often it is asked."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.asked = tree, 0
+
+    def __getitem__(self, path: bytes) -> Entry:
+        self.asked += 1
+        return self.tree[path]
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("walked")
+
+    def __len__(self) -> int:
+        raise AssertionError("counted")
+
+
+def test_work_is_proportional_to_the_change() -> None:
+    base = {b"d": D} | {b"d/%05d" % n: file(b"1") for n in range(20_000)}
+    ours = base | {b"d/00001": file(b"2"), b"d/n": file(b"3"), b"d/00002": D, b"d/00002/x": file(b"4")}
+    theirs = base | {b"d/00001": file(b"3"), b"d/00002": file(b"3")}
+    lazy = Lazy(base), Lazy(ours), Lazy(theirs)
+    result = run(lazy[0], lazy[1], lazy[2], paths=[b"d/00002/x", b"d/00001", b"d/00002", b"d/n"])
+    assert result == run(base, ours, theirs)
+    assert sum(tree.asked for tree in lazy) < 40
+
+
+# Properties ----------------------------------------------------------------------------------------------------------
+
+NAMES = [b"a", b"b.c", b"a.conflict.1"]
+PATHS = sorted([*NAMES, *(x + b"/" + y for x in NAMES for y in NAMES), b"a/a/a", b"a/a/b.c", b"b.c/a/a", b"a/b.c/a"])
+
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["write", "write", "rewrite", "rewrite", "mkdir", "link", "delete", "delete", "chmod", "touch", "tag"]
+        ),
+        st.sampled_from(PATHS),
+        st.integers(0, 4),
+    ),
+    max_size=9,
+)
+
+
+def edit(tree: Tree, changes: list[tuple[str, bytes, int]]) -> Tree:
+    """What a user does: writing into what is no directory replaces it; replacing a directory deletes what is in it."""
+    tree = dict(tree)
+
+    def put(path: bytes, entry: Entry) -> None:
+        parent = path.rpartition(b"/")[0]
+        if parent and (parent not in tree or tree[parent].kind != Kind.DIR):
+            put(parent, D)
+        if entry.kind != Kind.DIR:
+            drop(path)
+        tree[path] = entry
+
+    def drop(path: bytes) -> None:
+        for other in [other for other in tree if other == path or other.startswith(path + b"/")]:
+            del tree[other]
+
+    for what, path, n in changes:
+        if what == "rewrite":  # some file that is there, whatever its name: so that both sides meet often
+            files = sorted(path for path in tree if tree[path].kind != Kind.DIR)
+            what, path = "write", files[n % len(files)] if files else path
+            n += len(changes)
+        entry = tree.get(path)
+        if what == "write":
+            put(path, file(b"content %d" % n, n + 20))
+        elif what == "mkdir":
+            put(path, folder([0o755, 0o700][n % 2]))
+        elif what == "link":
+            put(path, link(b"target %d" % (n % 2), n + 20))
+        elif what == "delete":
+            drop(path)
+        elif entry is not None and what == "tag":
+            tree[path] = entry._replace(tags=tuple((tag, b"%d" % n) for tag in range(3) if n & 1 << tag))
+        elif entry is not None and what == "chmod" and entry.kind != Kind.SYMLINK:
+            tree[path] = entry._replace(mode=[0o644, 0o600, 0o755, 0o700, 0o500][n])
+        elif entry is not None and what == "touch" and entry.kind != Kind.DIR:
+            tree[path] = entry._replace(mtime_ns=n)
+    return tree
+
+
+@st.composite
+def three_trees(draw: st.DrawFn) -> tuple[Tree, Tree, Tree]:
+    base = edit({}, draw(edits))
+    return base, edit(base, draw(edits)), edit(base, draw(edits))
+
+
+def is_valid(tree: Tree) -> bool:
+    parents = {path.rpartition(b"/")[0] for path in tree} - {b""}
+    return b"" not in tree and all(parent in tree and tree[parent].kind == Kind.DIR for parent in parents)
+
+
+def substance(entry: Entry | None) -> tuple[Kind, bytes] | None:
+    return entry and (entry.kind, entry.content)
+
+
+def leaves(tree: Tree) -> Counter[tuple[Kind, bytes]]:
+    return Counter((entry.kind, entry.content) for entry in tree.values() if entry.kind != Kind.DIR)
+
+
+def moved(path: bytes, conflicts: Iterable[Conflict]) -> Iterator[bytes]:
+    """Where our entry at `path` may be."""
+    yield path
+    for old, kept, _ in conflicts:
+        if path == old or path.startswith(old + b"/"):
+            yield kept + path[len(old) :]
+
+
+@examples
+@given(three_trees(), st.sampled_from([refuse, join]))
+def test_no_byte_is_lost(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
+    base, ours, theirs = trees
+    result = run(base, ours, theirs, text)
+    merged = applied(ours, result.changes)
+    assert is_valid(merged)
+    in_texts = {request.path for request in result.text}
+    for path, entry in ours.items():
+        if path not in in_texts and entry.kind != Kind.DIR and substance(entry) != substance(base.get(path)):
+            assert substance(entry) in [substance(merged.get(at)) for at in moved(path, result.conflicts)]
+    for path, entry in theirs.items():
+        if path not in in_texts and substance(entry) != substance(base.get(path)):
+            assert substance(merged.get(path)) == substance(entry)
+
+
+@examples
+@given(three_trees(), st.sampled_from([refuse, join]))
+def test_nothing_is_invented_and_deletions_arrive(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
+    base, ours, theirs = trees
+    result = run(base, ours, theirs, text)
+    merged = applied(ours, result.changes)
+    in_texts = {request.path for request in result.text}
+    copies = {at for path in ours for at in moved(path, result.conflicts) if at != path}
+    for path, entry in merged.items():
+        sides = [tree.get(path) for tree in (base, ours, theirs)]
+        if path in copies:
+            assert sides == [None, None, None]
+        elif path not in in_texts:
+            assert substance(entry) in [substance(side) for side in sides[1:]]
+            if entry.kind != Kind.DIR:
+                # Where one side is as in the base, and no directory is in the way, the other decides.
+                assert sides[0] != sides[1] or entry == sides[2]
+                assert sides[0] != sides[2] or entry == sides[1]
+    for path in ours.keys() & theirs.keys():
+        if ours[path].kind == theirs[path].kind == Kind.DIR:
+            assert merged[path].kind == Kind.DIR
+    for path, kept, _ in result.conflicts:
+        assert merged[path] == theirs[path]
+        assert merged[kept] == ours[path]
+
+
+@examples
+@given(three_trees(), st.sampled_from([refuse, join]))
+def test_all_devices_reach_the_same_tree(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
+    base, ours, theirs = trees
+    merged = merged_tree(base, ours, theirs, text)
+    assert merged_tree(theirs, theirs, merged) == merged
+    assert merged_tree(base, base, merged) == merged
+
+
+@examples
+@given(three_trees())
+def test_merging_again_changes_nothing(trees: tuple[Tree, Tree, Tree]) -> None:
+    base, ours, theirs = trees
+    merged = merged_tree(base, ours, theirs)
+    for again in [(theirs, merged, theirs), (base, merged, theirs), (base, merged, merged), (merged, merged, merged)]:
+        assert run(*again) == Merge({}, (), ())
+
+
+@examples
+@given(three_trees(), st.sampled_from([refuse, join]))
+def test_one_side_alone(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
+    base, ours, _ = trees
+    assert run(base, ours, base, text) == Merge({}, (), ())
+    assert run(base, ours, ours, text) == Merge({}, (), ())
+    pulled = run(base, base, ours, text)
+    assert applied(base, pulled.changes) == ours
+    assert (pulled.conflicts, pulled.text) == ((), ())
+
+
+@examples
+@given(three_trees(), st.sampled_from([refuse, join]))
+def test_who_merges_decides_names_alone(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
+    base, ours, theirs = trees
+    a, b = run(base, ours, theirs, text), run(base, theirs, ours, text)
+    assert leaves(applied(ours, a.changes)) == leaves(applied(theirs, b.changes))
+    assert [(path, reason) for path, _, reason in a.conflicts] == [(path, reason) for path, _, reason in b.conflicts]
+
+
+@examples
+@given(three_trees(), st.sets(st.sampled_from(PATHS)), st.sampled_from([refuse, join]))
+def test_given_paths_are_enough(trees: tuple[Tree, Tree, Tree], more: set[bytes], text: Any) -> None:
+    base, ours, theirs = trees
+    paths = [*diff(base, theirs), *more, *diff(base, ours)]
+    lazy = Lazy(base), Lazy(ours), Lazy(theirs)
+    assert run(lazy[0], lazy[1], lazy[2], text, paths=reversed(paths)) == run(base, ours, theirs, text)
+    assert sum(tree.asked for tree in lazy) <= 40 * len(paths)
+
+
+@settings(examples, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 2), edits), min_size=2, max_size=6), st.sampled_from([refuse, join]))
+def test_three_devices_settle(rounds: list[tuple[int, list[tuple[str, bytes, int]]]], text: Any) -> None:
+    agreed: Tree = {}
+    bases: list[Tree] = [{}, {}, {}]
+    trees: list[Tree] = [{}, {}, {}]
+
+    def sync(device: int) -> None:
+        nonlocal agreed
+        agreed = bases[device] = trees[device] = merged_tree(bases[device], trees[device], agreed, text)
+        assert is_valid(agreed)
+
+    for device, changes in rounds:
+        trees[device] = edit(trees[device], changes)
+        sync((device + len(changes)) % 3)
+    for device in (0, 1, 2):
+        sync(device)
+    settled = agreed
+    for device in (0, 1, 2):
+        sync(device)
+    assert trees == [settled] * 3
