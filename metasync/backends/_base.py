@@ -1,0 +1,118 @@
+"""The contract of a backend: seven small calls on named, mostly immutable objects (CONSENSUS 1.2, PROVIDERS 1).
+
+Paths are relative to the backend's root, `/`-separated, made of `[a-z0-9._-]` only, never absolute and never with `..`.
+Every call may be repeated. Calls come from several threads at once. A provider holds no retry loop, no cache and no
+knowledge of what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+
+LogForm = Literal["log", "block", "none"]
+"""How a backend may vote: `log` (atomic create), `block` (read-after-write only), `none` (holds data only)."""
+
+
+class Listed(NamedTuple):
+    """One name directly below a listed path. `size` in bytes; None for something that holds further names."""
+
+    name: str
+    size: int | None
+
+
+class Space(NamedTuple):
+    """Bytes on the account as the provider tells them; None where it has no limit or does not say."""
+
+    free_bytes: int | None
+    total_bytes: int | None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One storage account or folder.
+
+    Errors are those of `metasync.errors.BackendError` alone: `NotFoundError`, `UnreachableError`, `FullError`,
+    `RefusedError`, or `BackendError` for the rest. After an error of `create` or `put` the object may or may not exist.
+    """
+
+    scheme: ClassVar[str]
+
+    @property
+    def form(self) -> LogForm:
+        """What this store is allowed to do as an acceptor: a static allow-list, which a probe may only lower."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Stores `data` under a name that is free: True. False: the name is taken (whoever took it).
+
+        Atomic in name and content: of several racing callers exactly one gets True, and no reader ever sees a part.
+        Parents appear as needed. Durable on return.
+        """
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Stores `data` under `path`, replacing what was there, atomically for readers. Durable on return."""
+        ...
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        """The object's bytes, or `length` bytes from `offset` (fewer at its end). `NotFoundError` if absent.
+
+        Never returns and never buffers more than `max_bytes`: a larger object is a `RefusedError`.
+        """
+        ...
+
+    def stat(self, path: str) -> int:
+        """The object's size in bytes. `NotFoundError` if absent."""
+        ...
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        """Names directly below `path` ("" is the root), sorted. Empty when there are none. A hint only."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Removes the object; nothing happens when it is absent."""
+        ...
+
+    def identity(self) -> bytes:
+        """What makes two people's views of this store the same store (CONSENSUS 1.1, native identity); no secrets.
+
+        32 bytes: 16 for the scope in which stores can be compared (a machine, an endpoint), 16 for the place there.
+        The same scope and another place is another store, such as a copy. Another scope cannot be compared.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives connections back. Further calls are an error of ours."""
+        ...
+
+
+@runtime_checkable
+class TellsSpace(Protocol):
+    """Optional power: knows how much room is left."""
+
+    def space(self) -> Space: ...
+
+
+@runtime_checkable
+class Probes(Protocol):
+    """Optional power: can find out on the spot that a store must not vote. It can disprove, never prove."""
+
+    def probe(self) -> LogForm: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendUrl:
+    """A backend URL taken apart: what reaches the store, and what the workspace wants of it (shared/CLI.md).
+
+    `location` keeps what identifies the store, without the `capacity`, `name` and `role` parameters.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    params: tuple[tuple[str, str], ...]
+    location: str
+    name: str | None = None
+    capacity_bytes: int | None = None
+    role: Literal["storage", "both"] = "both"

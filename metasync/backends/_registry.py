@@ -1,0 +1,213 @@
+"""From the text of a backend URL to an open backend.
+
+A scheme is an entry point of the group `metasync.backends` that names a class with the calls of `BackendClass`. The
+ones that come with MetaSync stand in a table here as well: asking the installed packages costs milliseconds at every
+start, and is left to schemes the table does not know. Neither step imports a provider's SDK; `open_backend` does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import re
+from dataclasses import replace
+from fractions import Fraction
+from typing import ClassVar, Literal, Protocol, cast
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from metasync.backends._base import Backend, BackendUrl
+from metasync.errors import UsageError
+
+GROUP = "metasync.backends"
+
+_BUILT_IN = {
+    "file": "metasync.backends.folder:FolderBackend",
+    "memory": "metasync.backends.memory:MemoryBackend",
+    "s3": "metasync.backends.s3:S3Backend",
+}
+
+_URL_CHARS_MAX = 4096  # longer than any path a system opens: what is longer is not a URL someone meant
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
+_NAME = re.compile(r"[a-z0-9._-]{1,40}")
+_AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?)\s*([a-z]*)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|passw|passphrase|token|credential|signature|(^|[_-])(key|pass|pwd|sig|auth)($|[_-])|key$", re.I
+)
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{ending}": base**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for ending, base in (("b", 1000), ("ib", 1024))
+}
+
+
+class BackendClass(Protocol):
+    """What an entry point of the group names."""
+
+    url_params: ClassVar[frozenset[str]]
+    """The URL parameters it knows besides `capacity`, `name` and `role`."""
+
+    @classmethod
+    def check_url(cls, url: BackendUrl) -> None:
+        """`UsageError` with the right form, if this URL cannot be one of its own. No I/O."""
+        ...
+
+    @classmethod
+    def open(cls, url: BackendUrl, *, create_root: bool) -> Backend:
+        """A backend for the URL. `UnreachableError` if its root is not there and not to be made."""
+        ...
+
+
+def parse_url(text: str) -> BackendUrl:
+    """Takes a backend URL apart and checks all that can be checked without reaching the store.
+
+    `UsageError` with the right form otherwise; what it quotes never holds a secret that stood in the URL.
+    `parse_url(url.location)` gives the same store again.
+    """
+    scheme, rest = _split_scheme(text)
+    kind = _load(scheme)
+    where, _, query = rest.partition("?")
+    host, path = "", where
+    if where.startswith("//"):
+        host, slash, path = where[2:].partition("/")
+        path = slash + path
+    user, at, _ = host.rpartition("@")
+    if at and ":" in user:
+        raise _secret_refused(f"the {scheme} URL holds a password")
+    path = unquote(path)
+    if "\0" in path or "\n" in path:
+        raise UsageError(f"the path of a {scheme} URL holds a control character")
+    own, params = _split_params(scheme, query, kind.url_params)
+    url = BackendUrl(
+        scheme=scheme,
+        host=unquote(host),
+        path=path,
+        params=params,
+        location=_location(scheme, host, path, params, double_slash=where.startswith("//")),
+    )
+    kind.check_url(url)
+    return replace(
+        url,
+        name=_name(own["name"]) if "name" in own else None,
+        capacity_bytes=parse_bytes(own["capacity"]) if "capacity" in own else None,
+        role=_role(own["role"]) if "role" in own else "both",
+    )
+
+
+def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
+    """Opens the store of a URL. With `create_root` a missing `file://` or `memory://` root is made.
+
+    `UsageError` if the scheme needs an extra that is not installed; otherwise errors of the contract.
+    """
+    kind = _load(url.scheme)
+    try:
+        return kind.open(url, create_root=create_root)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{url.scheme} URLs need the package {error.name}, which is not installed",
+            next_step=f"Run: pip install 'metasync[{url.scheme}]'",
+        ) from error
+
+
+def schemes() -> tuple[str, ...]:
+    """Every scheme that is installed, sorted."""
+    return tuple(sorted(_BUILT_IN.keys() | {point.name for point in importlib.metadata.entry_points(group=GROUP)}))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of an amount such as `15GiB`, `1.5TB` or `1000000`. `UsageError` for another form."""
+    match = _AMOUNT.fullmatch(text.strip())
+    unit = _UNITS.get(match[2].lower()) if match else None
+    amount = int(Fraction(match[1]) * unit) if match and unit else 0
+    if amount < 1:
+        raise UsageError(
+            f"not an amount of storage: {text[:40]!r}",
+            next_step="Write a number with B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024): 15GiB.",
+        )
+    return amount
+
+
+def _split_scheme(text: str) -> tuple[str, str]:
+    if len(text) > _URL_CHARS_MAX:
+        raise UsageError(f"a backend URL of more than {_URL_CHARS_MAX} characters")
+    scheme, colon, rest = text.strip().partition(":")
+    scheme = scheme.lower()
+    if not colon or _SCHEME.fullmatch(scheme) is None:
+        raise UsageError(
+            "a backend is named by a URL such as file:///path or s3://bucket/prefix, and this one has no scheme",
+            next_step="For a folder write file:// and its absolute path: file:///media/stick/metasync.",
+        )
+    if "#" in rest:
+        raise UsageError(f"the {scheme} URL holds a #", next_step="Write %23 for a # that belongs to a name.")
+    return scheme, rest
+
+
+def _load(scheme: str) -> BackendClass:
+    target = _BUILT_IN.get(scheme)
+    if target is not None:
+        module, _, name = target.partition(":")
+        return cast(BackendClass, getattr(importlib.import_module(module), name))
+    for point in importlib.metadata.entry_points(group=GROUP, name=scheme):
+        return cast(BackendClass, point.load())
+    known = schemes()
+    nearest = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
+    raise UsageError(
+        f"no backend is called {scheme!r}",
+        next_step=f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(known)}.",
+    )
+
+
+def _split_params(scheme: str, query: str, known: frozenset[str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """What the workspace wants, and the sorted parameters of the store itself."""
+    ours = {"capacity", "name", "role"}
+    found: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=32)
+    except ValueError:
+        raise UsageError(
+            f"the parameters of the {scheme} URL are not in the form name=value",
+            next_step="Write ?name=value for the first and &name=value for each further one, quoted in a shell.",
+        ) from None
+    for key, value in pairs:
+        if key not in ours | known:
+            if _SECRET.search(key):
+                raise _secret_refused(f"the {scheme} URL holds a secret as a parameter")
+            nearest = difflib.get_close_matches(key, sorted(ours | known), n=1)
+            raise UsageError(
+                f"{scheme} URLs have no parameter {key[:40]!r}",
+                next_step=f"Did you mean {nearest[0]}?" if nearest else f"Known: {', '.join(sorted(ours | known))}.",
+            )
+        if key in found or not value:
+            raise UsageError(f"the parameter {key} of the {scheme} URL needs one value")
+        found[key] = value
+    own = {key: found.pop(key) for key in ours if key in found}
+    return own, tuple(sorted(found.items()))
+
+
+def _location(scheme: str, host: str, path: str, params: tuple[tuple[str, str], ...], *, double_slash: bool) -> str:
+    query = f"?{urlencode(params, safe='/:', quote_via=quote)}" if params else ""
+    return f"{scheme}:{'//' if double_slash else ''}{host}{quote(path)}{query}"
+
+
+def _name(text: str) -> str:
+    if _NAME.fullmatch(text) is None:
+        raise UsageError(
+            f"not a name for a backend: {text[:40]!r}",
+            next_step="Names have 1 to 40 of the characters a-z 0-9 . _ -",
+        )
+    return text
+
+
+def _role(text: str) -> Literal["storage", "both"]:
+    if text == "storage":
+        return "storage"
+    if text == "both":
+        return "both"
+    raise UsageError(f"no role is called {text[:40]!r}", next_step="role=storage holds data and does not vote.")
+
+
+def _secret_refused(what: str) -> UsageError:
+    return UsageError(
+        f"{what}, and secrets never stand in a URL: shells and logs keep them",
+        next_step="Give it by the provider's environment variables or its credentials file.",
+    )

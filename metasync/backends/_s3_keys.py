@@ -1,0 +1,63 @@
+"""The access key for an S3 store: from the AWS variables of the environment, or the shared credentials file."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from metasync.errors import RefusedError
+
+_NEXT_STEP = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for a temporary key), or name a profile of"
+    " ~/.aws/credentials with AWS_PROFILE or &profile= in the URL."
+)
+# With one of these set the client asks the machine it runs on for a key.
+_GIVEN_BY_MACHINE = (
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+
+
+def read_keys(environ: Mapping[str, str], profile: str | None) -> Any:
+    """The key as obstore's `S3Credential`; None where the client is to ask the machine for one.
+
+    A profile named in the URL wins over the environment, which wins over the file. `RefusedError` if none has a key:
+    the client would otherwise look for a cloud machine's own service, and hang for a minute on any other machine.
+    """
+    if profile is None and environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
+        return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))
+    name = profile or environ.get("AWS_PROFILE") or "default"
+    path = environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    section = _section(path, name)
+    if section.get("aws_access_key_id") and section.get("aws_secret_access_key"):
+        return _keys(section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token"))
+    if profile is None and any(environ.get(variable) for variable in _GIVEN_BY_MACHINE):
+        return None
+    raise RefusedError(
+        f"no S3 credentials: neither the environment nor the profile {name} in {path} holds a key", next_step=_NEXT_STEP
+    )
+
+
+def _keys(access_key_id: str, secret_access_key: str, token: str | None) -> dict[str, str | None]:
+    return {
+        "access_key_id": access_key_id,
+        "secret_access_key": secret_access_key,
+        "token": token or None,
+        "expires_at": None,
+    }
+
+
+def _section(path: str, name: str) -> Mapping[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, strict=False, default_section="")
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_string(file.read(1 << 20))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        # A parser's message quotes the line it stumbled on, which may be the secret.
+        raise RefusedError(f"cannot read the S3 credentials in {path}", next_step=_NEXT_STEP) from None
+    return parser[name] if parser.has_section(name) else {}

@@ -1,0 +1,61 @@
+"""Real servers for the tests in this folder: started once a session, each on a port and a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+import s3  # noqa: E402  (found by the line above, however pytest was started)
+
+
+@pytest.fixture(scope="session")
+def s3_keys() -> Iterator[dict[str, str]]:
+    """The key of every server of this session, also set in the environment while it lasts."""
+    keys = s3.make_keys()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AWS_SESSION_TOKEN", raising=False)
+        for name, value in keys.items():
+            patch.setenv(name, value)
+        yield keys
+
+
+@pytest.fixture(scope="session")
+def s3_servers(
+    s3_keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[int], list[s3.S3Server]]]:
+    """`s3_servers(n)`: n independent servers that all tests of the session share; more are started when asked for."""
+    binary = s3.find_binary()
+    if binary is None:
+        pytest.skip("no versitygw: tests/servers/run.sh fetches it")
+    with contextlib.ExitStack() as stack:
+        started: list[s3.S3Server] = []
+
+        def at_least(count: int) -> list[s3.S3Server]:
+            if count > len(started):
+                root = tmp_path_factory.mktemp("s3")
+                started.extend(stack.enter_context(s3.running(count - len(started), root, s3_keys, binary)))
+            return started[:count]
+
+        yield at_least
+
+
+@pytest.fixture
+def s3_server(s3_servers: Callable[[int], list[s3.S3Server]]) -> s3.S3Server:
+    """One server, shared by the session."""
+    return s3_servers(1)[0]
+
+
+@pytest.fixture
+def own_s3_server(s3_keys: dict[str, str], tmp_path: Path) -> Iterator[s3.S3Server]:
+    """A server for this test alone: to stop, start and damage."""
+    binary = s3.find_binary()
+    if binary is None:
+        pytest.skip("no versitygw: tests/servers/run.sh fetches it")
+    with s3.running(1, tmp_path, s3_keys, binary) as servers:
+        yield servers[0]

@@ -1,0 +1,164 @@
+"""The S3 backend on a real server: the contract, and what it says when server, bucket or key are not right."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import s3
+from backend_contract import CHECKS, Check
+
+from metasync.backends._base import Backend
+from metasync.backends._registry import open_backend, parse_url
+from metasync.errors import NotFoundError, RefusedError, UnreachableError
+
+pytestmark = pytest.mark.servers
+
+CALLS: dict[str, Callable[[Backend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/b", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "list root": lambda b: b.list(""),
+    "delete": lambda b: b.delete("d/b"),
+}
+
+
+def _open(url: str) -> Backend:
+    return open_backend(parse_url(url))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("prefix", ["", "some/prefix"])
+def test_contract(s3_server: s3.S3Server, check: Check, prefix: str) -> None:
+    if prefix and "race" in check.__name__:
+        pytest.skip("once is enough")
+    check(lambda: _open(s3_server.url(prefix)), f"{check.__name__}-{secrets.token_hex(4)}")
+
+
+def test_prefixes_are_apart(s3_server: s3.S3Server) -> None:
+    one, two = _open(s3_server.url("apart/one")), _open(s3_server.url("apart/on"))
+    one.put("a", b"1")
+    assert two.list("") == ()
+    with pytest.raises(NotFoundError):
+        two.get("a", max_bytes=1)
+    assert one.identity()[:16] == two.identity()[:16]
+    assert one.identity() != two.identity()
+    assert _open(s3_server.url("apart")).get("one/a", max_bytes=1) == b"1"
+
+
+def test_servers_are_independent(s3_servers: Callable[[int], list[s3.S3Server]]) -> None:
+    backends = [_open(server.url("independent")) for server in s3_servers(3)]
+    for number, backend in enumerate(backends):
+        assert backend.create("same", b"%d" % number) is True
+    assert [backend.get("same", max_bytes=1) for backend in backends] == [b"0", b"1", b"2"]
+    assert len({backend.identity() for backend in backends}) == 3
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_bucket_that_is_not_there_is_never_an_empty_one(s3_server: s3.S3Server, call: Callable) -> None:
+    with pytest.raises(UnreachableError, match="no such bucket"):
+        call(_open(s3_server.url("x", bucket="missing")))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_bucket_that_was_deleted(s3_server: s3.S3Server, call: Callable) -> None:
+    s3_server.make_bucket("deleted")
+    backend = _open(s3_server.url("x", bucket="deleted"))
+    backend.put("d/a", b"1")
+    s3_server.remove_bucket("deleted")
+    with pytest.raises(UnreachableError, match="no such bucket"):
+        call(backend)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
+def test_a_wrong_key(s3_server: s3.S3Server, monkeypatch: pytest.MonkeyPatch, call: Callable, wrong: str) -> None:
+    monkeypatch.setenv(wrong, "hunter2hunter2hunter")
+    backend = _open(s3_server.url("x"))
+    with pytest.raises(RefusedError, match="AWS_SECRET_ACCESS_KEY") as caught:
+        call(backend)
+    said = f"{caught.value}{caught.value!r}{backend!r}"
+    assert "hunter2" not in said
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in said
+
+
+def test_what_the_environment_says_besides_does_not_matter(
+    s3_server: s3.S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    credentials = tmp_path / "credentials"
+    credentials.write_text(
+        f"[default]\naws_access_key_id = no\naws_secret_access_key = no\n[work]\n"
+        f"aws_access_key_id = {keys['AWS_ACCESS_KEY_ID']}\naws_secret_access_key={keys['AWS_SECRET_ACCESS_KEY']}\n"
+    )
+    for name, value in {
+        "AWS_SHARED_CREDENTIALS_FILE": str(credentials),
+        "AWS_ACCESS_KEY_ID": "another",
+        "AWS_SECRET_ACCESS_KEY": "another",
+        "AWS_SESSION_TOKEN": "another",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
+        "AWS_ENDPOINT": "http://127.0.0.1:9",
+        "AWS_CONDITIONAL_PUT": "disabled",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_BUCKET": "another",
+        "AWS_SKIP_SIGNATURE": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    backend = _open(f"{s3_server.url('environment')}&profile=work")
+    assert backend.create("a", b"1") is True
+    assert backend.create("a", b"2") is False
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert _open(s3_server.url("environment")).get("a", max_bytes=1) == b"1"
+
+
+def test_a_server_that_goes_and_comes_back(own_s3_server: s3.S3Server) -> None:
+    backend = _open(own_s3_server.url("x"))
+    assert backend.create("a", b"1") is True
+    own_s3_server.stop()
+    for call in CALLS.values():
+        began = time.monotonic()
+        with pytest.raises(UnreachableError) as caught:
+            call(backend)
+        assert caught.value.retryable
+        assert time.monotonic() - began < 3, "no retries below us"
+    own_s3_server.start()
+    assert backend.get("a", max_bytes=1) == b"1"
+
+
+def test_probe(s3_server: s3.S3Server) -> None:
+    backend = _open(s3_server.url("probe"))
+    assert backend.probe() == "log"
+    assert backend.list("") == ()
+
+
+def test_the_script_for_benchmarks(tmp_path: Path, s3_keys: dict[str, str]) -> None:
+    script = Path(s3.__file__)
+    with subprocess.Popen(
+        [sys.executable, str(script), "--count", "2", "--root", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        lines = [process.stdout.readline().strip() for _ in range(6)]
+        assert lines[5] == "ready"
+        ports = [int(line.partition("127.0.0.1:")[2].partition("&")[0]) for line in lines[:2]]
+        assert all(line.startswith("export AWS_") for line in lines[2:5])
+        process.stdin.close()
+        assert process.wait(20) == 0
+    for port in ports:
+        with pytest.raises(UnreachableError):
+            _open(f"s3://metasync?endpoint=http://127.0.0.1:{port}").list("")

@@ -1,0 +1,215 @@
+"""Backend URLs: what they mean, what is refused, and that no refusal repeats a secret."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasync.backends import _registry
+from metasync.backends._registry import open_backend, parse_bytes, parse_url, schemes
+from metasync.errors import RefusedError, UsageError
+
+
+def test_a_folder() -> None:
+    url = parse_url("file:///media/my%20stick/sync")
+    assert (url.scheme, url.host, url.path, url.params) == ("file", "", "/media/my stick/sync", ())
+    assert (url.name, url.capacity_bytes, url.role) == (None, None, "both")
+    assert url.location == "file:///media/my%20stick/sync"
+
+
+def test_a_bucket_with_everything() -> None:
+    url = parse_url(
+        "s3://bucket/some/prefix?region=eu-central-1&capacity=15GiB&endpoint=http://127.0.0.1:9000&name=work-box&role=storage"
+    )
+    assert (url.host, url.path) == ("bucket", "/some/prefix")
+    assert url.params == (("endpoint", "http://127.0.0.1:9000"), ("region", "eu-central-1"))
+    assert (url.name, url.capacity_bytes, url.role) == ("work-box", 15 << 30, "storage")
+    assert url.location == "s3://bucket/some/prefix?endpoint=http://127.0.0.1:9000&region=eu-central-1"
+    assert parse_url(url.location).params == url.params
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file:///a",
+        "file:///a%3Fb%23c%25/ä",
+        "memory://x",
+        "s3://bucket",
+        "s3://bucket/p?endpoint=https://[::1]:9000/s3&profile=a%20b",
+    ],
+)
+def test_the_location_is_the_same_store(text: str) -> None:
+    url = parse_url(text)
+    again = parse_url(url.location)
+    assert again == url
+    assert (
+        parse_url(url.location + ("&" if "?" in url.location else "?") + "name=x&capacity=1GB").location == url.location
+    )
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40))
+def test_any_folder_name_survives(name: str) -> None:
+    from urllib.parse import quote
+
+    if {".", ".."} & set(name.split("/")) or not name.strip("/"):
+        return
+    url = parse_url(f"file:///{quote(name)}")
+    assert url.path == f"/{name}"
+    assert parse_url(url.location) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("1", 1),
+        ("1000000", 1_000_000),
+        ("7B", 7),
+        ("15GiB", 15 << 30),
+        ("15gib", 15 << 30),
+        ("2 TB", 2 * 10**12),
+        ("1.5KiB", 1536),
+        ("3kb", 3000),
+        ("4MB", 4_000_000),
+        ("5MiB", 5 << 20),
+        ("1PiB", 1 << 50),
+    ],
+)
+def test_amounts(text: str, amount: int) -> None:
+    assert parse_bytes(text) == amount
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "15 G", "15GiBs", "-1", "0", "0.1B", "1e9", "1/2", "\N{FULLWIDTH DIGIT ONE}GiB", "9" * 30]
+)
+def test_no_amounts(text: str) -> None:
+    with pytest.raises(UsageError, match="GiB"):
+        parse_bytes(text)
+
+
+REFUSED = {
+    "": "file:///media",
+    "/media/stick": "file:///media",
+    "relative": "file:///media",
+    "file:relative": "three slashes",
+    "file:./x": "three slashes",
+    "file://host/x": "three slashes",
+    "file://~/x": "three slashes",
+    "file:///": "folder of its own",
+    "file:///a/../b": "three slashes",
+    "file:///a#b": "%23",
+    "file:///a%00b": "control character",
+    "fil:///a": "Did you mean file",
+    "files:///a": "Did you mean file",
+    "s4://bucket": "Did you mean s3",
+    "quux://x": "There are: file, memory, s3",
+    "memory://": "memory://NAME",
+    "memory://a/b": "memory://NAME",
+    "s3://": "s3://bucket/prefix",
+    "s3://b": "s3://bucket/prefix",
+    "s3:bucket": "s3://bucket/prefix",
+    "s3://bucket/a/../b": "plain prefix",
+    "s3://bucket/a//b": "plain prefix",
+    "s3://bucket?region=EU West": "eu-central-1",
+    "s3://bucket?endpoint=127.0.0.1:9000": "https://host:port",
+    "s3://bucket?endpoint=ftp://x": "https://host:port",
+    "s3://bucket?endpoint=http://x:port": "https://host:port",
+    "s3://bucket?endpoin=http://x": "Did you mean endpoint",
+    "file:///a?region=x": "no parameter",
+    "file:///a?name=Work": "a-z",
+    "file:///a?name=" + "x" * 41: "1 to 40",
+    "file:///a?name=": "one value",
+    "file:///a?name=a&name=b": "one value",
+    "file:///a?name": "name=value",
+    "file:///a?role=voter": "role=storage",
+    "file:///a?capacity=many": "15GiB",
+    "file:///" + "a" * 5000: "4096",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED.items(), ids=lambda text: text[:30])
+def test_refused_with_the_right_form(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_url(text)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://AKIAEXAMPLE:hunter2@bucket/prefix",
+        "s3://bucket?secret=hunter2",
+        "s3://bucket?secret_access_key=hunter2",
+        "s3://bucket?key=hunter2",
+        "s3://bucket?access-key=hunter2",
+        "s3://bucket?Password=hunter2",
+        "s3://bucket?X-Amz-Signature=hunter2",
+        "s3://bucket?session_token=hunter2",
+        "s3://bucket?endpoint=http://user:hunter2@host",
+        "s3://bucket?endpoint=http://host/?key=hunter2",
+        "s3://hunter2@bucket",
+        "s3://user:hunter2@",
+        "ftp://user:hunter2@host",
+        "file://user:hunter2@host/x",
+        "file:///x?passwd=hunter2",
+        "user:hunter2@host",
+        "s3://bucket?hunter2",
+    ],
+)
+def test_secrets_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_url(text)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(caught.value)
+    assert caught.value.next_step
+
+
+def test_no_sdk_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys; from metasync.backends._registry import open_backend, parse_url;"
+        "parse_url('s3://bucket/x'); open_backend(parse_url('memory://x'), create_root=True);"
+        "print(sorted({'obstore', 'ctypes', 'importlib.metadata'} & sys.modules.keys()))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "obstore" not in out
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(UsageError, match=r"pip install 'metasync\[s3\]'"):
+        open_backend(parse_url("s3://bucket/x"))
+
+
+def test_schemes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = importlib.metadata.EntryPoint("mem2", "metasync.backends.memory:MemoryBackend", _registry.GROUP)
+
+    def entry_points(*, group: str, name: str = "") -> list[importlib.metadata.EntryPoint]:
+        return [point] if group == _registry.GROUP and name in {"", point.name} else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    assert parse_url("mem2://x").scheme == "mem2"
+    assert schemes() == ("file", "mem2", "memory", "s3")
+    with pytest.raises(UsageError, match="Did you mean mem2"):
+        parse_url("mem3://x")
+
+
+def test_the_table_holds_what_the_package_declares() -> None:
+    import tomllib
+    from pathlib import Path
+
+    pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    declared = pyproject["project"]["entry-points"][_registry.GROUP]
+    assert declared == _registry._BUILT_IN
+
+
+@pytest.mark.parametrize("profile", ["", "?profile=other"])
+def test_no_credentials_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: object, profile: str) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
+    with pytest.raises(RefusedError, match="AWS_ACCESS_KEY_ID"):
+        open_backend(parse_url(f"s3://bucket/x{profile}"))

@@ -1,0 +1,394 @@
+"""The backends that need no server: all under one contract, and the folder's own troubles."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from backend_contract import CHECKS, Check, Open
+
+from metasync.backends import _folder_place, folder
+from metasync.backends._base import Backend, TellsSpace
+from metasync.backends._names import native_identity
+from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.folder import FolderBackend, SyncedFolderBackend
+from metasync.backends.memory import MemoryBackend, MemoryStore, forget_stores
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.testing.counting import CountingBackend
+from metasync.testing.faults import FaultyBackend
+
+
+@pytest.fixture(params=["memory", "folder", "faulty", "counting"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "folder":
+        return lambda: FolderBackend(str(tmp_path))
+    store = MemoryStore()
+    if request.param == "faulty":
+        return lambda: FaultyBackend(MemoryBackend(store))
+    if request.param == "counting":
+        return lambda: CountingBackend(MemoryBackend(store))
+    return lambda: MemoryBackend(store)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract(open_store: Open, check: Check) -> None:
+    assert isinstance(open_store(), Backend)
+    check(open_store, "base")
+
+
+def _race(root: str, writer: int, names: int, start: str, won: str) -> None:
+    backend = FolderBackend(root)
+    while not os.path.exists(start):
+        pass
+    mine = [number for number in range(names) if backend.create(f"px/{number}", b"%d" % writer)]
+    Path(won).write_text(" ".join(map(str, mine)))
+
+
+def test_processes_race_for_names_in_a_folder(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    spawn = multiprocessing.get_context("spawn")
+    start, names = tmp_path / "start", 1000
+    racers = [
+        spawn.Process(target=_race, args=(str(root), writer, names, str(start), str(tmp_path / f"won{writer}")))
+        for writer in range(2)
+    ]
+    for racer in racers:
+        racer.start()
+    start.touch()
+    for racer in racers:
+        racer.join(120)
+        assert racer.exitcode == 0
+    won = [{int(number) for number in (tmp_path / f"won{writer}").read_text().split()} for writer in range(2)]
+    assert not won[0] & won[1]
+    assert won[0] | won[1] == set(range(names))
+    backend = FolderBackend(str(root))
+    for number in range(names):
+        assert backend.get(f"px/{number}", max_bytes=1) == (b"0" if number in won[0] else b"1")
+    assert not [name for name in os.listdir(root / "px") if name.startswith(".tmp-")]
+
+
+CALLS = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "list_root": lambda b: b.list(""),
+    "delete": lambda b: b.delete("d/a"),
+    "identity": lambda b: b.identity(),
+    "space": lambda b: b.space(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("then", ["gone", "another", "a file"])
+def test_a_root_that_vanishes_is_unreachable_and_never_made_anew(tmp_path: Path, call: object, then: str) -> None:
+    root = tmp_path / "stick"
+    root.mkdir()
+    backend = FolderBackend(str(root))
+    backend.put("d/a", b"1")
+    root.rename(tmp_path / "elsewhere")
+    if then == "another":  # what an unmounted drive leaves behind
+        root.mkdir()
+    elif then == "a file":
+        root.write_text("")
+    with pytest.raises(UnreachableError) as caught:
+        call(backend)
+    assert caught.value.retryable
+    assert caught.value.next_step
+    if then == "gone":
+        assert not root.exists()
+    if then == "another":
+        assert os.listdir(root) == []
+
+
+def test_a_root_that_vanishes_in_the_middle_of_a_create(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "stick"
+    root.mkdir()
+    backend = FolderBackend(str(root))
+    mkdir = os.mkdir
+
+    def unmount_first(path: str, *args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        root.rename(tmp_path / "elsewhere")
+        root.mkdir()
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", unmount_first)
+    backend.create("d/a", b"1")
+    assert os.listdir(root) == [], "the folder under the mount stays empty"
+    assert (tmp_path / "elsewhere/d/a").read_bytes() == b"1"
+
+
+def test_a_missing_root(tmp_path: Path) -> None:
+    url = parse_url(f"file://{tmp_path}/a/b")
+    with pytest.raises(UnreachableError, match="is the drive mounted"):
+        open_backend(url)
+    assert not (tmp_path / "a").exists()
+    backend = open_backend(url, create_root=True)
+    assert (tmp_path / "a/b").is_dir()
+    assert backend.list("") == ()
+    assert open_backend(url, create_root=True).identity() == backend.identity()
+
+
+def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for create_root in (False, True):
+        with pytest.raises(BackendError, match="not a folder"):
+            open_backend(parse_url(f"file://{tmp_path}/file"), create_root=create_root)
+
+
+def test_a_missing_folder_below_the_root_is_made_again(tmp_path: Path) -> None:
+    backend = FolderBackend(str(tmp_path))
+    backend.put("d/e/a", b"1")
+    shutil.rmtree(tmp_path / "d")
+    with pytest.raises(NotFoundError):
+        backend.get("d/e/a", max_bytes=9)
+    assert backend.create("d/e/a", b"2")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.ENOSPC, FullError),
+        (errno.EDQUOT, FullError),
+        (errno.EACCES, RefusedError),
+        (errno.EROFS, RefusedError),
+        (errno.ENAMETOOLONG, RefusedError),
+        (errno.EIO, UnreachableError),
+        (errno.ESTALE, UnreachableError),
+        (errno.ENODEV, UnreachableError),
+        (errno.EMFILE, BackendError),
+        (errno.ENOENT, BackendError),
+    ],
+)
+@pytest.mark.parametrize("during", ["write", "fsync", "link", "rename"])
+def test_system_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[BackendError], during: str
+) -> None:
+    backend = FolderBackend(str(tmp_path))
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, during, fail)
+    call = backend.put if during == "rename" else backend.create
+    with pytest.raises(BackendError) as caught:
+        call("d/a", b"1")
+    assert type(caught.value) is expected
+    assert str(tmp_path) in caught.value.message
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names], "nothing half-written stays"
+
+
+def test_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAT: no links, but a rename that does not overwrite."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", fail)
+    backend = FolderBackend(str(tmp_path))
+    assert backend.create("d/a", b"1") is True
+    assert backend.create("d/a", b"2") is False
+    monkeypatch.setattr(folder, "_exists", lambda *_: False)  # the other one wins between look and link
+    assert backend.create("d/a", b"2") is False
+    assert backend.get("d/a", max_bytes=9) == b"1"
+    assert os.listdir(tmp_path / "d") == ["a"]
+    monkeypatch.setattr(folder.sys, "platform", "other")
+    with pytest.raises(RefusedError, match="role=storage"):
+        backend.create("d/b", b"1")
+    assert os.listdir(tmp_path / "d") == ["a"]
+
+
+def test_links_and_pipes_in_the_root_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("secret")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "dir").symlink_to(outside)
+    (root / "file").symlink_to(outside / "a")
+    os.mkfifo(root / "pipe")
+    (root / "folder").mkdir()
+    backend = FolderBackend(str(root))
+    with pytest.raises(NotFoundError):
+        backend.get("dir/a", max_bytes=99)
+    for path in ("file", "pipe", "folder"):
+        with pytest.raises(RefusedError):
+            backend.get(path, max_bytes=99)
+    for call in (backend.create, backend.put):
+        with pytest.raises(RefusedError):
+            call("dir/b", b"")
+    backend.delete("dir/a")
+    assert sorted(os.listdir(outside)) == ["a"]
+    assert [name for name, _ in backend.list("")] == ["folder"]
+
+
+def test_rights(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may do everything")
+    backend = FolderBackend(str(tmp_path))
+    backend.put("d/a", b"1")
+    (tmp_path / "d").chmod(0o500)
+    with pytest.raises(RefusedError, match="denied"):
+        backend.create("d/b", b"")
+    (tmp_path / "d").chmod(0o700)
+
+
+def test_half_written_objects_are_not_listed(tmp_path: Path) -> None:
+    backend = FolderBackend(str(tmp_path))
+    backend.put("d/a", b"1")
+    (tmp_path / "d/.tmp-0123").write_text("half")
+    (tmp_path / "d/Thumbs.db").write_text("foreign")
+    assert [name for name, _ in backend.list("d")] == ["a"]
+
+
+def test_a_folder_in_use_can_be_unmounted(tmp_path: Path) -> None:
+    """Between calls no handle is held: a drive can go. (Seen by the handles of this process.)"""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("only Linux shows them")
+    backend = FolderBackend(str(tmp_path))
+    backend.put("d/a", b"1")
+    backend.get("d/a", max_bytes=1)
+    handles = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in handles if path.startswith(str(tmp_path))]
+
+
+def test_what_is_synced_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before it has its name, its folder after, and above a new folder the one it was made in: no more."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        path = os.path.relpath(os.path.realpath(f"/proc/self/fd/{fd}"), tmp_path)
+        synced.append("temp" if ".tmp-" in path else path)
+        fsync(fd)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("only Linux shows them")
+    backend = FolderBackend(str(tmp_path))
+    monkeypatch.setattr(os, "fsync", note)
+    for call, expected in (
+        (lambda: backend.create("a/b/x", b"1"), [".", "a", "temp", "a/b"]),
+        (lambda: backend.create("a/b/y", b"1"), ["temp", "a/b"]),
+        (lambda: backend.create("a/b/y", b"2"), ["a/b"]),
+        (lambda: backend.put("a/b/y", b"2"), ["temp", "a/b"]),
+        (lambda: backend.put("a/z", b"2"), ["temp", "a"]),
+        (lambda: backend.get("a/z", max_bytes=1), []),
+    ):
+        synced.clear()
+        call()
+        assert synced == expected
+
+
+def test_identity_tells_a_copy_from_the_folder(tmp_path: Path) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    first.mkdir()
+    FolderBackend(str(first)).put("a", b"1")
+    shutil.copytree(first, copy)
+    here, there = FolderBackend(str(first)).identity(), FolderBackend(str(copy)).identity()
+    assert here[:16] == there[:16], "one machine"
+    assert here[16:] != there[16:]
+    first.rename(tmp_path / "moved")
+    assert FolderBackend(str(tmp_path / "moved")).identity() == here, "a folder may move within its file system"
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    assert FolderBackend(str(tmp_path / "link")).identity() == here
+
+
+MOUNTS = """\
+22 1 8:2 / / rw - ext4 /dev/root rw
+30 22 8:17 / /media/my\\040stick rw - vfat /dev/sdb1 rw
+31 22 0:50 / /net rw - nfs4 server:/export rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "kind"), [("/media/my stick/x", (8, 17), "vfat"), ("/net", (0, 50), "nfs4")]
+)
+def test_mounts(monkeypatch: pytest.MonkeyPatch, path: str, device: tuple[int, int], kind: str) -> None:
+    monkeypatch.setattr(_folder_place, "_lines", lambda _: MOUNTS.splitlines())
+    mount = _folder_place._mount_of(path, os.makedev(*device))
+    assert mount is not None
+    assert mount.kind == kind
+    assert _folder_place._mount_of(path, os.makedev(9, 9)) is None
+
+
+def test_space(tmp_path: Path) -> None:
+    backend = FolderBackend(str(tmp_path))
+    assert isinstance(backend, TellsSpace)
+    space = backend.space()
+    assert 0 < space.free_bytes <= space.total_bytes
+    assert not isinstance(MemoryBackend(), TellsSpace)
+    assert isinstance(CountingBackend(backend), TellsSpace)
+    assert not isinstance(FaultyBackend(MemoryBackend()), TellsSpace)
+
+
+@pytest.mark.parametrize("marker", [".stfolder", ".dropbox.cache", ".sync_1a2b.db", ".tmp.drivedownload", ".sync/ID"])
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_folder_synced_by_others_never_votes(tmp_path: Path, marker: str, below: str) -> None:
+    (tmp_path / marker).parent.mkdir(exist_ok=True)
+    (tmp_path / marker).touch()
+    backend = open_backend(parse_url(f"file://{tmp_path}/{below}"), create_root=True)
+    assert isinstance(backend, SyncedFolderBackend)
+    assert backend.form == "none"
+    assert FaultyBackend(backend).form == CountingBackend(backend).form == "none"
+
+
+def test_a_plain_folder_votes(tmp_path: Path) -> None:
+    (tmp_path / ".sync").mkdir()  # anybody may call a folder that
+    assert open_backend(parse_url(f"file://{tmp_path}")).form == "log"
+
+
+def test_memory_stores_by_name() -> None:
+    url = parse_url("memory://test-backends")
+    with pytest.raises(UnreachableError):
+        open_backend(url)
+    first, second = open_backend(url, create_root=True), open_backend(url)
+    first.put("a", b"1")
+    assert second.get("a", max_bytes=1) == b"1"
+    assert first.identity() == second.identity() != MemoryBackend().identity()
+    forget_stores()
+    with pytest.raises(UnreachableError):
+        open_backend(url)
+    assert open_backend(url, create_root=True).identity() != first.identity()
+    forget_stores()
+
+
+def test_native_identity_has_no_seams() -> None:
+    assert native_identity("a", "b/c") != native_identity("a", "b/d")
+    assert native_identity("a", "b")[:16] == native_identity("a", "c")[:16]
+    assert native_identity("a", "x") != native_identity("b", "x")
+
+
+def test_counting() -> None:
+    backend = CountingBackend(MemoryBackend())
+    backend.create("a", b"123")
+    backend.create("a", b"45")
+    backend.put("b", b"6")
+    backend.get("a", max_bytes=9)
+    with pytest.raises(NotFoundError):
+        backend.get("c", max_bytes=9)
+    backend.list("")
+    count = backend.count()
+    assert count.requests == {"create": 2, "put": 1, "get": 2, "list": 1}
+    assert count.errors == {"get": 1}
+    assert (count.up_bytes, count.down_bytes) == (6, 3)
+    assert backend.take() == count
+    assert backend.count().requests.total() == 0
+
+
+def test_counting_from_many_threads() -> None:
+    backend = CountingBackend(MemoryBackend())
+    threads = [threading.Thread(target=lambda: [backend.put("a", b"1") for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert backend.count().requests == {"put": 2000}
+    assert backend.count().up_bytes == 2000
