@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from metasync.backends._base import Listed, LogForm
 from metasync.errors import BackendError, UnreachableError
 
@@ -9,8 +11,8 @@ from metasync.errors import BackendError, UnreachableError
 class AbsentBackend:
     """Stands in for a backend that could not be opened. Raises `why` from every call."""
 
-    scheme = "absent"
-    form: LogForm = "none"
+    scheme: ClassVar[str] = "absent"
+    form: ClassVar[LogForm] = "none"
 
     def __init__(self, why: BackendError) -> None:
         self.why = why if isinstance(why, UnreachableError) else UnreachableError(why.message, next_step=why.next_step)

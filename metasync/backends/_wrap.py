@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from metasync.backends._base import Backend, Listed, LogForm
 
 
 class Prefixed:
     """A folder of a backend as a backend of its own: every path gets the prefix. Closing it closes nothing."""
 
-    scheme = "prefixed"
+    scheme: ClassVar[str] = "prefixed"
 
     def __init__(self, inner: Backend, prefix: str) -> None:
         self.inner = inner

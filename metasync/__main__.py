@@ -1,0 +1,5 @@
+"""`python -m metasync` is the command line."""
+
+from metasync.cli import main
+
+main()

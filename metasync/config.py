@@ -1,0 +1,395 @@
+"""The agreed config: which backends there are, who votes, and how data are cut, packed, translated and placed.
+
+Every version of the state names one config by hash; it governs the instance that agrees the next version (CONSENSUS
+1.1, alpha = 1). A config is canonical: one value, one byte string. Unknown tags survive. What differs between devices
+(URLs, accounts, credentials) stands in no agreed object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple, TypeVar
+
+from metasync.codec import Reader, Tags, ascending, encode_tags, text16, u8, u16, u32, u64
+from metasync.errors import FormatError, UpgradeError, UsageError
+
+FORMAT: Final = 1
+CONFIG_BYTES_MAX: Final = 1 << 20
+BACKENDS_MAX: Final = 256
+ACCEPTORS_MAX: Final = 32  # what the `seen` list of a log entry of 4 KiB has room for
+STORAGE_IDS_MAX: Final = 1024  # a mapping change may give a backend a new one
+CLASSES_MAX: Final = 16
+CHAINS_MAX: Final = 256
+CHAIN_STEPS_MAX: Final = 16
+NAME_BYTES_MAX: Final = 255
+PARTITIONS_MAX: Final = 1 << 20
+CHUNK_BYTES_MAX: Final = 1 << 26
+NO_LIMIT: Final = (1 << 64) - 1
+"""The size limit of a last size class."""
+ABSENT_BIRTH: Final = bytes(32)
+WEIGHTED_RENDEZVOUS: Final = 1
+
+Mode = Literal["crash", "bft"]
+Form = Literal["log", "block"]
+_MODES: Final[tuple[Mode, ...]] = ("crash", "bft")
+_FORMS: Final[tuple[Form, ...]] = ("log", "block")
+
+
+class Survives(NamedTuple):
+    """What a workspace lives through: acceptors down, acceptors lying, and copies lost at once."""
+
+    down: int
+    lying: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptor:
+    """A backend's vote. `birth`: SHA-256 of the nonce in its birth object; new for every (re)initialised root."""
+
+    acceptor_id: bytes
+    form: Form
+    birth: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A place for packs on a backend. `birth` as for an acceptor."""
+
+    storage_id: bytes
+    birth: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """One backend as all devices agree on it. `storage`: newest last, empty when it stores nothing."""
+
+    backend_id: bytes
+    name: str
+    scheme: str
+    capacity_bytes: int
+    identity: bytes
+    storage: tuple[Storage, ...]
+    acceptor: Acceptor | None
+    tags: Tags = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """`copies` whole copies of every pack."""
+
+    copies: int
+
+    @property
+    def losses(self) -> int:
+        return self.copies - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """`total` shards of every pack, any `needed` of which give it back."""
+
+    needed: int
+    total: int
+
+    @property
+    def losses(self) -> int:
+        return self.total - self.needed
+
+
+@dataclass(frozen=True, slots=True)
+class RedundancyClass:
+    """The policy for packs of fewer than `below_bytes` bytes."""
+
+    below_bytes: int
+    policy: Replicate | Erasure
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkingClass:
+    """How files of fewer than `below_bytes` bytes are cut: content-defined, or in pieces of `average`."""
+
+    below_bytes: int
+    kind: Literal["cdc", "fixed"]
+    minimum: int
+    average: int
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How packs are mapped to backends: the kind of hashing and the number of partitions."""
+
+    kind: int = WEIGHTED_RENDEZVOUS
+    partitions: int = 65536
+
+
+DEFAULT_CHUNKING: Final = (
+    ChunkingClass(64 << 20, "cdc", 64 << 10, 256 << 10, 1 << 20),
+    ChunkingClass(4 << 30, "cdc", 256 << 10, 1 << 20, 4 << 20),
+    ChunkingClass(NO_LIMIT, "cdc", 1 << 20, 4 << 20, 16 << 20),
+)
+DEFAULT_CHAINS: Final = (("compress", "encrypt", "integrity"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The agreed config. `backends` ascend by backend id; `chains`: translator names, the last chain is in force and
+    packs name theirs by its ordinal; `prev_config`: SHA-256 name of the config whose mapping is still read, or None;
+    files of at most `whole_bytes` are one blob."""
+
+    backends: tuple[BackendEntry, ...]
+    redundancy: tuple[RedundancyClass, ...] = (RedundancyClass(NO_LIMIT, Replicate(2)),)
+    f: int = 0
+    mode: Mode = "crash"
+    encrypted: bool = True
+    mapping: Mapping = Mapping()
+    chunking: tuple[ChunkingClass, ...] = DEFAULT_CHUNKING
+    whole_bytes: int = 64 << 10
+    pack_bytes: int = 4 << 20
+    segment_bytes: int = 256 << 10
+    compression_level: int = 3
+    chains: tuple[tuple[str, ...], ...] = DEFAULT_CHAINS
+    prev_config: bytes | None = None
+    tags: Tags = ()
+
+    @property
+    def acceptors(self) -> tuple[tuple[BackendEntry, Acceptor], ...]:
+        """The backends that vote, in the order of `backends`."""
+        return tuple((b, b.acceptor) for b in self.backends if b.acceptor is not None)
+
+    @property
+    def n(self) -> int:
+        """How many vote."""
+        return len(self.acceptors)
+
+    @property
+    def quorum(self) -> int:
+        """Any two of this many share f + 1 acceptors: ceil((n + f + 1) / 2)."""
+        return quorum(self.n, self.f)
+
+    @property
+    def meta_copies(self) -> int:
+        """A meta object on so many acceptors is met honestly by every quorum: n - q + 1 + f."""
+        return self.n - self.quorum + 1 + self.f
+
+    @property
+    def survives(self) -> Survives:
+        return Survives(self.n - self.quorum, self.f, min(c.policy.losses for c in self.redundancy))
+
+    def backend(self, backend_id: bytes) -> BackendEntry | None:
+        return next((b for b in self.backends if b.backend_id == backend_id), None)
+
+    def named(self, name: str) -> BackendEntry | None:
+        return next((b for b in self.backends if b.name == name), None)
+
+    def policy(self, pack_bytes: int) -> Replicate | Erasure:
+        """The redundancy of a pack of this size."""
+        return next((c.policy for c in self.redundancy if pack_bytes < c.below_bytes), self.redundancy[-1].policy)
+
+    def check(self) -> Config:
+        """Returns itself, or raises `UsageError` with what is wrong."""
+        fault = _fault(self)
+        if fault:
+            raise UsageError(f"config: {fault}")
+        return self
+
+    def with_backends(self, backends: Sequence[BackendEntry]) -> Config:
+        """The same config with these backends, put in canonical order."""
+        return replace(self, backends=tuple(sorted(backends, key=lambda b: b.backend_id)))
+
+    def encode(self) -> bytes:
+        self.check()
+        return b"".join(
+            (
+                u8(FORMAT),
+                u8(_MODES.index(self.mode)),
+                u8(self.f),
+                u8(self.encrypted),
+                u16(len(self.backends)),
+                *(_encode_backend(b) for b in self.backends),
+                u8(self.mapping.kind),
+                u32(self.mapping.partitions),
+                u8(len(self.redundancy)),
+                *(_encode_redundancy(c) for c in self.redundancy),
+                u8(len(self.chunking)),
+                *(_encode_chunking(c) for c in self.chunking),
+                u32(self.whole_bytes),
+                u32(self.pack_bytes),
+                u32(self.segment_bytes),
+                u8(self.compression_level),
+                u16(len(self.chains)),
+                *(u8(len(chain)) + b"".join(text16(name) for name in chain) for chain in self.chains),
+                u8(self.prev_config is not None) + (self.prev_config or b""),
+                encode_tags(self.tags),
+            )
+        )
+
+
+def quorum(n: int, f: int) -> int:
+    """How many of n acceptors, f of which may lie, make a quorum."""
+    return (n + f) // 2 + 1
+
+
+def decode_config(data: bytes) -> Config:
+    """What `Config.encode` wrote. `FormatError` when it is no canonical config, `UpgradeError` for a newer format."""
+    if len(data) > CONFIG_BYTES_MAX:
+        raise FormatError(f"config of {len(data)} bytes")
+    r = Reader(data, "config")
+    fmt = r.u8()
+    if fmt > FORMAT:
+        raise UpgradeError(f"the config has format {fmt}; this program knows {FORMAT}", next_step="upgrade metasync")
+    if fmt < 1:
+        raise r.fail(f"format {fmt}")
+    config = Config(
+        mode=_choice(r, _MODES),
+        f=r.u8(),
+        encrypted=_choice(r, (False, True)),
+        backends=tuple(_decode_backend(r) for _ in range(r.count(r.u16(), 62))),
+        mapping=Mapping(r.u8(), r.u32()),
+        redundancy=tuple(_decode_redundancy(r) for _ in range(r.count(r.u8(), 11))),
+        chunking=tuple(_decode_chunking(r) for _ in range(r.count(r.u8(), 21))),
+        whole_bytes=r.u32(),
+        pack_bytes=r.u32(),
+        segment_bytes=r.u32(),
+        compression_level=r.u8(),
+        chains=tuple(tuple(r.text16(NAME_BYTES_MAX) for _ in range(r.u8())) for _ in range(r.count(r.u16(), 1))),
+        prev_config=r.take(32) if _choice(r, (False, True)) else None,
+        tags=r.tags(),
+    )
+    r.end()
+    fault = _fault(config)
+    if fault:
+        raise FormatError(f"config: {fault}")
+    return config
+
+
+def _encode_backend(b: BackendEntry) -> bytes:
+    head = b.backend_id + text16(b.name) + text16(b.scheme) + u64(b.capacity_bytes) + b.identity
+    head += u16(len(b.storage)) + b"".join(s.storage_id + s.birth for s in b.storage)
+    if b.acceptor is None:
+        head += u8(0)
+    else:
+        head += u8(1 + _FORMS.index(b.acceptor.form)) + b.acceptor.acceptor_id + b.acceptor.birth
+    return head + encode_tags(b.tags)
+
+
+def _decode_backend(r: Reader) -> BackendEntry:
+    backend_id, name, scheme = r.take(16), r.text16(NAME_BYTES_MAX), r.text16(NAME_BYTES_MAX)
+    capacity, identity = r.u64(), r.take(32)
+    storage = tuple(Storage(r.take(16), r.take(32)) for _ in range(r.count(r.u16(), 48)))
+    form = r.u8()
+    if form > len(_FORMS):
+        raise r.fail(f"acceptor form {form}")
+    acceptor = Acceptor(r.take(16), _FORMS[form - 1], r.take(32)) if form else None
+    return BackendEntry(backend_id, name, scheme, capacity, identity, storage, acceptor, r.tags())
+
+
+def _encode_redundancy(c: RedundancyClass) -> bytes:
+    policy = c.policy
+    numbers = (1, 1, policy.copies) if isinstance(policy, Replicate) else (2, policy.needed, policy.total)
+    return u64(c.below_bytes) + b"".join(u8(n) for n in numbers)
+
+
+def _decode_redundancy(r: Reader) -> RedundancyClass:
+    below, kind, first, second = r.u64(), r.u8(), r.u8(), r.u8()
+    if kind == 1 and first == 1:
+        return RedundancyClass(below, Replicate(second))
+    if kind == 2:
+        return RedundancyClass(below, Erasure(first, second))
+    raise r.fail(f"redundancy {kind}({first}, {second})")
+
+
+def _encode_chunking(c: ChunkingClass) -> bytes:
+    return u64(c.below_bytes) + u8(1 if c.kind == "cdc" else 2) + u32(c.minimum) + u32(c.average) + u32(c.maximum)
+
+
+def _decode_chunking(r: Reader) -> ChunkingClass:
+    below, kind = r.u64(), r.u8()
+    if kind not in (1, 2):
+        raise r.fail(f"chunking of kind {kind}")
+    return ChunkingClass(below, "cdc" if kind == 1 else "fixed", r.u32(), r.u32(), r.u32())
+
+
+_T = TypeVar("_T")
+
+
+def _choice(r: Reader, of: tuple[_T, ...]) -> _T:
+    i = r.u8()
+    if i >= len(of):
+        raise r.fail(f"choice {i} of {len(of)}")
+    return of[i]
+
+
+def _fault(c: Config) -> str:
+    """What makes a config impossible, or nothing."""
+    return _fault_of_backends(c) or _fault_of_acceptors(c) or _fault_of_numbers(c) or _fault_of_classes(c)
+
+
+def _fault_of_backends(c: Config) -> str:
+    if not 1 <= len(c.backends) <= BACKENDS_MAX:
+        return f"{len(c.backends)} backends"
+    if not ascending([b.backend_id for b in c.backends]):
+        return "backends out of order, or one twice"
+    if len({b.name for b in c.backends}) != len(c.backends):
+        return "two backends have one name"
+    storage_ids = [s.storage_id for b in c.backends for s in b.storage]
+    acceptor_ids = [a.acceptor_id for _, a in c.acceptors]
+    ids = storage_ids + acceptor_ids
+    if len(set(ids)) != len(ids):
+        return "one id for two places"
+    for b in c.backends:
+        if not b.name or len(b.name.encode()) > NAME_BYTES_MAX or len(b.scheme.encode()) > NAME_BYTES_MAX:
+            return "a backend's name is empty or too long"
+        if len(b.storage) > STORAGE_IDS_MAX:
+            return f"backend {b.name} has {len(b.storage)} storage ids"
+    return ""
+
+
+def _fault_of_acceptors(c: Config) -> str:
+    if not 1 <= c.n <= ACCEPTORS_MAX:
+        return f"{c.n} backends vote, 1 to {ACCEPTORS_MAX} are possible"
+    if c.mode == "crash" and c.f != 0:
+        return "f lying acceptors in crash mode"
+    if c.mode == "bft" and not (c.f >= 1 and c.n >= 3 * c.f + 1):
+        return f"{c.n} acceptors cannot outvote {c.f} that lie"
+    return ""
+
+
+def _fault_of_numbers(c: Config) -> str:
+    if c.mapping.kind != WEIGHTED_RENDEZVOUS or not 1 <= c.mapping.partitions <= PARTITIONS_MAX:
+        return f"mapping {c.mapping.kind} over {c.mapping.partitions} partitions"
+    if not 1 <= c.compression_level <= 22:
+        return f"compression level {c.compression_level}"
+    if not 4096 <= c.pack_bytes <= 1 << 30 or not 4096 <= c.segment_bytes <= c.pack_bytes:
+        return f"packs of {c.pack_bytes} bytes in segments of {c.segment_bytes}"
+    if not 0 <= c.whole_bytes <= CHUNK_BYTES_MAX:
+        return f"whole files of {c.whole_bytes} bytes"
+    if c.prev_config is not None and len(c.prev_config) != 32:
+        return "the name of the config before is not 32 bytes"
+    return ""
+
+
+def _fault_of_classes(c: Config) -> str:
+    for limits in ([r.below_bytes for r in c.redundancy], [k.below_bytes for k in c.chunking]):
+        if not 1 <= len(limits) <= CLASSES_MAX or limits != sorted(set(limits)) or limits[-1] != NO_LIMIT:
+            return "size classes must ascend and end without a limit"
+    for r in c.redundancy:
+        p = r.policy
+        sound = p.copies >= 1 if isinstance(p, Replicate) else 1 <= p.needed < p.total
+        if not sound or r.policy.losses > 254:
+            return f"redundancy {p}"
+    for k in c.chunking:
+        if not 64 <= k.minimum <= k.average <= k.maximum <= CHUNK_BYTES_MAX:
+            return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes"
+        if k.kind == "fixed" and not k.minimum == k.average == k.maximum:
+            return "pieces of fixed size have one size"
+    if not 1 <= len(c.chains) <= CHAINS_MAX or len(set(c.chains)) != len(c.chains):
+        return "translator chains: none, too many, or one twice"
+    names = [name for chain in c.chains for name in chain]
+    if any(len(chain) > CHAIN_STEPS_MAX for chain in c.chains) or any(
+        not name or len(name.encode()) > NAME_BYTES_MAX for name in names
+    ):
+        return "a translator chain is too long or names nothing"
+    return ""

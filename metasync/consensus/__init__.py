@@ -1,0 +1,38 @@
+"""Agreement among clients: per-version pPaxos over passive backends (`docs/design/consensus.md`)."""
+
+from __future__ import annotations
+
+from metasync.consensus.founding import Found, Founded, bootstrap, found
+from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
+from metasync.consensus.group import DEADLINE_S, Group
+from metasync.consensus.heads import Head
+from metasync.consensus.member import Standing
+from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
+from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
+
+__all__ = [
+    "BIRTH_NONCE_BYTES",
+    "DEADLINE_S",
+    "JOURNAL_KEY",
+    "NOTHING",
+    "ZERO_HASH",
+    "Change",
+    "Decided",
+    "Found",
+    "Founded",
+    "Group",
+    "Head",
+    "Journal",
+    "MakeValue",
+    "Ref",
+    "Standing",
+    "State",
+    "birth_digest",
+    "birth_matches",
+    "birth_path",
+    "bootstrap",
+    "decode_journal",
+    "decode_state",
+    "encode_birth",
+    "found",
+]

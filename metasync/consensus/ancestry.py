@@ -1,0 +1,77 @@
+"""Walking the chain of states backwards, by hash (CONSENSUS 1.1 `skip`, 3 "Fork and rollback").
+
+State u stands, as the base of every entry of version u+1, in the acceptors' logs; so an ancestor is fetched from slot
+0 of the next version, or from `const/` once that log is trimmed, and its hash proves it. Steps along `skip` make the
+walk logarithmic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from metasync.consensus.entries import entry_path, open_entry
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import Member
+from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, state_opener
+from metasync.consensus.states import State, skip_version, step_back
+from metasync.effects import Task
+from metasync.errors import FormatError
+
+EPOCHS_TRIED = 2  # a version lies at most one rotation before the later state that names it, or is looked up again
+
+
+def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
+    """-> the hash of version `v <= state.v` in the chain that ends with `state`.
+
+    `DamagedError` or `NoQuorumError` when a state on the way cannot be had.
+    """
+    while state.v > v:
+        below = step_back(state.v, v)
+        digest = state.skip if below == skip_version(state.v) else state.prev
+        if below == v:
+            return digest
+        state = yield from fetch_state(m, instance, below, digest, state.epoch)
+    return state.hash
+
+
+def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int) -> Task:
+    """-> state `v`, whose hash is `digest`. `epoch`: of a later state."""
+    known = m.states.get(digest)
+    if known is not None:
+        return known
+    epochs = sorted((e for e, _ in m.keys.epoch_keys if e <= epoch), reverse=True)[:EPOCHS_TRIED]
+    reachable = [(a, link) for a in instance.names if (link := m.backend_of(instance, a))]
+    name = m.keys.state_name(digest)
+    copies = [
+        Copy(link, entry_path(m.keys, e, instance.base.era, a, v + 1, 0), _base_opener(m, instance, a, e, v, digest))
+        for e in epochs
+        for a, link in reachable
+    ]
+    copies += [Copy(link, const_path(a, name), state_opener(m.keys, digest)) for a, link in reachable]
+    state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
+    m.remember_state(state)
+    return state
+
+
+def _base_opener(
+    m: Member, instance: Instance, acceptor_id: bytes, epoch: int, v: int, digest: bytes
+) -> Callable[[bytes], State]:
+    """Takes the base out of slot 0 of the next version. Its hash vouches for it, whoever signed the entry."""
+
+    def opened(data: bytes) -> State:
+        base = instance.base
+        signed = open_entry(
+            m.keys,
+            data,
+            ns_id=base.ns_id,
+            era=base.era,
+            epoch=epoch,
+            acceptor_id=acceptor_id,
+            v=v + 1,
+            idx=0,
+        )
+        if signed.entry.base.hash != digest:
+            raise FormatError("a log stands on another state")
+        return signed.entry.base
+
+    return opened

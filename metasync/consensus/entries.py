@@ -1,0 +1,222 @@
+"""Log entries: the messages of pPaxos, sealed and signed (CONSENSUS 1.2, 1.3).
+
+An entry binds everything that could be confused: workspace, era, acceptor, version and index (in its associated data,
+so that it opens nowhere else), the entry before it, and the whole base state. Its name is an HMAC under the epoch's log
+key: who may write to the store but holds no key cannot occupy the next slot of a log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from metasync.codec import Reader, Tags, ascending, bytes16, encode_tags, u8, u32, u64
+from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state
+from metasync.errors import FormatError
+from metasync.keys.derive import (
+    FORMAT,
+    SIGNATURE_BYTES,
+    Header,
+    RecordKind,
+    check_format,
+    mac,
+    seal,
+    sign,
+    unseal,
+    verify,
+)
+from metasync.keys.devices import CERTIFICATE_BYTES_MAX
+from metasync.keys.ring import WorkspaceKeys
+
+ENTRY_BYTES_MAX: Final = 4096
+ENTRY_PAD: Final = 512
+ENTRY_ENTROPY_BYTES: Final = 32 + 16  # record, entry id
+SEEN_MAX: Final = 32
+VERSIONS_PER_FOLDER: Final = 1024
+_SIGNED: Final = "entry 1"
+_HINT_SIGNED: Final = "hint 1"
+
+
+class Kind(IntEnum):
+    PREPARE = 1
+    ACCEPT = 2
+    DECIDED = 3
+
+
+class Round(NamedTuple):
+    """Ordered by number, then by incarnation, which makes its proposer unique. n = 0 is the owner's."""
+
+    n: int
+    incarnation: bytes
+
+
+class Seen(NamedTuple):
+    """The last entry a writer saw on an acceptor: version, index, SHA-256 of its bytes."""
+
+    acceptor_id: bytes
+    v: int
+    idx: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of one acceptor's log of one version. `value`: with ACCEPT and DECIDED. `seen` ascends by acceptor."""
+
+    acceptor_id: bytes
+    v: int
+    idx: int
+    prev_entry: bytes
+    base: State
+    kind: Kind
+    round: Round
+    value: State | None
+    entry_id: bytes
+    device_id: bytes
+    seen: tuple[Seen, ...] = ()
+    certificate: bytes = b""
+    tags: Tags = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedEntry:
+    """An entry that opened; who signed it is still to be judged by the device set of its base."""
+
+    entry: Entry
+    header: Header
+    body: bytes
+    signature: bytes
+    context: str
+
+    def verifies(self, public: bytes) -> bool:
+        return verify(public, self.context, self.header.encode() + self.body, self.signature)
+
+
+def entry_path(keys: WorkspaceKeys, epoch: int, era: int, acceptor_id: bytes, v: int, idx: int) -> str:
+    """Where entry `idx` of version v lies, relative to the workspace's folder on the backend. `epoch`: of state v-1."""
+    place = b"entry" + u32(era) + acceptor_id + u64(v) + u32(idx)
+    name = mac(keys.log_key(epoch), place).hex()
+    return f"{acceptor_id.hex()}/px/{v // VERSIONS_PER_FOLDER}/{name}"
+
+
+def hint_path(acceptor_id: bytes) -> str:
+    return f"{acceptor_id.hex()}/hint"
+
+
+def seal_entry(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
+    """The bytes to append. `random`: 32 fresh bytes, the same only for the same entry."""
+    header = Header(RecordKind.ENTRY, entry.base.era, entry.base.epoch, random)
+    binding = entry.base.ns_id + entry.acceptor_id + u64(entry.v) + u32(entry.idx)
+    return _seal(keys, entry, header, sign_private, _SIGNED, binding)
+
+
+def open_entry(
+    keys: WorkspaceKeys, data: bytes, *, ns_id: bytes, era: int, epoch: int, acceptor_id: bytes, v: int, idx: int
+) -> SignedEntry:
+    """Opens what lies at a place of a log; its signer is not yet judged.
+
+    `FormatError` when it is not an entry of exactly this place, `UpgradeError` when newer than this program.
+    """
+    binding = ns_id + acceptor_id + u64(v) + u32(idx)
+    signed = _open(keys, data, RecordKind.ENTRY, era, epoch, binding, _SIGNED)
+    entry = signed.entry
+    if (entry.acceptor_id, entry.v, entry.idx) != (acceptor_id, v, idx) or entry.base.ns_id != ns_id:
+        raise FormatError("entry: of another place")
+    return signed
+
+
+def seal_hint(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
+    """A hint: a DECIDED entry outside any log, where a new device starts from. Never proof of the latest version."""
+    if entry.kind is not Kind.DECIDED:
+        raise ValueError("a hint says what is decided")
+    header = Header(RecordKind.HINT, entry.base.era, entry.base.epoch, random)
+    return _seal(keys, entry, header, sign_private, _HINT_SIGNED, entry.base.ns_id + entry.acceptor_id)
+
+
+def open_hint(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> SignedEntry:
+    """Opens an acceptor's hint; its signer is not yet judged. `FormatError` or `UpgradeError` as `open_entry`."""
+    signed = _open(keys, data, RecordKind.HINT, None, None, keys.ns_id + acceptor_id, _HINT_SIGNED)
+    if signed.entry.kind is not Kind.DECIDED or signed.entry.acceptor_id != acceptor_id:
+        raise FormatError("hint: not a decided state of this acceptor")
+    return signed
+
+
+def _seal(
+    keys: WorkspaceKeys, entry: Entry, header: Header, sign_private: bytes, context: str, binding: bytes
+) -> bytes:
+    body = _encode(entry)
+    signature = sign(sign_private, context, header.encode() + body)
+    sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding, pad_to=ENTRY_PAD)
+    if len(sealed) > ENTRY_BYTES_MAX:
+        raise ValueError(f"an entry of {len(sealed)} bytes")
+    return sealed
+
+
+def _open(
+    keys: WorkspaceKeys,
+    data: bytes,
+    kind: RecordKind,
+    era: int | None,
+    epoch: int | None,
+    binding: bytes,
+    context: str,
+) -> SignedEntry:
+    if not data or len(data) > ENTRY_BYTES_MAX or len(data) % ENTRY_PAD:
+        raise FormatError(f"entry of {len(data)} bytes")
+    check_format(data[0], "a log entry")
+    # The header's epoch picks the key. It stands in the associated data, so a false one does not open.
+    shown = int.from_bytes(data[6:10], "big")
+    if epoch not in (None, shown) or shown not in dict(keys.epoch_keys):
+        raise FormatError(f"entry: of epoch {shown}")
+    header, plaintext = unseal(keys.log_key(shown), data, kind, binding=binding, bytes_max=ENTRY_BYTES_MAX)
+    cut = len(plaintext) - SIGNATURE_BYTES
+    if cut < 0:
+        raise FormatError("entry: too short for a signature")
+    body, signature = plaintext[:cut], plaintext[cut:]
+    entry = _decode(body)
+    if (header.era, header.epoch) != (entry.base.era, entry.base.epoch) or era not in (None, header.era):
+        raise FormatError("entry: era or epoch differ from its base's")
+    return SignedEntry(entry, header, body, signature, context)
+
+
+def _encode(e: Entry) -> bytes:
+    base = e.base
+    head = u8(FORMAT) + base.ns_id + u32(base.era) + e.acceptor_id + u64(e.v) + u32(e.idx) + e.prev_entry
+    head += base.encode() + u8(e.kind) + u32(e.round.n) + e.round.incarnation
+    head += u8(0) if e.value is None else u8(1) + e.value.encode()
+    head += u8(len(e.seen)) + b"".join(s.acceptor_id + u64(s.v) + u32(s.idx) + s.hash for s in e.seen)
+    head += bytes16(e.certificate) + e.entry_id + e.device_id
+    return head + encode_tags(e.tags)
+
+
+def _decode(body: bytes) -> Entry:
+    r = Reader(body, "entry")
+    check_format(r.u8(), "a log entry")
+    ns_id, era, acceptor_id, v, idx, prev_entry = r.take(32), r.u32(), r.take(16), r.u64(), r.u32(), r.take(32)
+    base = decode_state(r.take(STATE_BYTES))
+    number = r.u8()
+    if number not in (1, 2, 3):
+        raise r.fail(f"kind {number}")
+    kind = Kind(number)
+    rnd = Round(r.u32(), r.take(16))
+    has_value = r.u8()
+    if has_value != (kind is not Kind.PREPARE):
+        raise r.fail("a value with PREPARE, or none with ACCEPT or DECIDED")
+    value = decode_state(r.take(STATE_BYTES)) if has_value else None
+    n = r.count(r.u8(), 60)
+    seen = tuple(Seen(r.take(16), r.u64(), r.u32(), r.take(32)) for _ in range(n))
+    if n > SEEN_MAX or not ascending([s.acceptor_id for s in seen]):
+        raise r.fail("seen: too many, or out of order")
+    certificate = r.bytes16(CERTIFICATE_BYTES_MAX)
+    entry_id, device_id, tags = r.take(16), r.take(16), r.tags()
+    r.end()
+    if (ns_id, era, v) != (base.ns_id, base.era, base.v + 1):
+        raise FormatError("entry: workspace, era or version differ from its base's")
+    if (idx == 0) != (prev_entry == ZERO_HASH):
+        raise FormatError("entry: the entry before it is missing, or is not")
+    if kind is Kind.PREPARE and rnd.n == 0:
+        raise FormatError("entry: the owner's round is not prepared")
+    if kind is not Kind.DECIDED and rnd.incarnation == ZERO_ID:
+        raise FormatError("entry: a round of nobody")
+    return Entry(acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id, seen, certificate, tags)

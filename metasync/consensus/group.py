@@ -1,0 +1,333 @@
+"""One process's face of the consensus: everything that the rest of MetaSync asks of it, as tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from metasync.config import Config, decode_config
+from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
+from metasync.consensus.heads import Head, head_path, open_head, seal_head
+from metasync.consensus.instance import Instance
+from metasync.consensus.learn import get_recent, newest_seen
+from metasync.consensus.member import OP_TIMEOUT_S, Member, Standing, check_config, read_birth
+from metasync.consensus.meta import (
+    CONST_BYTES_MAX,
+    META_BYTES_MAX,
+    Copy,
+    const_path,
+    get_anywhere,
+    meta_path,
+    opener,
+    put_everywhere,
+    seal_object,
+)
+from metasync.consensus.paxos import Journal, MakeValue, propose
+from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
+from metasync.effects import Gather, Op, Random, Reply, Task
+from metasync.errors import FormatError
+from metasync.keys.derive import RecordKind
+from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
+from metasync.keys.ring import WorkspaceKeys
+
+DEADLINE_S: Final = 30.0  # the promise of exit code 5
+HINT_EVERY: Final = 16  # versions between hints
+ASIDE_S: Final = 5.0  # for writes that nothing depends on: hints and heads
+
+
+class Group:
+    """The consensus of one workspace as one process takes part in it.
+
+    `incarnation`: 16 random bytes, drawn anew for every Group and never persisted. `links`: acceptor id -> the name
+    under which the runtime reaches its backend; acceptors without one count as down. `memory`: what `self.memory` was
+    when the local state was last saved (b"" at first), to be saved together with the newest known state.
+    `certificate`: this device's, needed until the agreed device set holds it. Run one task of a Group at a time.
+
+    Tasks raise `NoQuorumError`, `ForkError`, `UpgradeError`; a wait without quorum ends after `deadline_s`.
+    """
+
+    def __init__(
+        self,
+        keys: WorkspaceKeys,
+        identity: DeviceIdentity,
+        config: Config,
+        config_hash: bytes,
+        devices: DeviceSet,
+        devices_hash: bytes,
+        *,
+        incarnation: bytes,
+        links: Mapping[bytes, str],
+        certificate: bytes = b"",
+        memory: bytes = b"",
+    ) -> None:
+        if len(incarnation) != 16 or incarnation == ZERO_ID:
+            raise ValueError("an incarnation is 16 random bytes")
+        self.member = Member(keys, identity, incarnation, links, certificate=certificate, memory=memory)
+        self.member.configs[config_hash] = check_config(config)
+        self.member.device_sets[devices_hash] = devices
+        self.newest_config = config
+
+    # what is known without asking anybody
+
+    @property
+    def memory(self) -> bytes:
+        """What each acceptor was last seen to hold: to be persisted with the newest known state."""
+        return self.member.encode_memory()
+
+    @property
+    def standings(self) -> dict[str, Standing]:
+        """How every backend that votes fared when it was last asked, by its agreed name."""
+        names = (backend.name for backend, _ in self.newest_config.acceptors)
+        return {name: self.member.standings.get(name, Standing("unknown")) for name in names}
+
+    # agreeing
+
+    def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
+        """-> the newest decided State: at least `known`, at least any commit that ended before this began.
+
+        With nothing new: one round trip, two requests per acceptor (a third, once per process, audits its memory).
+        """
+        return get_recent(self.member, self._enter, known, deadline_s)
+
+    def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
+        """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
+        return newest_seen(self.member, self._enter, known, deadline_s)
+
+    def propose(self, base: State, make_value: MakeValue, *, deadline_s: float = DEADLINE_S) -> Task:
+        """Agrees version base.v + 1. -> Decided(state, mine).
+
+        `make_value` is called at most once, after a quorum promised, and returns a `Change` (or a task that does):
+        every pack and meta object it names must be confirmed by then. Not mine: rebase, propose on `state`. Persists
+        `paxos.JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
+        """
+
+        def task() -> Task:
+            instance = yield from self._enter(base)
+            return (yield from propose(self.member, instance, make_value, deadline_s))
+
+        return task()
+
+    def find_op(self, latest: State, journal: Journal) -> Task:
+        """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.
+
+        `latest`: what `get_recent` returned. None: propose the same op_id again; it cannot be committed twice.
+        """
+
+        def task() -> Task:
+            if latest.v < journal.v:
+                return None
+            instance = yield from self._enter(latest)
+            m = self.member
+            m.remember_state(latest)
+            digest = yield from ancestor(m, instance, latest, journal.v)
+            state = yield from fetch_state(m, instance, journal.v, digest, latest.epoch)
+            return state.op_id == journal.op_id
+
+        return task()
+
+    def state_at(self, latest: State, v: int) -> Task:
+        """-> State v of the chain that ends with `latest`, proven by hash."""
+
+        def task() -> Task:
+            instance = yield from self._enter(latest)
+            self.member.remember_state(latest)
+            digest = yield from ancestor(self.member, instance, latest, v)
+            return (yield from fetch_state(self.member, instance, v, digest, latest.epoch))
+
+        return task()
+
+    # meta objects
+
+    def put_meta(self, base: State, plaintext: bytes, *, generation: int) -> Task:
+        """Stores a meta object for a state after `base`. -> its Ref, once n - q + 1 + f acceptors hold it."""
+
+        def task() -> Task:
+            digest, sealed = yield from self._sealed(RecordKind.META, plaintext, base)
+            ref = Ref(generation, digest)
+            yield from self._put(base, {a: meta_path(a, ref) for a in self._acceptors}, sealed, "a meta object")
+            return ref
+
+        return task()
+
+    def get_meta(self, ref: Ref) -> Task:
+        """-> the plaintext of a meta object; b"" for `NOTHING`. `DamagedError` when no acceptor holds it intact."""
+
+        def task() -> Task:
+            if ref == NOTHING:
+                return b""
+            opened = opener(self.member.keys, RecordKind.META, ref.hash)
+            copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
+            return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
+
+        return task()
+
+    def put_const(self, base: State, plaintext: bytes) -> Task:
+        """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
+
+        def task() -> Task:
+            digest, sealed = yield from self._sealed(RecordKind.CONST, plaintext, base)
+            paths = {a: const_path(a, digest.hex()) for a in self._acceptors}
+            yield from self._put(base, paths, sealed, "a const object")
+            return digest
+
+        return task()
+
+    def get_const(self, digest: bytes) -> Task:
+        """-> the plaintext of a const object."""
+        opened = opener(self.member.keys, RecordKind.CONST, digest)
+        copies = [Copy(link, const_path(a, digest.hex()), opened) for a, link in self._linked()]
+        return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
+
+    def put_state(self, state: State) -> Task:
+        """Gives a decided state an object of its own, which must stand before the log after it is trimmed."""
+
+        def task() -> Task:
+            _, sealed = yield from self._sealed(RecordKind.STATE, state.encode(), state)
+            name = self.member.keys.state_name(state.hash)
+            yield from self._put(state, {a: const_path(a, name) for a in self._acceptors}, sealed, "a state")
+
+        return task()
+
+    # what nothing depends on
+
+    def write_hint(self, base: State, state: State) -> Task:
+        """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due (every 16 versions).
+
+        -> how many confirmed it. Raises nothing for a backend that fails.
+        """
+        return self._aside(self._hints(base, state) if state.v % HINT_EVERY == 0 else {})
+
+    def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
+        """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""
+        m = self.member
+        known = m.device_sets.get(state.devices)
+        admitted = known is not None and known.get(m.identity.device_id) is not None
+        mine = Head(m.identity.device_id, state.v, state.hash, head, prev, b"" if admitted else m.certificate)
+
+        def task() -> Task:
+            random = yield Random(32)
+            data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
+            return (yield from self._aside({b: _put_one(b, head_path(mine.device_id), data) for b in backends}))
+
+        return task()
+
+    def read_head(self, state: State, device_id: bytes, backends: Sequence[str]) -> Task:
+        """-> the newest Head of a device on `backends`, or None. `state` names the device set that judges it."""
+
+        def task() -> Task:
+            instance = yield from self._enter(state)
+            branches = {b: _get_one(b, head_path(device_id)) for b in backends}
+            got = yield Gather(branches, deadline_s=ASIDE_S)
+            heads = []
+            for data in got.values():
+                if data is not None:
+                    try:
+                        heads.append(open_head(self.member.keys, instance.devices, data, device_id))
+                    except FormatError:
+                        continue  # a forged head is no head; `check` looks at backends, not at hints
+            return max(heads, key=lambda h: h.v, default=None)
+
+        return task()
+
+    def read_births(self, state: State) -> Task:
+        """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""
+
+        def task() -> Task:
+            instance: Instance = yield from self._enter(state)
+            branches = {name: read_birth(self.member, instance, a) for a, name in instance.names.items()}
+            got = yield Gather(branches, deadline_s=ASIDE_S)
+            out = {}
+            for name in branches:
+                fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
+                standing = self.member.standings.get(name, fallback)
+                out[name] = fallback if standing.kind in ("ok", "unknown", "down") and got.get(name) else standing
+            return out
+
+        return task()
+
+    # inside
+
+    @property
+    def _acceptors(self) -> tuple[bytes, ...]:
+        return tuple(acceptor.acceptor_id for _, acceptor in self.newest_config.acceptors)
+
+    def _linked(self) -> list[tuple[bytes, str]]:
+        """Acceptors within reach, those that were well last first."""
+        m = self.member
+        names = {acceptor.acceptor_id: backend.name for backend, acceptor in self.newest_config.acceptors}
+        out = [(a, m.links[a]) for a in names if a in m.links]
+
+        def ailing(item: tuple[bytes, str]) -> bool:
+            standing = m.standings.get(names[item[0]])
+            return standing is not None and standing.kind != "ok"
+
+        return sorted(out, key=ailing)
+
+    def _enter(self, base: State) -> Task:
+        """-> the Instance after `base`, with the config and device set that `base` names."""
+        m = self.member
+        if m.instance is not None and m.instance.base == base:
+            return m.instance
+        if base.config not in m.configs:
+            m.configs[base.config] = check_config(decode_config((yield from self.get_const(base.config))))
+        if base.devices not in m.device_sets:
+            data = yield from self.get_const(base.devices)
+            m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
+        m.keys.epoch_key(base.epoch)
+        self.newest_config = m.configs[base.config]
+        m.instance = Instance(m.keys, self.newest_config, m.device_sets[base.devices], base)
+        return m.instance
+
+    def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:
+        random = yield Random(32)
+        return seal_object(self.member.keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)
+
+    def _put(self, base: State, paths: Mapping[bytes, str], sealed: bytes, what: str) -> Task:
+        links = self.member.links
+        config = self.member.configs.get(base.config, self.newest_config)
+        reachable = {links[a]: path for a, path in paths.items() if a in links}
+        return (yield from put_everywhere(reachable, sealed, config.meta_copies, what))
+
+    def _hints(self, base: State, state: State) -> dict[str, Task]:
+        m = self.member
+
+        def one(acceptor_id: bytes, link: str) -> Task:
+            entropy = yield Random(48)
+            entry = Entry(
+                acceptor_id=acceptor_id,
+                v=state.v,
+                idx=0,
+                prev_entry=ZERO_HASH,
+                base=base,
+                kind=Kind.DECIDED,
+                round=Round(0, ZERO_ID),
+                value=state,
+                entry_id=entropy[32:],
+                device_id=m.identity.device_id,
+                certificate=m.certificate,
+            )
+            data = seal_hint(m.keys, entry, m.identity.sign_private, entropy[:32])
+            return (yield from _put_one(link, hint_path(acceptor_id), data))
+
+        return {link: one(a, link) for a, link in self._linked()}
+
+    def _aside(self, branches: Mapping[str, Task]) -> Task:
+        """Runs writes that may fail; does not wait for the slowest minority. -> how many succeeded."""
+        enough = len(branches) // 2 + 1
+
+        def until(results: Mapping[str, Any]) -> bool:
+            return sum(good is True for good in results.values()) >= enough
+
+        got = yield Gather(branches, until, deadline_s=ASIDE_S)
+        return sum(got.values())
+
+
+def _put_one(backend: str, path: str, data: bytes) -> Task:
+    reply: Reply = yield Op(backend, "put", path, data, timeout_s=OP_TIMEOUT_S)
+    return reply.error is None
+
+
+def _get_one(backend: str, path: str) -> Task:
+    reply: Reply = yield Op(backend, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    return None if reply.error is not None else reply.value

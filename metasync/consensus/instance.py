@@ -1,0 +1,126 @@
+"""What this process knows of one instance: the logs of all acceptors for one version, and what follows from them.
+
+Pure bookkeeping: which value is decided, which is the highest accepted one, who promised what. Votes count only from
+acceptors whose birth object was seen to be the right one during the operation in progress (CONSENSUS 1.9: a root that
+was wiped may accept what it had promised not to).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from metasync.config import Config
+from metasync.consensus.entries import Round
+from metasync.consensus.replay import NEVER, Log
+from metasync.consensus.states import State
+from metasync.errors import ForkError
+from metasync.keys.devices import DeviceSet
+from metasync.keys.ring import WorkspaceKeys
+
+
+class Instance:
+    """Instance v = base.v + 1, on the config and device set that `base` names."""
+
+    def __init__(self, keys: WorkspaceKeys, config: Config, devices: DeviceSet, base: State) -> None:
+        self.config = config
+        self.devices = devices
+        self.base = base
+        self.v = base.v + 1
+        self.names = {acceptor.acceptor_id: backend.name for backend, acceptor in config.acceptors}
+        self.births = {acceptor.acceptor_id: acceptor.birth for _, acceptor in config.acceptors}
+        self.logs = {a: Log(keys, devices, base, a) for a in self.names}
+        self.quorum = config.quorum
+        self.born: set[bytes] = set()  # birth seen right in this operation
+        self.ended: set[bytes] = set()  # log read to its end in this operation
+        self.vouched: set[bytes] = set()  # birth seen right beside its promise
+
+    def begin(self) -> None:
+        """Starts an operation: births and ends of logs seen before count no longer."""
+        self.born.clear()
+        self.ended.clear()
+        self.vouched.clear()
+
+    def decided(self, *, births: bool = True) -> State | None:
+        """The value decided for v as far as the logs that were read show, or None.
+
+        `births=False` counts every log: a reason to look, not a result. `ForkError` when two values are decided.
+        """
+        votes: Counter[tuple[Round, bytes]] = Counter()
+        values: dict[bytes, State] = {}
+        found: dict[bytes, State] = {}
+        for acceptor_id, log in self.logs.items():
+            if not log.usable or (births and acceptor_id not in self.born):
+                continue
+            if log.closed is not None:
+                found[log.closed.hash] = log.closed
+            for rnd, value in log.votes.items():
+                values[value.hash] = value
+                votes[rnd, value.hash] += 1
+        for (_, key), count in votes.items():
+            if count >= self.quorum:
+                found[key] = values[key]
+        if len(found) > 1:
+            raise ForkError(f"two values are decided for version {self.v}: backends show contradicting histories")
+        return next(iter(found.values()), None)
+
+    def evidence(self) -> State | None:
+        """The value of the highest accepted round in any log seen: the one that may already be decided.
+
+        `ForkError` when two values were accepted in that round: an incarnation was duplicated.
+        """
+        top = max((log.accepted[0] for log in self.logs.values() if log.accepted), default=None)
+        if top is None:
+            return None
+        values = {log.accepted[1] for log in self.logs.values() if log.accepted and log.accepted[0] == top}
+        if len(values) > 1:
+            raise ForkError(
+                f"two values were proposed in one round of version {self.v}: two processes run as one",
+                next_step="a memory snapshot of this or another device was resumed twice; stop one of the two",
+            )
+        return values.pop()
+
+    def promises(self, rnd: Round) -> int:
+        """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did."""
+        return sum(
+            log.usable and log.closed is None and log.promised == rnd and a in self.vouched
+            for a, log in self.logs.items()
+        )
+
+    def top_round(self) -> Round:
+        """The highest round promised anywhere."""
+        return max((log.promised for log in self.logs.values()), default=NEVER)
+
+    def owned(self, except_for: bytes) -> bool:
+        """True when some other incarnation's round is promised by a quorum: let it finish."""
+        rounds = Counter(log.promised for log in self.logs.values() if log.usable)
+        return any(n >= self.quorum and rnd.incarnation != except_for for rnd, n in rounds.items() if rnd != NEVER)
+
+    def progress(self) -> int:
+        """How many entries were read; grows while somebody works on this instance."""
+        return sum(log.next_idx for log in self.logs.values())
+
+    def quiet(self) -> bool:
+        """True when a quorum's logs, read to their ends, hold no vote: nothing was decided when the read began."""
+        silent = sum(
+            log.usable and a in self.born and a in self.ended and not log.votes and log.closed is None
+            for a, log in self.logs.items()
+        )
+        return silent >= self.quorum
+
+    def read(self) -> int:
+        """How many acceptors were read to the end of their logs in this operation, with the right birth."""
+        return len(self.born & self.ended)
+
+    def poisoned(self) -> dict[str, str]:
+        """Acceptors that are out for this version: {backend name: why}."""
+        return {self.names[a]: log.poison for a, log in self.logs.items() if log.poison}
+
+    def check_fork(self) -> None:
+        """Raises `ForkError` naming the backends that hold entries on top of another state than our base."""
+        forked = [self.names[a] for a, log in self.logs.items() if log.fork]
+        if forked:
+            raise ForkError(
+                f"{', '.join(sorted(forked))}: version {self.v} stands on another state than version "
+                f"{self.base.v} as this device knows it ({self.base.fingerprint})",
+                next_step="compare the fingerprint with another device; do not trust the named backends",
+            )

@@ -1,0 +1,292 @@
+"""The learner: what is the newest decided state (CONSENSUS 1.8).
+
+Slot 0 of every version has a name that any member can compute, so "is there anything after v" is one GET per acceptor,
+with the birth object beside it: when a quorum has neither, v is the latest, because a decided v+1 stands on a quorum.
+If there is more, the learner gallops: it probes slot 0 of versions ever further ahead, side by side, and takes the base
+state that the furthest entry carries. Any entry of version t is a certificate that t-1 is decided; whether t is, its
+logs tell, or the learner helps to decide it. It never guesses.
+
+Nothing is believed below what the device remembers: a jump must lead back, by `prev` and `skip` hashes, to the state
+the device knows, and an acceptor must still show the last entry that it was seen to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from metasync.consensus.ancestry import ancestor
+from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, entry_path, open_entry
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member, read_birth
+from metasync.consensus.paxos import look_around, no_quorum, settle
+from metasync.consensus.states import State
+from metasync.effects import Gather, Now, Op, Reply, Sleep, Task
+from metasync.errors import DamagedError, ForkError, FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.keys.derive import sha256
+
+GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
+GALLOP_GROWTH: Final = 16
+PAUSE_FIRST_S: Final = 0.1  # between looks while too few acceptors answer
+PAUSE_MAX_S: Final = 2.0
+NARROW: Final = 8  # probes between the last version known to be there and the first known to be absent
+
+Enter = Callable[[State], Task]
+"""-> the Instance after a state: loads the config and device set that it names."""
+
+
+@dataclass(slots=True)
+class _Top:
+    """The highest version with an entry: its first entries by acceptor; and the lowest version above known absent."""
+
+    v: int
+    entries: dict[bytes, SignedEntry]
+    absent: int | None = None
+
+
+def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task:
+    """-> the newest decided State, at least as new as `known` and as any commit that ended before the call.
+
+    `ForkError` when backends contradict `known` or the device's memory; `NoQuorumError`; `UpgradeError`.
+    """
+    deadline = (yield Now()) + deadline_s
+    current = known
+    absent_above: int | None = None
+    while True:
+        instance: Instance = yield from enter(current)
+        instance.begin()
+        m.remember_state(current)
+        if absent_above == instance.v:
+            return current
+        yield from _probe(m, instance, deadline)
+        if instance.quiet():
+            return current
+        if instance.progress():
+            top = yield from _gallop(m, instance, deadline)
+            if top is not None:
+                jumped = yield from _jump(m, enter, instance, current, top)
+                absent_above = top.absent
+                if jumped is not None and jumped.v > current.v:
+                    current = jumped
+                    continue
+        decided = yield from _resolve(m, instance, deadline)
+        if decided is None:
+            return current
+        if decided.epoch != current.epoch or absent_above != decided.v + 1:
+            absent_above = None
+        current = decided
+
+
+def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Task:
+    """-> the newest state that any reachable acceptor proves decided, without a quorum: for a read-only look."""
+    deadline = (yield Now()) + deadline_s
+    instance: Instance = yield from enter(known)
+    instance.begin()
+    yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
+    instance.check_fork()
+    decided = instance.decided()
+    top = (yield from _gallop(m, instance, deadline, enough=1)) if instance.progress() else None
+    if top is not None and top.v > instance.v:
+        jumped = yield from _jump(m, enter, instance, known, top)
+        if jumped is not None:
+            return jumped
+    return decided or known
+
+
+def _probe(m: Member, instance: Instance, deadline: float) -> Task:
+    """Reads births and logs onwards, with pauses, until a quorum answered, something was found, or time is up."""
+    pause = PAUSE_FIRST_S
+    while True:
+        left = max(deadline - (yield Now()), 0.0)
+        both = {"look": look_around(m, instance, left), "audit": _audit(m, instance, left)}
+        yield Gather(both if m.unaudited & instance.names.keys() else {"look": both["look"]})
+        for acceptor_id in m.rolled_back:
+            instance.born.discard(acceptor_id)
+        m.check_rollback(instance)
+        instance.check_fork()
+        if instance.read() >= instance.quorum or instance.decided() is not None or instance.progress():
+            return
+        now = yield Now()
+        if now >= deadline or _hopeless(m, instance):
+            raise _too_few(m, instance)
+        yield Sleep(min(pause, deadline - now))
+        pause = min(PAUSE_MAX_S, pause * 2)
+
+
+def _hopeless(m: Member, instance: Instance) -> bool:
+    out = sum(
+        (s := m.standings.get(name)) is not None and s.kind in ("replaced", "poisoned", "rolled back", "unlinked")
+        for name in instance.names.values()
+    )
+    return out > len(instance.names) - instance.quorum
+
+
+def _too_few(m: Member, instance: Instance) -> Exception:
+    newer = sorted(instance.names[a] for a, log in instance.logs.items() if log.newer)
+    if newer:
+        return UpgradeError(f"{', '.join(newer)}: written by a newer version", next_step="upgrade metasync")
+    return no_quorum(m, instance)
+
+
+def _resolve(m: Member, instance: Instance, deadline: float) -> Task:
+    """-> the value decided for the instance, or None when no commit of it had ended when the read began."""
+    for attempt in range(3):
+        decided = instance.decided()
+        if decided is not None:
+            return decided
+        if instance.quiet():
+            return None
+        left = deadline - (yield Now())
+        if attempt == 0:
+            yield from look_around(m, instance, left, everybody=True)
+        elif attempt == 1:
+            yield Sleep(min(m.rtt_s, max(left, 0.0)))
+            yield from look_around(m, instance, left)
+        instance.check_fork()
+    return (yield from settle(m, instance, deadline - (yield Now())))
+
+
+# Looking far ahead.
+
+
+def _gallop(m: Member, instance: Instance, deadline: float, enough: int | None = None) -> Task:
+    """-> _Top: the highest version above or at the instance's with an entry, or None when time is up."""
+    top = _Top(instance.v, {})
+    stride = 1
+    while top.absent is None or top.absent - top.v > 1:
+        if top.absent is None:
+            versions = [top.v + stride * step for step in GALLOP]
+            stride *= GALLOP_GROWTH
+        else:
+            width = top.absent - top.v
+            versions = sorted({top.v + 1 + (width - 1) * k // NARROW for k in range(NARROW)})
+        left = deadline - (yield Now())
+        if left <= 0:
+            return None
+        found, answers = yield from _probe_versions(m, instance, versions, left, enough)
+        if answers < (instance.quorum if enough is None else enough):
+            return None
+        for v in versions:
+            if v in found:
+                top.v, top.entries = v, found[v]
+            elif top.absent is None or (v < top.absent and v > top.v):
+                top.absent = v
+        top.absent = min((v for v in versions if v > top.v and v not in found), default=top.absent)
+    return top
+
+
+def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left: float, enough: int | None) -> Task:
+    """-> ({version: {acceptor: entry in its slot 0}}, how many acceptors answered for all versions)."""
+    found: dict[int, dict[bytes, SignedEntry]] = {}
+
+    def one(acceptor_id: bytes) -> Task:
+        backend = m.backend_of(instance, acceptor_id)
+        if backend is None or acceptor_id in m.replaced:
+            return False
+        branches = {str(v): _slot_zero(m, instance, acceptor_id, backend, v) for v in versions}
+        if acceptor_id not in instance.born:  # what is absent counts only where the birth is right
+            branches["birth"] = read_birth(m, instance, acceptor_id)
+        got = yield Gather(branches)
+        for v in versions:
+            if isinstance(got[str(v)], SignedEntry):
+                found.setdefault(v, {})[acceptor_id] = got[str(v)]
+        return all(answer is not False for answer in got.values())
+
+    def until(results: Mapping[str, Any]) -> bool:
+        wanted = instance.quorum if enough is None else len(instance.names)
+        return sum(answer is True for answer in results.values()) >= wanted
+
+    results = yield Gather({a.hex(): one(a) for a in instance.names}, until, deadline_s=max(left, 0.0))
+    return found, sum(answer is True for answer in results.values())
+
+
+def _slot_zero(m: Member, instance: Instance, acceptor_id: bytes, backend: str, v: int) -> Task:
+    """-> SignedEntry, None when there is none that opens, False when the acceptor did not answer."""
+    base = instance.base
+    path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v, 0)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    if isinstance(reply.error, NotFoundError):
+        return None
+    if reply.error is not None:
+        return False
+    try:
+        return open_entry(
+            m.keys,
+            reply.value,
+            ns_id=base.ns_id,
+            era=base.era,
+            epoch=base.epoch,
+            acceptor_id=acceptor_id,
+            v=v,
+            idx=0,
+        )
+    except (FormatError, UpgradeError):
+        return None  # whoever reads this log in earnest will say what is wrong with it
+
+
+def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
+    """-> the base of the highest version, proven to descend from `current`; None when no entry there is to be trusted.
+
+    `ForkError` when an admitted device signed a base whose chain does not contain `current`.
+    """
+    if top.v == instance.v:
+        return None
+    for acceptor_id, signed in top.entries.items():
+        entry = signed.entry
+        ahead: Instance = yield from enter(entry.base)
+        public = ahead.devices.key_of(entry.device_id, entry.certificate)
+        if public is None or not signed.verifies(public):
+            continue
+        try:
+            digest = yield from ancestor(m, instance, entry.base, current.v)
+        except (DamagedError, NoQuorumError):
+            continue  # the way back cannot be read now: step forward one by one instead
+        if digest != current.hash:
+            raise ForkError(
+                f"{instance.names[acceptor_id]}: its version {entry.base.v} does not descend from version "
+                f"{current.v} as this device knows it ({current.fingerprint})",
+                next_step="compare the fingerprint with another device; do not trust the named backend",
+            )
+        return entry.base
+    return None
+
+
+# What the device remembers of each acceptor.
+
+
+def _audit(m: Member, instance: Instance, left: float) -> Task:
+    """Once per process, every acceptor must still show the last entry that it was seen to hold.
+
+    One with the right birth that shows nothing there, or another entry, was rolled back: it is left out, and named.
+    """
+
+    def one(acceptor_id: bytes, backend: str) -> Task:
+        remembered = m.memory[acceptor_id]
+        seen = remembered.seen
+        path = entry_path(m.keys, remembered.epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
+        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if isinstance(reply.error, NotFoundError):
+            why = f"entry {seen.idx} of version {seen.v} is gone"
+        elif reply.error is not None:
+            return False
+        elif sha256(reply.value) != seen.hash:
+            why = f"entry {seen.idx} of version {seen.v} is another"
+        else:
+            m.unaudited.discard(acceptor_id)
+            return True
+        if (yield from read_birth(m, instance, acceptor_id)):
+            m.rolled_back[acceptor_id] = why
+            m.unaudited.discard(acceptor_id)
+            m.backend_of(instance, acceptor_id)
+            return True
+        return False
+
+    due = {a: m.backend_of(instance, a) for a in instance.names if a in m.unaudited}
+    branches = {a.hex(): one(a, link) for a, link in due.items() if link is not None}
+
+    def until(results: Mapping[str, Any]) -> bool:
+        good = sum(answer is True for answer in results.values())
+        return len(instance.names) - len(branches) + good >= instance.quorum
+
+    yield Gather(branches, until, deadline_s=left)

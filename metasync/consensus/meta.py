@@ -1,0 +1,167 @@
+"""Immutable sealed objects beside the logs: configs, device sets, states (`const/`), index and retained (`meta/`).
+
+A name holds the SHA-256 of the sealed bytes, so that any acceptor's copy is as good as another's: a reader takes the
+first that matches. Every meta object that a state names is confirmed on n - q + 1 + f acceptors before that state is
+proposed, so that every quorum holds an honest copy (CONSENSUS 1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from metasync.consensus.states import Ref, State, decode_state
+from metasync.effects import Gather, Op, Reply, Sleep, Task
+from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError
+from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
+from metasync.keys.ring import WorkspaceKeys
+
+META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
+CONST_BYTES_MAX: Final = 1 << 23
+META_TIMEOUT_S: Final = 30.0
+META_BYTES_PER_S: Final = 100_000  # a slower backend is given up on; one more second of patience per so many bytes
+META_TRIES: Final = 4
+HEDGE_S: Final = 1.5  # after so long without an answer the next acceptor is asked too
+HEDGE_STEP_S: Final = 0.02
+RETRY_FIRST_S: Final = 0.1
+
+
+def meta_path(acceptor_id: bytes, ref: Ref) -> str:
+    return f"{acceptor_id.hex()}/meta/{ref.generation}/{ref.hash.hex()}"
+
+
+def const_path(acceptor_id: bytes, name: str) -> str:
+    """`name`: the hash in hex, or `WorkspaceKeys.state_name` for a state."""
+    return f"{acceptor_id.hex()}/const/{name}"
+
+
+def seal_object(
+    keys: WorkspaceKeys, kind: RecordKind, plaintext: bytes, *, era: int, epoch: int, random: bytes
+) -> tuple[bytes, bytes]:
+    """(the SHA-256 that names it, the sealed bytes) of a const, meta or state object."""
+    if len(plaintext) + SEAL_OVERHEAD_BYTES > _bound(kind):
+        raise ValueError(f"a meta object of {len(plaintext)} bytes")
+    header = Header(kind, era, epoch, random)
+    sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id)
+    return sha256(sealed), sealed
+
+
+def open_object(keys: WorkspaceKeys, kind: RecordKind, data: bytes) -> bytes:
+    """The plaintext of what `seal_object` made. `FormatError`, or `UpgradeError` for a newer format."""
+    epoch = int.from_bytes(data[6:10], "big")
+    known = dict(keys.epoch_keys)
+    if epoch not in known:
+        raise FormatError(f"a meta object of epoch {epoch}, whose key this device does not hold")
+    _, plaintext = unseal(keys.log_key(epoch), data, kind, binding=keys.ns_id, bytes_max=_bound(kind))
+    return plaintext
+
+
+def _bound(kind: RecordKind) -> int:
+    return META_BYTES_MAX if kind is RecordKind.META else CONST_BYTES_MAX
+
+
+def patience_s(size_bytes: int) -> float:
+    """How long one transfer of so many bytes may take."""
+    return META_TIMEOUT_S + size_bytes / META_BYTES_PER_S
+
+
+def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str) -> Task:
+    """Puts `data` at {backend: path}; ends when `enough` backends confirmed. -> the backends that did.
+
+    The others' requests are under way by then and may still land. `NoQuorumError` when too few confirm.
+    """
+    failures: dict[str, str] = {}
+
+    def one(backend: str, path: str) -> Task:
+        for attempt in range(META_TRIES):
+            reply: Reply = yield Op(backend, "put", path, data, timeout_s=patience_s(len(data)))
+            if reply.error is None:
+                return True
+            failures[backend] = reply.error.message
+            if not reply.error.retryable:
+                break
+            yield Sleep(RETRY_FIRST_S * (1 << attempt))
+        return False
+
+    def until(results: Mapping[str, Any]) -> bool:
+        good = sum(result is True for result in results.values())
+        return good >= enough or len(paths) - len(results) + good < enough
+
+    results = yield Gather({b: one(b, path) for b, path in paths.items()}, until)
+    confirmed = frozenset(b for b, good in results.items() if good)
+    if len(confirmed) < enough:
+        reasons = "; ".join(f"{b}: {why}" for b, why in sorted(failures.items()))
+        raise NoQuorumError(
+            f"{what}: {len(confirmed)} of {enough} backends confirmed it ({reasons or 'too few are linked'})",
+            next_step="run again when the backends are reachable",
+        )
+    return confirmed
+
+
+class Copy(NamedTuple):
+    """Where an object may be had. `opened` turns its bytes into the result, or refuses them with `FormatError`."""
+
+    backend: str
+    path: str
+    opened: Callable[[bytes], Any]
+
+
+def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
+    """Asks for copies in order until one is good. -> what its `opened` makes of the bytes.
+
+    One that is slow does not hold up the rest: after HEDGE_S, or a failure, the next is asked too. `DamagedError` when
+    all answered and none holds it intact, `NoQuorumError` when some could not be asked.
+    """
+    failures: list[str] = []
+    answered = 0
+
+    def one(turn: int, copy: Copy) -> Task:
+        nonlocal answered
+        waited = 0.0
+        while len(failures) < turn and waited < turn * HEDGE_S:
+            yield Sleep(HEDGE_STEP_S)
+            waited += HEDGE_STEP_S
+        reply: Reply = yield Op(copy.backend, "get", copy.path, max_bytes=bytes_max, timeout_s=patience_s(bytes_max))
+        if reply.error is not None:
+            failures.append(f"{copy.backend}: {reply.error.message}")
+            answered += isinstance(reply.error, NotFoundError)
+            return None
+        answered += 1
+        try:
+            return copy.opened(reply.value)
+        except FormatError as e:
+            failures.append(f"{copy.backend}: {e.message}")
+            return None
+
+    branches = {str(i): one(i, copy) for i, copy in enumerate(copies)}
+    results = yield Gather(branches, lambda r: any(x is not None for x in r.values()))
+    for found in results.values():
+        if found is not None:
+            return found
+    reasons = "; ".join(sorted(failures)) or "no backend is linked"
+    if copies and answered == len(copies):
+        raise DamagedError(f"{what} is on no backend ({reasons})", next_step="metasync check")
+    raise NoQuorumError(f"{what}: no backend gave it ({reasons})", next_step="run again when they are reachable")
+
+
+def opener(keys: WorkspaceKeys, kind: RecordKind, digest: bytes) -> Callable[[bytes], bytes]:
+    """Opens an object only if its bytes hash to `digest`."""
+
+    def opened(data: bytes) -> bytes:
+        if sha256(data) != digest:
+            raise FormatError("its copy is altered")
+        return open_object(keys, kind, data)
+
+    return opened
+
+
+def state_opener(keys: WorkspaceKeys, state_hash: bytes) -> Callable[[bytes], State]:
+    """Opens a state object only if it holds the state of this hash."""
+
+    def opened(data: bytes) -> State:
+        state = decode_state(open_object(keys, RecordKind.STATE, data))
+        if state.hash != state_hash:
+            raise FormatError("its copy is another state")
+        return state
+
+    return opened

@@ -1,0 +1,341 @@
+"""The proposer: one instance of Paxos per version, over passive logs (CONSENSUS 1.5, 1.6).
+
+Theory of operation. A backend cannot run an acceptor, but it can keep a log: objects at numbered names, each created
+only if absent, and only by a client that has read all before it. Replaying the log computes what an acceptor would
+have answered (`replay`), so an entry that lands *is* its acceptor's reply, and every reader computes the same one.
+Delayed, lost and repeated requests are then ordinary network behaviour, and the textbook proof holds:
+
+    PREPARE(r)  on all acceptors; a quorum has it as the highest round: no lower round can be accepted there any more
+    value       the one accepted in the highest round seen anywhere; only if there is none, one's own
+    ACCEPT(r,x) on all acceptors; a quorum has accepted it: x is decided, for ever, whoever learns it
+
+A round is (n, incarnation): an incarnation is drawn at every process start, so no two processes share a round, and a
+process proposes one value per round. Rounds and promises are never persisted: a restart is another process. An own
+value's (v, op_id) is persisted before its first ACCEPT, because from then on anybody may finish it.
+
+Progress. Two proposers can preempt each other for ever. So a proposer that meets a foreign round which it sees for the
+first time lets it finish: it polls for a few round trips, at random length, growing with each defeat, and only then
+goes above it. When no one holds a quorum of first promises (three proposers, one acceptor each), everyone sees the same
+rounds, and the highest goes on at once while the others wait.
+
+A slow or dead minority is never waited for. What was sent to it may still land, which is an ordinary delayed message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Final
+
+from metasync.codec import Reader, u8
+from metasync.consensus.ancestry import ancestor
+from metasync.consensus.entries import Kind, Round
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import Member, Outcome, append, look, read_birth
+from metasync.consensus.replay import NEVER
+from metasync.consensus.states import STATE_BYTES, Change, State, decode_state, skip_version, successor
+from metasync.effects import Gather, Now, Persist, Random, Sleep, Task
+from metasync.errors import NoQuorumError, UpgradeError
+from metasync.keys.derive import FORMAT, UPGRADE, check_format
+
+JOURNAL_KEY: Final = "consensus.journal"
+PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; its proposer needs two
+PATIENCE_LEAST_S: Final = 0.01
+PATIENCE_MAX_S: Final = 8.0
+PHASE_LEAST_S: Final = 0.05  # a phase that met a rival waits so long for the acceptors that have not answered
+BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
+BACKOFF_MAX_S: Final = 2.0
+ROUND_MAX: Final = (1 << 32) - 1
+_TIMER: Final = ""  # the key of a Gather's timer branch; backends' names are not empty
+
+MakeValue = Callable[[], "Change | Task"]
+"""Called at most once, when it is one's turn to propose: returns the change, or a task that does. All that the change
+names must lie on enough backends before it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The value of a version. `mine`: it carries the op_id of the caller's change."""
+
+    state: State
+    mine: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What is persisted before the first ACCEPT of an own value: it may be decided from then on."""
+
+    op_id: bytes
+    base: State
+
+    @property
+    def v(self) -> int:
+        return self.base.v + 1
+
+    def encode(self) -> bytes:
+        return u8(FORMAT) + self.op_id + self.base.encode()
+
+
+def decode_journal(data: bytes) -> Journal:
+    """What `Journal.encode` wrote."""
+    r = Reader(data, "journal")
+    check_format(r.u8(), "the journal")
+    out = Journal(r.take(16), decode_state(r.take(STATE_BYTES)))
+    r.end()
+    return out
+
+
+class _Attempt:
+    """One proposer's work on one instance, until it is decided."""
+
+    def __init__(self, m: Member, instance: Instance, make_value: MakeValue | None, deadline: float) -> None:
+        self.m = m
+        self.instance = instance
+        self.make_value = make_value
+        self.deadline = deadline
+        self.round = NEVER
+        self.value: State | None = None
+        self.own: State | None = None
+        self.op_id: bytes | None = None
+        self.skip: bytes | None = None
+        self.stale = NEVER
+        self.defeats = 0
+        self.failures = 0
+        self.doubted = False
+        self.sent = False
+
+    def run(self) -> Task:
+        """-> State decided, or None: only helping, and nothing was ever accepted."""
+        i, m = self.instance, self.m
+        i.begin()
+        while True:
+            decided = yield from self._known()
+            if decided is not None:
+                return decided
+            self._new_round()
+            if self.value is None:
+                if self.make_value is not None and self.skip is None:
+                    self.skip = yield from ancestor(m, i, i.base, skip_version(i.v))
+                yield from self._phase(Kind.PREPARE)
+                if i.promises(self.round) < i.quorum:
+                    yield from self._lost(Kind.PREPARE)
+                    continue
+                self.value = i.evidence()
+                if self.value is None and self.make_value is None:
+                    return None
+                if self.value is None:
+                    self.value = yield from self._own_value()
+            if self.value == self.own:
+                yield from self._journal()
+            yield from self._phase(Kind.ACCEPT)
+            decided = i.decided()
+            if decided is not None:
+                return decided
+            yield from self._lost(Kind.ACCEPT)
+
+    def _known(self) -> Task:
+        """-> the decided value if the logs show one, read again with births if these were not read."""
+        i = self.instance
+        i.check_fork()
+        if i.decided(births=False) is None:
+            return None
+        if i.decided() is None:
+            yield from self._look()
+        self.doubted = i.decided() is None
+        return i.decided()
+
+    def _new_round(self) -> None:
+        """Keeps the round while it may still win, else takes one above all that were seen or used."""
+        i, m = self.instance, self.m
+        top = i.top_round()
+        if self.round != NEVER and top <= self.round:
+            return
+        n = max(top.n, m.rounds_used.get(i.v, 0), 0) + 1
+        if n > ROUND_MAX:
+            raise NoQuorumError(f"version {i.v}: no round is left", next_step="metasync recover")
+        m.rounds_used[i.v] = n
+        self.round = Round(n, m.incarnation)
+        self.value = None
+
+    def _own_value(self) -> Task:
+        if self.own is None:
+            assert self.make_value is not None
+            assert self.skip is not None
+            before = yield Now()
+            change = self.make_value()
+            if isinstance(change, GeneratorType):
+                change = yield from change
+            assert isinstance(change, Change)
+            self.deadline += (yield Now()) - before  # making a value may upload gigabytes
+            self.op_id = change.op_id
+            self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
+        return self.own
+
+    def _journal(self) -> Task:
+        if not self.sent:
+            assert self.own is not None
+            yield Persist(JOURNAL_KEY, Journal(self.own.op_id, self.instance.base).encode())
+            self.sent = True
+
+    def _phase(self, kind: Kind) -> Task:
+        """Sends one message to all acceptors, until a quorum has it or cannot have it any more."""
+        i, m = self.instance, self.m
+        value = self.value if kind is Kind.ACCEPT else None
+        now = yield Now()
+        branches: dict[str, Task] = {}
+        for acceptor_id, name in i.names.items():
+            task = append(m, i, acceptor_id, kind, self.round, value, self.stale)
+            branches[name] = self._with_birth(acceptor_id, task)
+        branches[_TIMER] = _timer(max(PHASE_LEAST_S, 4 * m.rtt_s))
+
+        def until(results: Mapping[str, Any]) -> bool:
+            won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
+            outcomes = [o for key, o in results.items() if key != _TIMER]
+            contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
+            hopeless = sum(o.kind != "done" for o in outcomes) > len(i.names) - i.quorum
+            return won or len(outcomes) == len(i.names) or hopeless or (contested and _TIMER in results)
+
+        yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
+
+    def _with_birth(self, acceptor_id: bytes, task: Task) -> Task:
+        """A promise or vote counts only where the birth object was read beside it.
+
+        A vote, because a root that was wiped accepts what it had promised not to (CONSENSUS 1.9, finding); a promise,
+        because a root that was wiped has forgotten what it accepted, and another value would be chosen over it.
+        """
+        i = self.instance
+        i.born.discard(acceptor_id)
+        got = yield Gather({"birth": read_birth(self.m, i, acceptor_id), "append": task})
+        outcome: Outcome = got["append"]
+        if got["birth"]:
+            i.vouched.add(acceptor_id)
+            return outcome
+        return Outcome("failed", "birth") if outcome.kind == "done" else outcome
+
+    def _lost(self, kind: Kind) -> Task:
+        """After a phase without a quorum: go on at once, let a rival finish, or wait for acceptors to come back."""
+        i, m = self.instance, self.m
+        i.check_fork()
+        self._check_possible()
+        left = self.deadline - (yield Now())
+        if left <= 0:
+            raise self._no_quorum()
+        if i.decided(births=False) is not None and not self.doubted:
+            return  # to be looked at
+        top = i.top_round()
+        rivals = [log.promised for log in i.logs.values() if log.usable and log.promised.incarnation != m.incarnation]
+        fresh = [r for r in rivals if r > self.stale and r != NEVER]
+        if not fresh:
+            pause = min(BACKOFF_FIRST_S * (1 << min(self.failures, 8)), BACKOFF_MAX_S, left)
+            self.failures += 1
+            yield Sleep(pause * (1 + (yield from _fraction())) / 2)
+            return
+        if kind is Kind.PREPARE and top == self.round and i.promises(top) > 0 and not i.owned(m.incarnation):
+            self.stale = max(fresh)  # nobody holds a quorum, and ours is the highest round: the others wait for us
+            return
+        yield from self._let_finish(left)
+
+    def _let_finish(self, left: float) -> Task:
+        """Polls while a rival works; returns when it is decided, or when the rival was quiet for long enough."""
+        i, m = self.instance, self.m
+        patience = max(PATIENCE_LEAST_S, PATIENCE_RTTS * m.rtt_s) * (1 << min(self.defeats, 5))
+        patience = min(patience, PATIENCE_MAX_S) * (1 + (yield from _fraction()))
+        self.defeats += 1
+        started = last = yield Now()
+        seen = i.progress()
+        while True:
+            now = yield Now()
+            if now - started >= left:
+                raise self._no_quorum()
+            if now - last >= patience:
+                self.stale = i.top_round()
+                return
+            wait = max(PATIENCE_LEAST_S / 2, m.rtt_s) * (0.5 + (yield from _fraction()))
+            yield Sleep(min(wait, patience, left))
+            yield from self._look()
+            if i.decided() is not None:
+                return
+            i.check_fork()
+            if i.progress() != seen:
+                seen, last = i.progress(), (yield Now())
+
+    def _look(self) -> Task:
+        """Reads births and logs onwards, until a quorum answered or all is clear."""
+        left = self.deadline - (yield Now())
+        yield from look_around(self.m, self.instance, left)
+
+    def _check_possible(self) -> None:
+        """Raises when so many acceptors are out for good that no quorum can come about in this version."""
+        i, m = self.instance, self.m
+        out = i.poisoned()
+        for name in i.names.values():
+            standing = m.standings.get(name)
+            if standing is not None and standing.kind in ("replaced", "rolled back", "unlinked"):
+                out.setdefault(name, standing.reason)
+        if len(out) <= len(i.names) - i.quorum:
+            return
+        newer = [i.names[a] for a, log in i.logs.items() if log.newer]
+        if newer:
+            raise UpgradeError(f"{', '.join(sorted(newer))}: written by a newer version", next_step=UPGRADE)
+        m.check_rollback(i)
+        raise self._no_quorum()
+
+    def _no_quorum(self) -> NoQuorumError:
+        return no_quorum(self.m, self.instance, sent=self.sent)
+
+
+def propose(m: Member, instance: Instance, make_value: MakeValue, deadline_s: float) -> Task:
+    """Agrees the value of `instance`: one's own, or what somebody else proposed. -> Decided.
+
+    `NoQuorumError` when no quorum answers within `deadline_s` (not counting the making of the value): it says whether
+    the own value may be decided all the same. `ForkError`, `UpgradeError`.
+    """
+    attempt = _Attempt(m, instance, make_value, (yield Now()) + deadline_s)
+    state = yield from attempt.run()
+    m.remember_state(instance.base)
+    m.remember_state(state)
+    return Decided(state, attempt.op_id is not None and state.op_id == attempt.op_id)
+
+
+def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
+    """Helps an instance to its end without a value of one's own. -> the decided state; None: nothing to decide."""
+    attempt = _Attempt(m, instance, None, (yield Now()) + deadline_s)
+    return (yield from attempt.run())
+
+
+def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: bool = False) -> Task:
+    """Reads births and logs onwards. Ends when the value is known or a quorum was read, then waits for no one else.
+
+    `everybody`: waits for the rest too, but for a few round trips at most.
+    """
+    i = instance
+    branches: dict[str, Task] = {name: look(m, i, acceptor_id) for acceptor_id, name in i.names.items()}
+    branches[_TIMER] = _timer(max(PHASE_LEAST_S, 4 * m.rtt_s))
+
+    def until(results: Mapping[str, Any]) -> bool:
+        if i.decided() is not None or len(results) - (_TIMER in results) == len(i.names):
+            return True
+        return i.read() >= i.quorum and (not everybody or _TIMER in results)
+
+    yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
+
+
+def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
+    """What to tell when too few acceptors answered, with each one's reason."""
+    names = sorted(instance.names.values())
+    reasons = "; ".join(f"{n}: {s.reason or s.kind}" for n in names if (s := m.standings.get(n)) and s.kind != "ok")
+    text = f"version {instance.v}: no quorum of {instance.quorum} of {len(names)} backends"
+    text += f" ({reasons})" if reasons else " in time"
+    if sent:
+        return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
+    return NoQuorumError(text, next_step="run again when the backends are reachable")
+
+
+def _timer(seconds: float) -> Task:
+    yield Sleep(seconds)
+
+
+def _fraction() -> Task:
+    """-> a random number from 0 up to 1."""
+    return int.from_bytes((yield Random(4)), "big") / (1 << 32)

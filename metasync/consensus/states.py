@@ -1,0 +1,216 @@
+"""The state: what pPaxos agrees on, one per version (CONSENSUS 1.1, there *tuple*).
+
+402 bytes, always: hashes and small numbers only, so that an entry that carries two of them (its base and its value)
+stays small, and every entry of version v is by itself a certificate of the whole state v-1.
+
+`prev` and `skip` make the chain a skip list: from any state, an older one is reached, and proven, in O(log gap) steps.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, fields, replace
+from typing import Final, NamedTuple
+
+from metasync.errors import FormatError, UpgradeError
+from metasync.keys.derive import UPGRADE, sha256
+
+FORMAT: Final = 1
+STATE_BYTES: Final = 402
+ZERO_HASH: Final = bytes(32)
+ZERO_ID: Final = bytes(16)
+
+_LAYOUT: Final = struct.Struct(">BB32sIQ32s32s32s32sQ32sQ32s32s32sIQQ16s16s32s")
+
+
+class Ref(NamedTuple):
+    """A meta object: its generation and the SHA-256 of its sealed bytes. `NOTHING` names none."""
+
+    generation: int
+    hash: bytes
+
+
+NOTHING: Final = Ref(0, ZERO_HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One agreed state. `config`, `devices`, `keyring`: SHA-256 of the sealed bytes they name; `extra`: the same for a
+    record of later formats' agreed values, zero for none, and carried over by who does not know it."""
+
+    ns_id: bytes
+    era: int
+    v: int
+    prev: bytes
+    skip: bytes
+    master: bytes
+    config: bytes
+    index: Ref
+    retained: Ref
+    devices: bytes
+    keyring: bytes
+    epoch: int
+    gen: int
+    min_gen: int
+    writer: bytes
+    op_id: bytes
+    extra: bytes = ZERO_HASH
+    min_fmt: int = FORMAT
+    fmt: int = FORMAT
+
+    def encode(self) -> bytes:
+        return _LAYOUT.pack(
+            self.fmt,
+            self.min_fmt,
+            self.ns_id,
+            self.era,
+            self.v,
+            self.prev,
+            self.skip,
+            self.master,
+            self.config,
+            *self.index,
+            *self.retained,
+            self.devices,
+            self.keyring,
+            self.epoch,
+            self.gen,
+            self.min_gen,
+            self.writer,
+            self.op_id,
+            self.extra,
+        )
+
+    @property
+    def hash(self) -> bytes:
+        return sha256(self.encode())
+
+    @property
+    def fingerprint(self) -> str:
+        """What two people compare by eye: version and the first 40 bits of the hash."""
+        return f"{self.v}-{self.hash[:5].hex()}"
+
+
+def decode_state(data: bytes) -> State:
+    """The state in these bytes. `UpgradeError` when it or its `min_fmt` is newer than this program."""
+    if not data:
+        raise FormatError("state: no bytes")
+    if data[0] > FORMAT:
+        raise UpgradeError(f"the state has format {data[0]}; this program knows {FORMAT}", next_step=UPGRADE)
+    if data[0] < 1 or len(data) != STATE_BYTES:
+        raise FormatError(f"state of format {data[0]} and {len(data)} bytes")
+    (fmt, min_fmt, ns_id, era, v, prev, skip, master, config, ig, index, rg, retained, *rest) = _LAYOUT.unpack(data)
+    devices, keyring, epoch, gen, min_gen, writer, op_id, extra = rest
+    if min_fmt > FORMAT:
+        raise UpgradeError(
+            f"version {v} of the workspace is for programs that know format {min_fmt}; this one knows {FORMAT}",
+            next_step=UPGRADE,
+        )
+    return State(
+        ns_id=ns_id,
+        era=era,
+        v=v,
+        prev=prev,
+        skip=skip,
+        master=master,
+        config=config,
+        index=Ref(ig, index),
+        retained=Ref(rg, retained),
+        devices=devices,
+        keyring=keyring,
+        epoch=epoch,
+        gen=gen,
+        min_gen=min_gen,
+        writer=writer,
+        op_id=op_id,
+        extra=extra,
+        min_fmt=min_fmt,
+        fmt=fmt,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a commit changes of its base; None keeps the base's value. `op_id`: the push's own, kept over rebases."""
+
+    op_id: bytes
+    master: bytes | None = None
+    config: bytes | None = None
+    index: Ref | None = None
+    retained: Ref | None = None
+    devices: bytes | None = None
+    keyring: bytes | None = None
+    epoch: int | None = None
+    gen: int | None = None
+    min_gen: int | None = None
+    min_fmt: int | None = None
+
+
+def skip_version(v: int) -> int:
+    """The version that state v's `skip` names: v without its lowest set bit."""
+    return v & (v - 1)
+
+
+def step_back(v: int, least: int) -> int:
+    """The version to go to from v on the shortest way down to `least`: along `skip` if it does not overshoot."""
+    far = skip_version(v)
+    return far if far >= least else v - 1
+
+
+def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
+    """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
+    given = {
+        f.name: value for f in fields(change) if f.name != "op_id" and (value := getattr(change, f.name)) is not None
+    }
+    nxt = replace(base, v=base.v + 1, prev=base.hash, skip=skip, writer=writer, op_id=change.op_id, **given)
+    if not follows(nxt, base):
+        raise ValueError("a state must not fall behind its base")
+    return nxt
+
+
+def follows(state: State, base: State) -> bool:
+    """True when `state` may be the value of the version after `base`, as far as the two can tell."""
+    v = base.v + 1
+    return (
+        state.v == v
+        and state.prev == base.hash
+        and state.ns_id == base.ns_id
+        and state.era == base.era
+        and (skip_version(v) != base.v or state.skip == state.prev)
+        and state.epoch >= base.epoch
+        and state.gen >= base.gen
+        and state.min_gen >= base.min_gen
+        and state.min_gen <= state.gen
+        and state.min_fmt >= base.min_fmt
+        and state.writer != ZERO_ID
+    )
+
+
+def genesis_state(
+    *,
+    ns_id: bytes,
+    config: bytes,
+    devices: bytes,
+    keyring: bytes,
+    epoch: int,
+    era: int = 0,
+) -> State:
+    """Version 0: nobody's, empty, decided because the admin key signs it."""
+    return State(
+        ns_id=ns_id,
+        era=era,
+        v=0,
+        prev=ZERO_HASH,
+        skip=ZERO_HASH,
+        master=ZERO_HASH,
+        config=config,
+        index=NOTHING,
+        retained=NOTHING,
+        devices=devices,
+        keyring=keyring,
+        epoch=epoch,
+        gen=0,
+        min_gen=0,
+        writer=ZERO_ID,
+        op_id=ZERO_ID,
+    )

@@ -1,0 +1,212 @@
+"""Keys from keys, and the sealing of small records.
+
+A *sealed record* is one small secret value in the open: a clear, bound header, then AES-256-GCM. Its key is drawn from
+a parent key and 32 random bytes that stand in the header, so each key seals one record, the nonce is always zero, and
+no nonce state lives anywhere (CONSENSUS 1.1). The associated data are the header and whatever the caller binds the
+record to: a workspace, an acceptor, a place in a log.
+
+Nothing here draws randomness: entropy comes as an argument, so a simulator replays every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from metasync.codec import Reader, u8, u32
+from metasync.errors import FormatError, UpgradeError
+
+if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+FORMAT: Final = 1
+KEY_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+HEADER_BYTES: Final = 42
+SEAL_OVERHEAD_BYTES: Final = HEADER_BYTES + 4 + 16  # header, length, GCM tag
+RECORD_BYTES_MAX: Final = 1 << 26  # 64 MiB: the largest index segment; a larger record is refused before it is opened
+UPGRADE: Final = "upgrade metasync"
+
+_NONCE = bytes(12)
+
+
+class RecordKind(IntEnum):
+    """What a record is. Part of its key's derivation: a record of one kind never opens as another."""
+
+    SLOT = 1
+    RING = 2
+    ENTRY = 3
+    HINT = 4
+    HEAD = 5
+    META = 6
+    CONST = 7
+    STATE = 8
+    GENESIS = 9
+    BIRTH = 10
+    CERTIFICATE = 11
+    DEVICES = 12
+    IDENTITY = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The clear front of a sealed record."""
+
+    kind: int
+    era: int
+    epoch: int
+    random: bytes
+
+    def encode(self) -> bytes:
+        return u8(FORMAT) + u8(self.kind) + u32(self.era) + u32(self.epoch) + self.random
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def mac(key: bytes, message: bytes) -> bytes:
+    """HMAC-SHA256."""
+    return hmac.digest(key, message, "sha256")
+
+
+def derive(key: bytes, label: str, salt: bytes = b"") -> bytes:
+    """A 32-byte key for the purpose `label` from a 32-byte `key`: HKDF-SHA256 (RFC 5869)."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), KEY_BYTES, salt, b"metasync " + label.encode("ascii")).derive(key)
+
+
+def check_format(fmt: int, what: str) -> None:
+    """Raises `UpgradeError` for a format byte above ours, `FormatError` for zero."""
+    if fmt > FORMAT:
+        raise UpgradeError(f"{what} has format {fmt}; this program knows {FORMAT}", next_step=UPGRADE)
+    if fmt < 1:
+        raise FormatError(f"{what}: format {fmt}")
+
+
+def read_header(data: bytes) -> Header:
+    """The clear header of a sealed record, not yet authenticated. `FormatError`, or `UpgradeError` for a newer one."""
+    r = Reader(data, "sealed record")
+    check_format(r.u8(), "a sealed record")
+    return Header(r.u8(), r.u32(), r.u32(), r.take(32))
+
+
+def seal(
+    parent: bytes,
+    header: Header,
+    plaintext: bytes,
+    *,
+    binding: bytes = b"",
+    pad_to: int = 1,
+) -> bytes:
+    """Seals `plaintext` under a key drawn from `parent`, `header.random` and `header.kind`.
+
+    `header.random` must be fresh for every different plaintext. The result's length is a multiple of `pad_to`.
+    """
+    if len(header.random) != 32:
+        raise ValueError("a record's header takes 32 random bytes")
+    inner = u32(len(plaintext)) + plaintext
+    inner += bytes(-(HEADER_BYTES + 16 + len(inner)) % pad_to)
+    head = header.encode()
+    return head + _aead(parent, header).encrypt(_NONCE, inner, head + binding)
+
+
+def unseal(
+    parent: bytes, data: bytes, kind: RecordKind, *, binding: bytes = b"", bytes_max: int = RECORD_BYTES_MAX
+) -> tuple[Header, bytes]:
+    """Opens what `seal` made: (header, plaintext). `FormatError` when it is not that, `UpgradeError` when newer."""
+    if len(data) > bytes_max:
+        raise FormatError(f"sealed record of {len(data)} bytes, at most {bytes_max} expected")
+    header = read_header(data)
+    if header.kind != kind:
+        raise FormatError(f"sealed record of kind {header.kind}, {int(kind)} expected")
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        inner = _aead(parent, header).decrypt(_NONCE, data[HEADER_BYTES:], data[:HEADER_BYTES] + binding)
+    except (InvalidTag, ValueError) as e:
+        raise FormatError("sealed record does not open: another key, another place, or altered") from e
+    r = Reader(inner, "sealed record")
+    plaintext = r.bytes32(len(inner))
+    if any(inner[r.pos :]):
+        raise FormatError("sealed record: padding is not zero")
+    return header, plaintext
+
+
+def _aead(parent: bytes, header: Header) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(derive(parent, f"record {header.kind}", header.random))
+
+
+# Signatures and key agreement. Private keys are the 32 raw bytes.
+
+
+def sign_public(private: bytes) -> bytes:
+    """The Ed25519 public key of a private one."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def sign(private: bytes, context: str, message: bytes) -> bytes:
+    """An Ed25519 signature of `message`, in `context`: what is signed for one purpose never serves another."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private).sign(_in_context(context, message))
+
+
+def verify(public: bytes, context: str, message: bytes, signature: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _in_context(context, message))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _in_context(context: str, message: bytes) -> bytes:
+    return b"metasync " + context.encode("ascii") + b"\0" + message
+
+
+def seal_public(private: bytes) -> bytes:
+    """The X25519 public key of a private one."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, public: bytes, label: str, salt: bytes) -> bytes:
+    """The 32-byte key that both ends of an X25519 exchange derive. `FormatError` for a public key of small order."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as e:
+        raise FormatError("unusable X25519 public key") from e
+    return derive(shared, label, salt)
+
+
+def wrap(key: bytes, secret: bytes) -> bytes:
+    """Seals a 32-byte `secret` under a `key` that seals nothing else: 48 bytes."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key).encrypt(_NONCE, secret, b"")
+
+
+def unwrap(key: bytes, wrapped: bytes) -> bytes | None:
+    """What `wrap` sealed; None when the key is another."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(key).decrypt(_NONCE, wrapped, b"")
+    except InvalidTag:
+        return None

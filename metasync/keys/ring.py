@@ -1,0 +1,287 @@
+"""Keyrings: one key epoch's keys, sealed to every device and slot of that moment (ARCHITECTURE D11).
+
+A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is wrapped to each recipient's X25519 key
+with one ephemeral key; under it lie the epoch key, the id key and the chunk seed, and beneath those the older epoch
+keys. The admin's private key is wrapped to slots only, so that no device ever holds it. The admin key of the epoch
+before signs the ring, the first signs its own.
+
+In a workspace without encryption the keys derive from `ns_id` for everybody; its ring wraps the admin key alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from metasync.codec import Reader, ascending, bytes32, u8, u16, u32
+from metasync.errors import FormatError, PassphraseError, WorkspaceError
+from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.derive import (
+    FORMAT,
+    SIGNATURE_BYTES,
+    Header,
+    RecordKind,
+    agree,
+    check_format,
+    derive,
+    mac,
+    seal,
+    seal_public,
+    sha256,
+    sign,
+    sign_public,
+    unseal,
+    unwrap,
+    verify,
+    wrap,
+)
+
+FIRST_EPOCH: Final = 1
+RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # ephemeral key, ring secret, record
+RING_BYTES_MAX: Final = 1 << 20
+RECIPIENTS_MAX: Final = 4096
+_SIGNED: Final = "keyring 1"
+_WRAPPED_BYTES: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceKeys:
+    """All that a device needs to read and write: keys by epoch (oldest first), the id key and the chunk seed."""
+
+    ns_id: bytes
+    encrypted: bool
+    epoch_keys: tuple[tuple[int, bytes], ...] = field(repr=False)
+    id_key: bytes = field(repr=False)
+    chunk_seed: bytes = field(repr=False)
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch."""
+        return self.epoch_keys[-1][0]
+
+    def epoch_key(self, epoch: int) -> bytes:
+        """`WorkspaceError` for an epoch whose ring this device has not opened."""
+        for number, key in reversed(self.epoch_keys):
+            if number == epoch:
+                return key
+        raise WorkspaceError(
+            f"the workspace's keys were rotated: this device does not hold those of epoch {epoch}",
+            next_step="open the newest keyring with the device's key or the passphrase",
+        )
+
+    def log_key(self, epoch: int) -> bytes:
+        """The parent key of an epoch's log entries and meta objects."""
+        return derive(self.epoch_key(epoch), "log")
+
+    def pack_key(self, epoch: int) -> bytes:
+        """The parent key of an epoch's packs."""
+        return derive(self.epoch_key(epoch), "pack")
+
+    def state_name(self, state_hash: bytes) -> str:
+        """The name under `const/` of the state with this hash."""
+        return mac(self.id_key, b"state" + state_hash).hex()
+
+    def encode(self) -> bytes:
+        """For the device's own key store."""
+        head = u8(FORMAT) + self.ns_id + u8(self.encrypted) + u16(len(self.epoch_keys))
+        return head + b"".join(u32(e) + k for e, k in self.epoch_keys) + self.id_key + self.chunk_seed
+
+
+def decode_keys(data: bytes) -> WorkspaceKeys:
+    """What `WorkspaceKeys.encode` wrote."""
+    r = Reader(data, "workspace keys")
+    check_format(r.u8(), "the workspace keys")
+    ns_id, encrypted = r.take(32), _flag(r)
+    keys = _epoch_keys(r)
+    out = WorkspaceKeys(ns_id, encrypted, keys, r.take(32), r.take(32))
+    r.end()
+    if not keys:
+        raise FormatError("workspace keys: none")
+    return out
+
+
+def open_keys(ns_id: bytes, epoch: int) -> WorkspaceKeys:
+    """The keys of a workspace without encryption: anybody can derive them."""
+    keys = tuple((e, derive(ns_id, f"open epoch {e}")) for e in range(FIRST_EPOCH, epoch + 1))
+    return WorkspaceKeys(ns_id, False, keys, derive(ns_id, "open id key"), derive(ns_id, "open chunk seed"))
+
+
+def new_keys(ns_id: bytes, entropy: bytes) -> WorkspaceKeys:
+    """The keys of a new encrypted workspace, from 96 fresh bytes."""
+    if len(entropy) != 96:
+        raise ValueError("a workspace's keys take 96 random bytes")
+    return WorkspaceKeys(ns_id, True, ((FIRST_EPOCH, entropy[:32]),), entropy[32:64], entropy[64:])
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A ring as anybody can read it. `wraps`: (recipient's X25519 public key, wrapped ring secret), ascending;
+    `admin_wraps` the same for the admin's private key."""
+
+    encrypted: bool
+    chain: AdminChain
+    ephemeral: bytes
+    wraps: tuple[tuple[bytes, bytes], ...]
+    admin_wraps: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    @property
+    def epoch(self) -> int:
+        return self.chain.epoch
+
+    @property
+    def ns_id(self) -> bytes:
+        return self.chain.ns_id
+
+
+def make_ring(
+    keys: WorkspaceKeys,
+    chain: AdminChain,
+    *,
+    admin_private: bytes,
+    signer_private: bytes,
+    devices: Sequence[bytes],
+    slots: Sequence[bytes],
+    entropy: bytes,
+) -> bytes:
+    """The ring of `keys.epoch`, to be stored under `ring_path`.
+
+    `chain` ends with the public key of `admin_private`; `signer_private` is the admin key of the epoch before (the
+    first ring: the same). `devices` and `slots` are X25519 public keys. `entropy`: RING_ENTROPY_BYTES fresh bytes.
+    """
+    if len(entropy) != RING_ENTROPY_BYTES:
+        raise ValueError("a ring takes 96 random bytes")
+    if sign_public(signer_private) != chain.signer or sign_public(admin_private) != chain.admin:
+        raise ValueError("the admin keys are not those of the chain")
+    if chain.epoch != keys.epoch or chain.ns_id != keys.ns_id:
+        raise ValueError("the keys are not those of the chain's epoch")
+    ephemeral_private, secret, random = entropy[:32], entropy[32:64], entropy[64:]
+    ephemeral = seal_public(ephemeral_private)
+
+    def wraps(label: str, publics: Sequence[bytes], what: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        return tuple((p, wrap(agree(ephemeral_private, p, label, ephemeral + p), what)) for p in sorted(set(publics)))
+
+    head = _head(keys.encrypted, chain, ephemeral)
+    body = b""
+    if keys.encrypted:
+        header = Header(RecordKind.RING, 0, keys.epoch, random)
+        body = seal(secret, header, _body(keys, random), binding=head)
+    ring = head + _encode_wraps(wraps("ring", (*devices, *slots), secret) if keys.encrypted else ())
+    ring += _encode_wraps(wraps("ring admin", slots, admin_private)) + bytes32(body)
+    return ring + sign(signer_private, _SIGNED, ring)
+
+
+def ring_path(data: bytes) -> str:
+    """Where a ring of these bytes lies on every backend."""
+    return f"keys/ring-{read_ring(data).epoch}-{sha256(data).hex()}"
+
+
+def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
+    """Decodes and verifies: the admin chain (back to `ns_id` if given) and the signature. `FormatError` otherwise."""
+    if len(data) > RING_BYTES_MAX:
+        raise FormatError(f"keyring of {len(data)} bytes")
+    r = Reader(data, "keyring")
+    check_format(r.u8(), "the keyring")
+    encrypted = _flag(r)
+    chain = decode_chain(r)
+    ring = Ring(encrypted, chain, r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX))
+    signed = r.pos
+    signature = r.take(SIGNATURE_BYTES)
+    r.end()
+    if ring.encrypted != bool(ring.body) or (ring.wraps and not encrypted):
+        raise FormatError("keyring: sealed keys and the encryption flag contradict each other")
+    if not verify(chain.signer, _SIGNED, data[:signed], signature):
+        raise FormatError("keyring: the admin's signature is wrong")
+    if ns_id is not None and ring.ns_id != ns_id:
+        raise FormatError("keyring: of another workspace")
+    return ring
+
+
+def open_ring(data: bytes, private: bytes | None, ns_id: bytes) -> WorkspaceKeys:
+    """The workspace's keys, with a device's or a slot's X25519 private key (None: a workspace without encryption).
+
+    `PassphraseError` when the ring is not sealed to that key; `FormatError` when it is no ring of `ns_id`.
+    """
+    ring = read_ring(data, ns_id)
+    if not ring.encrypted:
+        return open_keys(ns_id, ring.epoch)
+    secret = _unwrapped(ring, ring.wraps, private, "ring") if private else None
+    if secret is None:
+        raise PassphraseError(f"the keyring of epoch {ring.epoch} is not sealed to this key")
+    _, body = unseal(
+        secret, ring.body, RecordKind.RING, binding=_head(True, ring.chain, ring.ephemeral), bytes_max=RING_BYTES_MAX
+    )
+    r = Reader(body, "keyring")
+    epoch_key, id_key, seed = r.take(32), r.take(32), r.take(32)
+    beneath = r.bytes32(RING_BYTES_MAX)
+    r.end()
+    _, plain = unseal(derive(epoch_key, "older"), beneath, RecordKind.RING, bytes_max=RING_BYTES_MAX)
+    r = Reader(plain, "older epoch keys")
+    older = _epoch_keys(r)
+    r.end()
+    if older and older[-1][0] >= ring.epoch:
+        raise FormatError("keyring: an older key of a newer epoch")
+    return WorkspaceKeys(ns_id, True, (*older, (ring.epoch, epoch_key)), id_key, seed)
+
+
+def open_admin(data: bytes, private: bytes, ns_id: bytes) -> bytes:
+    """The admin's private Ed25519 key, with a slot's X25519 private key. `PassphraseError` when not sealed to it."""
+    ring = read_ring(data, ns_id)
+    admin = _unwrapped(ring, ring.admin_wraps, private, "ring admin")
+    if admin is None:
+        raise PassphraseError("the admin key is sealed to key slots only, and not to this one")
+    if sign_public(admin) != ring.chain.admin:
+        raise FormatError("keyring: the sealed admin key is another")
+    return admin
+
+
+def _body(keys: WorkspaceKeys, random: bytes) -> bytes:
+    older = u16(len(keys.epoch_keys) - 1) + b"".join(u32(e) + k for e, k in keys.epoch_keys[:-1])
+    epoch_key = keys.epoch_keys[-1][1]
+    beneath = seal(derive(epoch_key, "older"), Header(RecordKind.RING, 0, keys.epoch, random), older)
+    return epoch_key + keys.id_key + keys.chunk_seed + bytes32(beneath)
+
+
+def _head(encrypted: bool, chain: AdminChain, ephemeral: bytes) -> bytes:
+    return u8(FORMAT) + u8(encrypted) + chain.encode() + ephemeral
+
+
+def _unwrapped(ring: Ring, wraps: tuple[tuple[bytes, bytes], ...], private: bytes, label: str) -> bytes | None:
+    mine = seal_public(private)
+    for public, wrapped in wraps:
+        if public == mine:
+            return unwrap(agree(private, ring.ephemeral, label, ring.ephemeral + public), wrapped)
+    return None
+
+
+def _encode_wraps(wraps: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    if len(wraps) > RECIPIENTS_MAX:
+        raise ValueError("too many recipients")
+    return u16(len(wraps)) + b"".join(p + w for p, w in wraps)
+
+
+def _decode_wraps(r: Reader) -> tuple[tuple[bytes, bytes], ...]:
+    n = r.count(r.u16(), 32 + _WRAPPED_BYTES)
+    if n > RECIPIENTS_MAX:
+        raise r.fail(f"{n} recipients")
+    out = tuple((r.take(32), r.take(_WRAPPED_BYTES)) for _ in range(n))
+    if not ascending([p for p, _ in out]):
+        raise r.fail("recipients out of order")
+    return out
+
+
+def _epoch_keys(r: Reader) -> tuple[tuple[int, bytes], ...]:
+    n = r.count(r.u16(), 36)
+    keys = tuple((r.u32(), r.take(32)) for _ in range(n))
+    if any(a[0] >= b[0] for a, b in pairwise(keys)):
+        raise r.fail("epochs out of order")
+    return keys
+
+
+def _flag(r: Reader) -> bool:
+    n = r.u8()
+    if n > 1:
+        raise r.fail(f"flag {n}")
+    return bool(n)

@@ -1,0 +1,184 @@
+"""Key slots: what a passphrase or a recovery phrase opens (ARCHITECTURE D11).
+
+A slot is an immutable object at `keys/`. In the clear it holds the salt, the Argon2id cost and an X25519 public key, so
+that a keyring can be sealed to it by somebody who does not know the passphrase; sealed, the X25519 private key, the
+workspace's id and its name. The cost that a slot asks for is bounded before it is paid: a hostile provider must not
+make a client spend a terabyte of memory.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass, field
+from typing import Final
+
+from metasync.codec import Reader, bytes32, text16, u8, u32
+from metasync.errors import FormatError, PassphraseError, UsageError
+from metasync.keys.derive import FORMAT, Header, RecordKind, check_format, seal, seal_public, sha256, unseal
+
+PASSPHRASE: Final = 1
+RECOVERY: Final = 2
+
+SLOT_ENTROPY_BYTES: Final = 32 + 32 + 32  # salt, private key, record
+SLOT_BYTES_MAX: Final = 4096
+NAME_BYTES_MAX: Final = 1024
+_SEALED_PAD: Final = 256  # hides the length of the workspace's name
+_CLEAR_BYTES: Final = 1 + 1 + 32 + 12 + 32
+
+MEMORY_KIB_MAX: Final = 1 << 20  # 1 GiB
+ITERATIONS_MAX: Final = 16
+LANES_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one try at a passphrase costs with Argon2id."""
+
+    memory_kib: int
+    iterations: int
+    lanes: int
+
+    def check(self) -> None:
+        """Raises `FormatError` unless within what a client is willing to pay."""
+        if not 1 <= self.lanes <= LANES_MAX or not 1 <= self.iterations <= ITERATIONS_MAX:
+            raise FormatError(f"key slot: {self.iterations} iterations on {self.lanes} lanes are out of bounds")
+        if not 8 * self.lanes <= self.memory_kib <= MEMORY_KIB_MAX:
+            raise FormatError(f"key slot: {self.memory_kib} KiB of memory are out of bounds")
+
+
+COST: Final = Cost(memory_kib=64 << 10, iterations=3, lanes=4)
+"""0.2 s and 64 MiB: RFC 9106's second recommendation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The clear part of a slot."""
+
+    kind: int
+    salt: bytes
+    cost: Cost
+    public: bytes
+    sealed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSecret:
+    """What opening a slot yields: the key that keyrings are sealed to."""
+
+    kind: int
+    public: bytes
+    ns_id: bytes
+    name: str
+    private: bytes = field(repr=False)
+
+
+def normalise_passphrase(passphrase: str) -> str:
+    """NFC: one passphrase however the keyboard composes it."""
+    return unicodedata.normalize("NFC", passphrase)
+
+
+def make_phrase(entropy: bytes) -> str:
+    """The recovery phrase of 16 (12 words) to 32 (24 words) bytes of entropy."""
+    from mnemonic import Mnemonic
+
+    return str(Mnemonic("english").to_mnemonic(entropy))
+
+
+def normalise_phrase(phrase: str) -> str:
+    """Lower case, single spaces. `PassphraseError` naming the wrong word or the failed checksum."""
+    from mnemonic import Mnemonic
+
+    book = Mnemonic("english")
+    words = unicodedata.normalize("NFKD", phrase).lower().split()
+    if len(words) < 12:
+        raise PassphraseError(f"a recovery phrase has 12 words or more, not {len(words)}")
+    for place, word in enumerate(words, 1):
+        if word not in book.wordlist:
+            raise PassphraseError(f"word {place} of the recovery phrase is not in the word list")
+    if not book.check(" ".join(words)):
+        raise PassphraseError(
+            "the recovery phrase's checksum is wrong: a word is misread, or out of place",
+            next_step="compare it with what you wrote down, word by word",
+        )
+    return " ".join(words)
+
+
+def make_slot(
+    kind: int, passphrase: str, *, ns_id: bytes, name: str, entropy: bytes, cost: Cost = COST
+) -> tuple[bytes, SlotSecret]:
+    """A new slot: (the bytes to store, what opening it yields). `entropy`: SLOT_ENTROPY_BYTES fresh bytes.
+
+    `UsageError` when the passphrase is empty or the name too long.
+    """
+    if len(entropy) != SLOT_ENTROPY_BYTES:
+        raise ValueError("a slot takes 96 random bytes")
+    if not passphrase.strip():
+        raise UsageError("the passphrase is empty")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise UsageError(f"the workspace's name is longer than {NAME_BYTES_MAX} bytes")
+    salt, private, random = entropy[:32], entropy[32:64], entropy[64:]
+    public = seal_public(private)
+    clear = _clear(kind, salt, cost, public)
+    inner = private + ns_id + text16(name)
+    key = _stretch(kind, passphrase, salt, cost)
+    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, random), inner, binding=clear, pad_to=_SEALED_PAD)
+    return clear + bytes32(sealed), SlotSecret(kind, public, ns_id, name, private)
+
+
+def slot_path(data: bytes) -> str:
+    """Where a slot of these bytes lies on every backend."""
+    return f"keys/slot-{sha256(data).hex()}"
+
+
+def read_slot(data: bytes) -> Slot:
+    """The clear part. `FormatError` also for a cost beyond bounds, `UpgradeError` for a newer format."""
+    if len(data) > SLOT_BYTES_MAX:
+        raise FormatError(f"key slot of {len(data)} bytes")
+    r = Reader(data, "key slot")
+    check_format(r.u8(), "a key slot")
+    kind = r.u8()
+    if kind not in (PASSPHRASE, RECOVERY):
+        raise FormatError(f"key slot of unknown kind {kind}")
+    salt = r.take(32)
+    cost = Cost(r.u32(), r.u32(), r.u32())
+    cost.check()
+    slot = Slot(kind, salt, cost, r.take(32), r.bytes32(SLOT_BYTES_MAX))
+    r.end()
+    return slot
+
+
+def open_slot(data: bytes, passphrase: str) -> SlotSecret:
+    """Opens a slot with its passphrase (or recovery phrase). Costs `Cost`.
+
+    `PassphraseError` when it does not open, `FormatError` when it is no slot, `UpgradeError` when newer. Say "wrong
+    passphrase" to the user only after all reachable slots were tried.
+    """
+    slot = read_slot(data)
+    if not passphrase.strip():
+        raise PassphraseError("the passphrase is empty")
+    key = _stretch(slot.kind, passphrase, slot.salt, slot.cost)
+    try:
+        _, inner = unseal(key, slot.sealed, RecordKind.SLOT, binding=data[:_CLEAR_BYTES], bytes_max=SLOT_BYTES_MAX)
+    except FormatError as e:
+        raise PassphraseError("the passphrase does not open this key slot") from e
+    r = Reader(inner, "key slot")
+    private, ns_id, name = r.take(32), r.take(32), r.text16(NAME_BYTES_MAX)
+    r.end()
+    if seal_public(private) != slot.public:
+        raise FormatError("key slot: its public key is not that of its private key")
+    return SlotSecret(slot.kind, slot.public, ns_id, name, private)
+
+
+def _clear(kind: int, salt: bytes, cost: Cost, public: bytes) -> bytes:
+    cost.check()
+    numbers = u32(cost.memory_kib) + u32(cost.iterations) + u32(cost.lanes)
+    return u8(FORMAT) + u8(kind) + salt + numbers + public
+
+
+def _stretch(kind: int, passphrase: str, salt: bytes, cost: Cost) -> bytes:
+    from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+    text = normalise_phrase(passphrase) if kind == RECOVERY else normalise_passphrase(passphrase)
+    return Argon2id(
+        salt=salt, length=32, iterations=cost.iterations, lanes=cost.lanes, memory_cost=cost.memory_kib
+    ).derive(text.encode("utf-8", "surrogatepass"))

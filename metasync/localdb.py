@@ -1,0 +1,342 @@
+"""The local state of one workspace: an SQLite file in `.metasync/`, behind a protocol the simulator can replace.
+
+Nothing in it is the only copy of anything agreed: it can be rebuilt from the backends and the working tree. What is
+lost with it is knowledge about this device (what it wrote where, what it had not pushed yet), so that a rebuilt one
+makes MetaSync more careful, never less.
+
+WAL with synchronous=FULL: what a call or an outermost `transaction` wrote is on the disk when it returns, and a process
+killed at any moment leaves either all of it or nothing. One connection, one lock: usable from any thread.
+
+Rows of the working tree are opaque here (`sync.rows` gives them meaning): this module lies below the content objects.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from metasync.errors import UpgradeError, WorkspaceError
+
+FORMAT = 1
+APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
+BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
+QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
+
+_SCHEMA = """
+CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE rows (path BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE objects (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE staged (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE conflicts (copy BLOB PRIMARY KEY, path BLOB NOT NULL, reason TEXT NOT NULL, version INTEGER NOT NULL);
+CREATE TABLE replaced (n INTEGER PRIMARY KEY, path BLOB NOT NULL, content BLOB NOT NULL,
+    hashed BLOB NOT NULL, hashed_mtime_ns INTEGER NOT NULL, hashed_ctime_ns INTEGER NOT NULL);
+CREATE TABLE unplaced (path BLOB PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Conflict(NamedTuple):
+    """A conflict that waits for the user: `copy` holds the other side of `path`; found at agreed version `version`."""
+
+    path: bytes
+    copy: bytes
+    reason: str
+    version: int
+
+
+class ReplacedFile(NamedTuple):
+    """What `.metasync/replaced/<n>` is: the file that stood at `path`, whose content this device knew as `content`.
+
+    `hashed` is the content found there when it was last read (b"": never), and the two times it had then.
+    """
+
+    n: int
+    path: bytes
+    content: bytes
+    hashed: bytes = b""
+    hashed_mtime_ns: int = 0
+    hashed_ctime_ns: int = 0
+
+
+class State(Protocol):
+    """The local state, as the rest of MetaSync uses it. Outside a transaction, a call is durable when it returns."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All writes inside take effect together when the outermost one ends, or none after an exception.
+
+        May be nested: an inner one that raises undoes its own writes alone. Other threads wait meanwhile.
+        """
+
+    def get(self, key: str) -> bytes | None:
+        """The value under `key`, None if there is none."""
+
+    def set(self, key: str, value: bytes | None) -> None:
+        """Writes `value` under `key`; None removes it."""
+
+    def packed_rows(self) -> dict[bytes, bytes]:
+        """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
+
+    def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Writes rows, each over the one at the same path."""
+
+    def delete_rows(self, paths: Iterable[bytes]) -> None:
+        """Removes the rows at these paths; one that does not exist is fine."""
+
+    def get_object(self, object_id: bytes) -> bytes | None:
+        """The cached bytes of a content object, None if it is not cached."""
+
+    def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
+        """Those of the objects that are cached."""
+
+    def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
+        """Caches `(id, kind, data)`; objects are immutable, so one that is there stays."""
+
+    def drop_objects_except(self, ids: Collection[bytes]) -> int:
+        """Empties the object cache but for `ids`; returns how many went."""
+
+    def objects_bytes(self) -> int:
+        """How many bytes the cached objects take."""
+
+    def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
+        """Keeps an object that the next push must include."""
+
+    def staged(self) -> list[tuple[bytes, int, bytes]]:
+        """All staged objects as `(id, kind, data)`, by id."""
+
+    def clear_staged(self, ids: Iterable[bytes]) -> None:
+        """Forgets staged objects, after a decided version holds them."""
+
+    def conflicts(self) -> list[Conflict]:
+        """The conflicts that wait, by path and copy."""
+
+    def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
+        """Adds conflicts; the copy's path identifies each."""
+
+    def delete_conflicts(self, copies: Iterable[bytes]) -> None:
+        """Removes the conflicts with these copies."""
+
+    def replaced(self) -> list[ReplacedFile]:
+        """What is kept in `.metasync/replaced/`, by number."""
+
+    def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
+        """Writes records of replaced files, each over the one of the same number."""
+
+    def delete_replaced(self, numbers: Iterable[int]) -> None:
+        """Removes records of replaced files."""
+
+    def unplaced(self) -> dict[bytes, str]:
+        """Agreed paths that the last checkouts could not bring to this disk, with the reason."""
+
+    def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
+        """Adds to them."""
+
+    def delete_unplaced(self, paths: Iterable[bytes]) -> None:
+        """Removes from them."""
+
+
+class LocalDb:
+    """`State` in an SQLite file. The file's owner closes it, once, when no thread uses it any more."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._db = connection
+        self._path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    @classmethod
+    def open(cls, path: str | Path) -> LocalDb:
+        """Opens the state at `path`, or makes it where there is no file.
+
+        `UpgradeError`: a newer MetaSync wrote it. `WorkspaceError`: it is something else, damaged, or can't be opened.
+        """
+        name = str(path)
+        try:
+            db = sqlite3.connect(name, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as e:
+            raise _unusable(name, e) from e
+        try:
+            _prepare(db, name)
+        except sqlite3.Error as e:
+            db.close()
+            raise _unusable(name, e) from e
+        except BaseException:
+            db.close()
+            raise
+        return cls(db, name)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> LocalDb:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock:
+            outer = self._depth == 0
+            # Savepoints nest, so that an inner failure that is caught outside leaves nothing behind.
+            name = f"t{self._depth}"
+            self._execute("BEGIN IMMEDIATE" if outer else f"SAVEPOINT {name}")
+            self._depth += 1
+            try:
+                yield
+                self._execute("COMMIT" if outer else f"RELEASE {name}")
+            except BaseException:
+                # SQLite has already rolled back by itself after some errors (disk full): then there is nothing to undo.
+                if self._db.in_transaction:
+                    self._execute("ROLLBACK" if outer else f"ROLLBACK TO {name}")
+                    if not outer:
+                        self._execute(f"RELEASE {name}")
+                raise
+            finally:
+                self._depth -= 1
+
+    def _execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        with self._lock:
+            try:
+                return self._db.execute(sql, values).fetchall()
+            except sqlite3.Error as e:
+                raise _unusable(self._path, e) from e
+
+    def _many(self, sql: str, values: Iterable[tuple[Any, ...]]) -> None:
+        with self.transaction():
+            try:
+                self._db.executemany(sql, values)
+            except sqlite3.Error as e:
+                raise _unusable(self._path, e) from e
+
+    def get(self, key: str) -> bytes | None:
+        found = self._execute("SELECT value FROM kv WHERE key = ?", (key,))
+        return bytes(found[0][0]) if found else None
+
+    def set(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._execute("DELETE FROM kv WHERE key = ?", (key,))
+        else:
+            self._execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
+
+    def packed_rows(self) -> dict[bytes, bytes]:
+        return dict(self._execute("SELECT path, data FROM rows"))
+
+    def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        self._many("INSERT OR REPLACE INTO rows VALUES (?, ?)", rows)
+
+    def delete_rows(self, paths: Iterable[bytes]) -> None:
+        self._many("DELETE FROM rows WHERE path = ?", ((path,) for path in paths))
+
+    def get_object(self, object_id: bytes) -> bytes | None:
+        found = self._execute("SELECT data FROM objects WHERE id = ?", (object_id,))
+        return bytes(found[0][0]) if found else None
+
+    def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
+        wanted = list(ids)
+        out: dict[bytes, bytes] = {}
+        with self._lock:
+            for start in range(0, len(wanted), QUERY_IDS_MAX):
+                some = tuple(wanted[start : start + QUERY_IDS_MAX])
+                marks = ",".join("?" * len(some))
+                out.update(self._execute(f"SELECT id, data FROM objects WHERE id IN ({marks})", some))  # noqa: S608
+        return out
+
+    def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
+        rows = ((object_id, int(kind), data) for object_id, kind, data in objects)
+        self._many("INSERT OR IGNORE INTO objects VALUES (?, ?, ?)", rows)
+
+    def drop_objects_except(self, ids: Collection[bytes]) -> int:
+        keep = ids if isinstance(ids, (set, frozenset)) else set(ids)
+        with self.transaction():
+            gone = [i for (i,) in self._execute("SELECT id FROM objects") if i not in keep]
+            self._many("DELETE FROM objects WHERE id = ?", ((i,) for i in gone))
+        return len(gone)
+
+    def objects_bytes(self) -> int:
+        return int(self._execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM objects")[0][0])
+
+    def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
+        self._execute("INSERT OR IGNORE INTO staged VALUES (?, ?, ?)", (object_id, int(kind), data))
+
+    def staged(self) -> list[tuple[bytes, int, bytes]]:
+        return [(i, kind, data) for i, kind, data in self._execute("SELECT id, kind, data FROM staged ORDER BY id")]
+
+    def clear_staged(self, ids: Iterable[bytes]) -> None:
+        self._many("DELETE FROM staged WHERE id = ?", ((i,) for i in ids))
+
+    def conflicts(self) -> list[Conflict]:
+        sql = "SELECT path, copy, reason, version FROM conflicts ORDER BY path, copy"
+        return [Conflict(*found) for found in self._execute(sql)]
+
+    def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
+        self._many(
+            "INSERT OR REPLACE INTO conflicts (path, copy, reason, version) VALUES (?, ?, ?, ?)",
+            (tuple(c) for c in conflicts),
+        )
+
+    def delete_conflicts(self, copies: Iterable[bytes]) -> None:
+        self._many("DELETE FROM conflicts WHERE copy = ?", ((copy,) for copy in copies))
+
+    def replaced(self) -> list[ReplacedFile]:
+        sql = "SELECT n, path, content, hashed, hashed_mtime_ns, hashed_ctime_ns FROM replaced ORDER BY n"
+        return [ReplacedFile(*found) for found in self._execute(sql)]
+
+    def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
+        self._many("INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)", (tuple(f) for f in files))
+
+    def delete_replaced(self, numbers: Iterable[int]) -> None:
+        self._many("DELETE FROM replaced WHERE n = ?", ((n,) for n in numbers))
+
+    def unplaced(self) -> dict[bytes, str]:
+        return dict(self._execute("SELECT path, reason FROM unplaced"))
+
+    def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
+        self._many("INSERT OR REPLACE INTO unplaced VALUES (?, ?)", paths.items())
+
+    def delete_unplaced(self, paths: Iterable[bytes]) -> None:
+        self._many("DELETE FROM unplaced WHERE path = ?", ((path,) for path in paths))
+
+
+def _prepare(db: sqlite3.Connection, name: str) -> None:
+    """Checks what the file is before anything is written to it; makes the tables in an empty one."""
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    empty = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0
+    if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
+        raise WorkspaceError(
+            f"{name} is a database, but not MetaSync's local state.",
+            next_step="Move it away and run again: the local state is rebuilt from the backends.",
+        )
+    if version > FORMAT:
+        raise UpgradeError(
+            f"{name} was written in format {version}; this MetaSync knows {FORMAT}.", next_step="Upgrade metasync."
+        )
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    if version == 0:
+        # One transaction, so that a process killed here leaves an empty file, which the next one fills.
+        db.execute("BEGIN IMMEDIATE")
+        if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {FORMAT}")
+        db.execute("COMMIT")
+
+
+def _unusable(name: str, cause: sqlite3.Error) -> WorkspaceError:
+    """The error for a database call that failed, with what the user can do about it."""
+    code = getattr(cause, "sqlite_errorname", "") or ""
+    if code.startswith("SQLITE_FULL"):
+        step = "The disk is full: free some space and run again; nothing was lost."
+    elif code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        step = "Move it away and run again: the local state is rebuilt from the backends."
+    elif code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        step = "Another process uses it: run again when that has ended."
+    else:
+        step = "Check that the folder is there, writable, and on a working disk; then run again."
+    return WorkspaceError(f"The local state {name} failed: {cause}.", next_step=step)

@@ -1,0 +1,175 @@
+"""Directory objects: a sorted list of entries, split into nodes when long. `docs/design/format.md` section 3."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from metasync.codec import Reader, bytes16, encode_tags
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects.ids import Ids
+from metasync.objects.model import ID_BYTES, NAME_BYTES_MAX, TARGET_BYTES_MAX, Entry, Kind, ObjectKind
+from metasync.objects.split import LEVELS_MAX, cut
+
+FORMAT = 1
+_HEAD = struct.Struct(">BHqQH")  # kind, mode, mtime_ns, size, length of the name
+_NODE = struct.Struct(">BBI")  # format, level, count
+_BIG_FILE = 4  # on the wire: a file with a file object of its own
+MODE_MAX = 0o7777
+
+
+class DirNode(NamedTuple):
+    """One node: a leaf's entries (level 0), or the children of an inner node as (first name, id)."""
+
+    level: int
+    entries: tuple[tuple[bytes, Entry], ...]
+    children: tuple[tuple[bytes, bytes], ...]
+
+
+def name_is_valid(name: bytes) -> bool:
+    """A single path component: not empty, not `.` or `..`, without `/` and NUL."""
+    return 0 < len(name) <= NAME_BYTES_MAX and name not in (b".", b"..") and b"/" not in name and b"\0" not in name
+
+
+def _encode_entry(name: bytes, e: Entry) -> bytes:
+    kind, body = int(e.kind), e.content
+    if e.kind is Kind.FILE:
+        if len(body) != ID_BYTES or len(e.root) not in (0, ID_BYTES):
+            raise ValueError(f"{name!r}: a file entry without its ids")
+        if e.root:
+            kind, body = _BIG_FILE, body + e.root
+    elif e.root:
+        raise ValueError(f"{name!r}: only files have a file object")
+    elif e.kind is Kind.SYMLINK:
+        if e.mode or e.size != len(body) or not 0 < len(body) <= TARGET_BYTES_MAX or b"\0" in body:
+            raise ValueError(f"{name!r}: not a symlink that can be encoded")
+        body = bytes16(body)
+    elif len(body) != ID_BYTES or e.mtime_ns or e.size:
+        raise ValueError(f"{name!r}: a directory entry without its id, or with a time or a size")
+    if e.mode > MODE_MAX:
+        raise ValueError(f"{name!r}: mode {e.mode:o}")
+    try:
+        head = _HEAD.pack(kind, e.mode, e.mtime_ns, e.size, len(name))
+    except struct.error as error:  # a file system may hold years that 64 bits of nanoseconds do not
+        raise ValueError(f"{name!r}: mode, time or size out of range") from error
+    return head + name + body + encode_tags(e.tags)
+
+
+def encode_dir(entries: Sequence[tuple[bytes, Entry]], ids: Ids) -> list[tuple[bytes, bytes]]:
+    """The nodes of a directory as (id, bytes), the root last. `entries`: sorted by name, names distinct and valid."""
+    items: list[bytes] = []
+    last = b""
+    for name, entry in entries:
+        if name <= last or not name_is_valid(name):
+            raise ValueError(f"{name!r}: not a valid next name after {last!r}")
+        last = name
+        items.append(_encode_entry(name, entry))
+    names = [name for name, _ in entries]
+    nodes: list[tuple[bytes, bytes]] = []
+    for level in range(LEVELS_MAX):
+        upper: list[tuple[bytes, bytes]] = []
+        for start, end in cut(items, names, ids.split_point):
+            data = _NODE.pack(FORMAT, level, end - start) + b"".join(items[start:end])
+            node = (ids.of(ObjectKind.DIR, data), data)
+            nodes.append(node)
+            upper.append((names[start] if names else b"", node[0]))
+        if len(upper) == 1:
+            return nodes
+        names = [name for name, _ in upper]
+        items = [bytes16(name) + node_id for name, node_id in upper]
+    raise ValueError("a directory too large to encode")
+
+
+def decode_node(data: bytes) -> DirNode:
+    """Reads one node; raises `FormatError` on anything that `encode_dir` would not write, `UpgradeError` if newer."""
+    r = Reader(data, "directory object")
+    fmt, level, count = r.u8(), r.u8(), r.u32()
+    if fmt > FORMAT:
+        raise UpgradeError(f"a directory has format {fmt}", next_step="Upgrade metasync.")
+    if fmt != FORMAT or level >= LEVELS_MAX:
+        raise r.fail("unknown format or level")
+    if level:
+        children: list[tuple[bytes, bytes]] = []
+        for _ in range(r.count(count, 2 + ID_BYTES)):
+            name = r.bytes16(NAME_BYTES_MAX)
+            if not name_is_valid(name) or (children and name <= children[-1][0]):
+                raise r.fail("names out of order")
+            children.append((name, r.take(ID_BYTES)))
+        r.end()
+        if not children:
+            raise r.fail("an inner node without children")
+        return DirNode(level, (), tuple(children))
+    entries = _decode_entries(r, r.count(count, _HEAD.size + 2))
+    r.end()
+    return DirNode(0, entries, ())
+
+
+def _decode_entries(r: Reader, count: int) -> tuple[tuple[bytes, Entry], ...]:
+    out: list[tuple[bytes, Entry]] = []
+    data, pos, last = r.data, r.pos, b""
+    head, size_of_head, end = _HEAD.unpack_from, _HEAD.size, len(r.data)
+    for _ in range(count):
+        if pos + size_of_head > end:
+            raise r.fail("entry cut short")
+        kind, mode, mtime_ns, size, name_bytes = head(data, pos)
+        pos += size_of_head
+        name = data[pos : pos + name_bytes]
+        pos += name_bytes
+        if name <= last or not name_is_valid(name) or mode > MODE_MAX:
+            raise r.fail("bad name, order or mode")
+        last = name
+        root = b""
+        if kind == 1:
+            content = data[pos : pos + ID_BYTES]
+            pos += ID_BYTES
+        elif kind == _BIG_FILE:
+            content, root = data[pos : pos + ID_BYTES], data[pos + ID_BYTES : pos + 2 * ID_BYTES]
+            pos += 2 * ID_BYTES
+        else:
+            r.pos = pos
+            content = _decode_body(r, kind, mode, mtime_ns, size)
+            pos = r.pos
+        if pos >= end:  # a tag count must follow
+            raise r.fail("entry cut short")
+        if data[pos]:
+            r.pos = pos
+            tags = r.tags()
+            pos = r.pos
+        else:
+            tags = ()
+            pos += 1
+        out.append((name, Entry(_KINDS[kind], mode, mtime_ns, size, content, root, tags)))
+    r.pos = pos
+    return tuple(out)
+
+
+def _decode_body(r: Reader, kind: int, mode: int, mtime_ns: int, size: int) -> bytes:
+    if kind == Kind.DIR:
+        if mtime_ns or size:
+            raise r.fail("a directory entry with a time or a size")
+        return r.take(ID_BYTES)
+    if kind == Kind.SYMLINK:
+        target = r.bytes16(TARGET_BYTES_MAX)
+        if mode or size != len(target) or not target or b"\0" in target:
+            raise r.fail("bad symlink")
+        return target
+    raise r.fail(f"unknown entry kind {kind}")
+
+
+_KINDS = {1: Kind.FILE, 2: Kind.DIR, 3: Kind.SYMLINK, _BIG_FILE: Kind.FILE}
+
+
+def joined(nodes: Iterable[DirNode]) -> tuple[tuple[bytes, Entry], ...]:
+    """The entries of leaves in order; `FormatError` when their order breaks across nodes."""
+    out: list[tuple[bytes, Entry]] = []
+    for node in nodes:
+        if out and node.entries and node.entries[0][0] <= out[-1][0]:
+            raise FormatError("directory object: leaves out of order")
+        out.extend(node.entries)
+    return tuple(out)
+
+
+def encode_empty(ids: Ids) -> tuple[bytes, bytes]:
+    """The directory without entries, as (id, bytes)."""
+    return encode_dir((), ids)[-1]

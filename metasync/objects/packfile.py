@@ -1,0 +1,165 @@
+"""The layout of a pack: a clear header, sealed segments, a sealed footer (D2, D3). `docs/design/format.md` section 5.
+
+    header | segment 0 | ... | segment n-1 | padding | footer | trailer
+
+The header is clear; all else is opaque here (sealed, or plain with `--no-encryption`). The footer lists segments and
+objects, so that a pack can be read, and the pack index rebuilt, from packs alone. The trailer has a fixed length and
+holds the footer's. Padding brings the whole to a Padmé size (Nikitin et al., "Reducing Metadata Leakage from Encrypted
+Files and Communication with PURBs", 2019, section 4), so that a pack's size tells at most 12 % and often 3 % about
+what is in it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from metasync.codec import Reader, Tags, encode_tags, u8, u32
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects.model import ObjectKind
+
+FORMAT = 1
+RANDOM_BYTES = 32
+DIGEST_BYTES = 32
+TRAILER_PLAIN_BYTES = 4
+SEGMENTS_MAX = 1 << 16
+OBJECTS_MAX = 1 << 20  # a footer of so many, and of SEGMENTS_MAX, is below SEGMENT_RAW_BYTES_MAX
+SEGMENT_RAW_BYTES_MAX = 64 << 20  # a reader never unpacks more than this at once
+PACK_BYTES_MAX = 256 << 20
+PADDING_NUMBER, FOOTER_NUMBER, TRAILER_NUMBER = 2**32 - 3, 2**32 - 2, 2**32 - 1  # what nonces count, after segments
+
+_HEADER = struct.Struct(">BBI32s")
+HEADER_BYTES = _HEADER.size
+_SEGMENT = struct.Struct(">II32s")
+_OBJECT = struct.Struct(">B32sIII")
+
+
+class Header(NamedTuple):
+    """The clear part: which translator chain of the config sealed it, the key epoch, 32 random bytes."""
+
+    chain: int
+    epoch: int
+    random: bytes
+
+
+class Segment(NamedTuple):
+    """Stored and raw length in bytes, and the SHA-256 of the stored bytes."""
+
+    stored_bytes: int
+    raw_bytes: int
+    digest: bytes
+
+
+class Located(NamedTuple):
+    """Where an object lies: segment number, offset and length in bytes of the raw segment.
+
+    `encoding`: 0 whole. 1 is kept for deltas (the base's id and depth precede the delta in the segment).
+    """
+
+    kind: ObjectKind
+    id: bytes
+    segment: int
+    offset: int
+    length: int
+    encoding: int = 0
+
+
+class Footer(NamedTuple):
+    """All that is needed to read a pack: its segments in order and its objects."""
+
+    segments: tuple[Segment, ...]
+    objects: tuple[Located, ...]
+    tags: Tags = ()
+
+
+def encode_header(h: Header) -> bytes:
+    return _HEADER.pack(FORMAT, h.chain, h.epoch, h.random)
+
+
+def decode_header(data: bytes) -> Header:
+    """Reads the first bytes of a pack; `FormatError`, or `UpgradeError` if newer."""
+    if len(data) < HEADER_BYTES:
+        raise FormatError("pack: cut short")
+    fmt, chain, epoch, random = _HEADER.unpack_from(data)
+    if fmt > FORMAT:
+        raise UpgradeError(f"a pack has format {fmt}", next_step="Upgrade metasync.")
+    if fmt != FORMAT:
+        raise FormatError("pack: unknown format")
+    return Header(chain, epoch, random)
+
+
+def encode_footer(f: Footer) -> bytes:
+    if any(not 0 <= o.encoding < 16 for o in f.objects):
+        raise ValueError("an encoding is 0 to 15")
+    return b"".join(
+        (
+            u8(FORMAT),
+            u32(len(f.segments)),
+            b"".join(_SEGMENT.pack(*s) for s in f.segments),
+            u32(len(f.objects)),
+            b"".join(_OBJECT.pack(o.encoding << 4 | o.kind, o.id, o.segment, o.offset, o.length) for o in f.objects),
+            encode_tags(f.tags),
+        )
+    )
+
+
+def decode_footer(data: bytes) -> Footer:
+    """Reads a footer and checks that every object lies within its segment; `FormatError` otherwise."""
+    r = Reader(data, "pack footer")
+    fmt = r.u8()
+    if fmt > FORMAT:
+        raise UpgradeError(f"a pack footer has format {fmt}", next_step="Upgrade metasync.")
+    if fmt != FORMAT:
+        raise r.fail("unknown format")
+    count = r.u32()
+    if count > SEGMENTS_MAX:
+        raise r.fail(f"{count} segments")
+    segments = tuple(Segment(*_SEGMENT.unpack(r.take(_SEGMENT.size))) for _ in range(r.count(count, _SEGMENT.size)))
+    if any(s.raw_bytes > SEGMENT_RAW_BYTES_MAX for s in segments):
+        raise r.fail("a segment too large")
+    count = r.count(r.u32(), _OBJECT.size)
+    if count > OBJECTS_MAX:
+        raise r.fail(f"{count} objects")
+    objects: list[Located] = []
+    for _ in range(count):
+        kind, object_id, segment, offset, length = _OBJECT.unpack(r.take(_OBJECT.size))
+        if kind & 15 not in _KINDS or segment >= len(segments) or offset + length > segments[segment].raw_bytes:
+            raise r.fail("an object outside its segment, or of no known kind")
+        objects.append(Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4))
+    out = Footer(segments, tuple(objects), r.tags())
+    r.end()
+    return out
+
+
+_KINDS = {int(k): k for k in ObjectKind}
+
+
+def encode_trailer(footer_stored_bytes: int) -> bytes:
+    return u32(footer_stored_bytes)
+
+
+def decode_trailer(data: bytes) -> int:
+    """The stored length of the footer, which ends where the trailer begins."""
+    if len(data) != TRAILER_PLAIN_BYTES:
+        raise FormatError("pack trailer: wrong length")
+    return int.from_bytes(data, "big")
+
+
+def offsets(segments: tuple[Segment, ...]) -> list[int]:
+    """Where each segment begins in the pack, in bytes, and as a last value where the last one ends."""
+    out = [HEADER_BYTES]
+    for s in segments:
+        out.append(out[-1] + s.stored_bytes)
+    return out
+
+
+def padme(size: int) -> int:
+    """The next Padmé size: `size` with all but the top log2(log2(size))+1 bits of its mantissa rounded up."""
+    if size < 2:
+        return size
+    e = size.bit_length() - 1
+    low_bits = e - e.bit_length()
+    if low_bits <= 0:
+        return size
+    mask = (1 << low_bits) - 1
+    return (size + mask) & ~mask

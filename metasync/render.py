@@ -1,0 +1,193 @@
+"""Turns reports into what a person reads, and into JSON values. Pure: nothing here prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metasync.sync.reports import (
+    BackendState,
+    Changes,
+    CheckReport,
+    ConflictReport,
+    LogItem,
+    PullReport,
+    PushReport,
+    Skipped,
+    Status,
+)
+
+LISTED_MAX = 20  # paths shown per kind before "and N more"
+
+
+def text(path: bytes) -> str:
+    """A path for people and for JSON: UTF-8 where it is, `\\xNN` for other bytes and for control characters."""
+    shown = path.decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown)
+
+
+def size(n: int) -> str:
+    """Bytes in a unit that fits, powers of 1,024."""
+    value, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def count(n: int, what: str, plural: str | None = None) -> str:
+    return f"{n:,} {what if n == 1 else plural or what + 's'}"
+
+
+def when(time_ns: int) -> str:
+    """Local time to the second, or the raw number when it is no date."""
+    try:
+        return dt.datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ns} ns"
+
+
+def _listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:
+    lines = [f"  {sign} {text(p)}" for p in paths[:most]]
+    if len(paths) > most:
+        lines.append(f"  {sign} ... and {len(paths) - most:,} more")
+    return lines
+
+
+def changes(c: Changes) -> list[str]:
+    return [*_listed("+", c.added), *_listed("~", c.modified), *_listed("-", c.deleted)]
+
+
+def changes_line(c: Changes) -> str:
+    return f"{len(c.added):,} added, {len(c.modified):,} modified, {len(c.deleted):,} deleted"
+
+
+def conflicts(items: Sequence[ConflictReport]) -> list[str]:
+    lines = [f"  {text(c.path)}: yours is kept as {text(c.kept)} ({c.reason})" for c in items]
+    if lines:
+        head = f"{count(len(items), 'conflict')}: the agreed version kept the name."
+        lines = [head, *lines, "Compare the two, keep what you want, delete the other, and push."]
+    return lines
+
+
+def _left_out(items: Sequence[Skipped], head: str) -> list[str]:
+    return [head, *[f"  {text(s.path)}: {s.reason}" for s in items]] if items else []
+
+
+def _down(down: Mapping[str, str]) -> list[str]:
+    return [f"warning: {name}: {why}" for name, why in sorted(down.items())]
+
+
+def pull(r: PullReport) -> list[str]:
+    if r.before == r.version and not r.conflicts:
+        lines = [f"Up to date at version {r.version}."]
+    else:
+        lines = [f"Now at version {r.version} (was {r.before}): {changes_line(r.changes)}.", *changes(r.changes)]
+    lines += _listed("*", r.merged) and ["Merged line by line:", *_listed("*", r.merged)]
+    lines += conflicts(r.conflicts)
+    lines += _left_out(r.unreadable, "Could not be read here, so left as they are:")
+    lines += _left_out(r.skipped, "Left out:")
+    return lines + _down(r.down)
+
+
+def push(r: PushReport, *, dry_run: bool) -> list[str]:
+    lines: list[str] = []
+    if r.found_again is not None:
+        lines.append(f"An earlier push had been agreed as version {r.found_again}, though it was interrupted.")
+    if r.pulled is not None and (r.pulled.before != r.pulled.version or r.pulled.conflicts):
+        lines += ["Others were faster; merged first:", *pull(r.pulled)]
+    if dry_run:
+        lines += [f"Would push {changes_line(r.changes)}; {size(r.size_to_read)} to read.", *changes(r.changes)]
+    elif r.version is None:
+        lines.append("Nothing to push.")
+    else:
+        lines.append(f"Pushed version {r.version}: {changes_line(r.changes)}.")
+        lines += changes(r.changes)
+        lines.append(
+            f"Stored {count(r.packs, 'pack')}, {size(r.bytes_stored)}, {count(r.copies, 'copy', 'copies')} each."
+        )
+    if r.elsewhere:
+        lines.append(f"warning: {count(r.elsewhere, 'pack')} found another place than their own, with all copies.")
+    if r.under_replicated:
+        lines.append(f"warning: {count(r.under_replicated, 'pack')} with fewer than {r.copies} copies.")
+    lines += _left_out(r.busy, "Changed while they were read; the next push takes them:")
+    lines += _left_out(r.unreadable, "Could not be read, so not pushed:")
+    lines += _left_out(r.skipped, "Left out:")
+    return lines + _down(r.down)
+
+
+def status(s: Status) -> list[str]:
+    lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
+    if s.newest is None:
+        lines.append(f"The newest agreed version is unknown: {s.problem}")
+    elif s.newest > s.version:
+        lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
+    else:
+        lines.append("Nothing newer is agreed.")
+    if len(s.changes):
+        lines += [f"Changed here, not pushed: {changes_line(s.changes)}", *changes(s.changes)]
+    else:
+        lines.append("Nothing changed here.")
+    lines += conflicts(s.conflicts)
+    lines += _left_out(s.unreadable, "Cannot be read:")
+    lines += _left_out(s.skipped, "Left out:")
+    lines += ["", *backends(s.backends), "", s.survives]
+    if s.under_replicated:
+        lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
+    return lines
+
+
+def backends(items: Sequence[BackendState]) -> list[str]:
+    rows = [("backend", "holds", "capacity", "free", "state", "where")]
+    for b in items:
+        free = size(b.free_bytes) if b.free_bytes is not None else "?"
+        where = b.url if b.linked else f"not linked here: metasync backend link {b.name} URL"
+        rows.append((b.name, "+".join(b.roles), size(b.capacity_bytes), free, b.state, where))
+    widths = [max(len(r[i]) for r in rows) for i in range(5)]
+    return ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[5]]).rstrip() for r in rows]
+
+
+def log(items: Sequence[LogItem]) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        lines.append(f"version {item.version}  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
+        lines += [f"    {line}" for line in item.message.splitlines()]
+    return lines or ["Nothing has been pushed yet."]
+
+
+def check(r: CheckReport, *, read_data: bool) -> list[str]:
+    lines = [f"  {p.backend}: pack {p.pack.hex()[:16]} {p.problem}" for p in r.problems]
+    lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
+    how = f"read {size(r.bytes_read)}" if read_data else "compared sizes"
+    head = f"Checked version {r.version}: {count(r.packs, 'pack')}, {count(r.copies_checked, 'copy', 'copies')}, {how}."
+    if r.lost:
+        lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
+    elif lines:
+        lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
+    else:
+        lines.append("All is there, as often as promised.")
+    return [head, *lines]
+
+
+def value(x: Any) -> Any:
+    """A JSON value of a report: dataclasses and named tuples as objects, paths as text, other bytes in hex."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return {f.name: _field(f.name, getattr(x, f.name)) for f in dataclasses.fields(x) if f.name not in ("error",)}
+    if isinstance(x, bytes):
+        return text(x)
+    if isinstance(x, Mapping):
+        return {str(k): value(v) for k, v in x.items()}
+    if isinstance(x, tuple | list):
+        return [value(v) for v in x]
+    return x
+
+
+def _field(name: str, x: Any) -> Any:
+    if isinstance(x, bytes) and name in ("snapshot", "pack"):
+        return x.hex()
+    if name == "lost":
+        return [p.hex() for p in x]
+    return value(x)

@@ -1,0 +1,505 @@
+"""Carries effects out with threads: the thin, real end of the seam in `metasync.effects`.
+
+One coordinator thread steps every task. Calls on backends run in a pool of daemon threads per backend, so that a stuck
+provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in another pool, and
+what must be durable is written by a thread of its own, in order. A call cannot be cancelled: when its time is up the
+task is told so, and the call ends in the background, perhaps with effect (consensus allows for that).
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from metasync.effects import Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.errors import BackendError, NoQuorumError, RefusedError, UnreachableError
+
+CONNECTIONS: Final = 8  # calls at once on one backend
+QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
+TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
+LINGER_S: Final = 0.5  # given to writes under way when a runtime closes
+
+_T = TypeVar("_T")
+_WRITES: Final = ("create", "put", "delete")
+
+
+class Calls(Protocol):
+    """What the runtime calls on a backend (`metasync.backends.Backend` has it)."""
+
+    def create(self, path: str, data: bytes) -> bool: ...
+    def put(self, path: str, data: bytes) -> None: ...
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes: ...
+    def stat(self, path: str) -> int: ...
+    def list(self, path: str) -> Any: ...
+    def delete(self, path: str) -> None: ...
+
+
+def boottime() -> float:
+    """Seconds on a clock that never goes back and, where the system has it, counts while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class _Pool:
+    """Up to `size` daemon threads, started as needed, that run functions from one queue."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._pending = 0  # waiting or running
+
+    def submit(self, job: Callable[[], None]) -> bool:
+        """False when too many wait already. `job` must not raise."""
+        with self._lock:
+            if self._pending >= QUEUED_MAX:
+                return False
+            self._pending += 1
+            start = self._pending > self._threads < self._size
+            self._threads += start
+        self._jobs.put(job)
+        if start:
+            threading.Thread(target=self._work, name=f"metasync-{self._name}", daemon=True).start()
+        return True
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._lock:
+                self._pending -= 1
+
+    def busy(self) -> bool:
+        return self._pending > 0
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One generator under way: a task, or a branch of a Gather."""
+
+    task: Task
+    parent: _Gathering | None = None
+    key: str = ""
+    future: Future[Any] | None = None
+    waiting: int = 0  # token of the effect it waits for; 0 none
+    gathering: _Gathering | None = None
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class _Gathering:
+    owner: _Run
+    effect: Gather
+    runs: dict[str, _Run] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    timer: int = 0
+    ended: bool = False
+
+
+class Runtime:
+    """Runs tasks against `backends` (the names that their `Op`s use). Thread-safe; close it in the end.
+
+    `persist(key, value)` makes one `Persist` durable before it returns. `entropy(n)` gives random bytes, `clock()`
+    seconds; a test may replace both.
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, Calls],
+        *,
+        persist: Callable[[str, bytes | None], None] | None = None,
+        connections_per_backend: int = CONNECTIONS,
+        workers: int | None = None,
+        clock: Callable[[], float] = boottime,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.clock = clock
+        self._backends = dict(backends)
+        self._persist = persist
+        self._entropy = entropy
+        self._pools = {name: _Pool(name, connections_per_backend) for name in self._backends}
+        self._connections = connections_per_backend
+        self._workers = _Pool("work", workers or os.cpu_count() or 1)
+        self._writer = _Pool("persist", 1)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready: deque[tuple[_Run, Any, BaseException | None]] = deque()
+        self._waiting: dict[int, Callable[[Any, BaseException | None], None]] = {}
+        self._timers: list[tuple[float, int]] = []
+        self._next_token = 1
+        self._tops: set[_Run] = set()
+        self._closing = False
+        self._drained = False
+        self._post_lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._coordinate, name="metasync-coordinator", daemon=True)
+        self._thread.start()
+
+    # for callers, from any thread
+
+    def start(self, task: Task) -> Future[Any]:
+        """Starts a task. The future holds its result or error; cancelling it does nothing once it runs."""
+        future = self._started(task).future
+        assert future is not None
+        return future
+
+    def _started(self, task: Task) -> _Run:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        run = _Run(task, future=future)
+        self._post(lambda: self._begin(run))
+        return run
+
+    def run(self, task: Task, deadline_s: float | None = None) -> Any:
+        """Runs a task to its end and returns its result.
+
+        When interrupted (KeyboardInterrupt), or after `deadline_s`, the task is closed; what it sent may still land.
+        """
+        run = self._started(task)
+        future = run.future
+        assert future is not None
+        try:
+            return future.result(timeout=deadline_s)
+        except TimeoutError:
+            if future.done():
+                raise  # the task's own
+            raise NoQuorumError(
+                f"not finished within {deadline_s:g} s; what was sent may be committed",
+                next_step="run again: it will be found out",
+            ) from None
+        finally:
+            if not future.done():
+                self._post(lambda: self._abandon(run))
+
+    def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
+        """Runs a function on the workers."""
+        future: Future[_T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function()
+            except BaseException as e:  # noqa: BLE001  # whatever it is belongs to whoever waits for the result
+                future.set_exception(e)
+            else:
+                future.set_result(result)
+
+        if not self._workers.submit(job):
+            raise RuntimeError("too much work is waiting")
+        return future
+
+    def add_backend(self, name: str, backend: Calls) -> None:
+        """Makes one more backend known, or replaces one; calls under way on the old one end there."""
+        self._pools.setdefault(name, _Pool(name, self._connections))
+        self._backends[name] = backend
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        """Ends all tasks with `CancelledError`, gives writes under way `linger_s` to land, and returns.
+
+        Threads that are stuck in a call are left behind; they do not keep the process alive.
+        """
+        if self._closed.is_set():
+            return
+        self._post(self._shut)
+        self._closed.wait()
+        ends = time.monotonic() + linger_s
+        pools = [*self._pools.values(), self._writer]
+        while time.monotonic() < ends and any(pool.busy() for pool in pools):
+            time.sleep(0.01)
+        for pool in (*pools, self._workers):
+            pool.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # the coordinator's thread
+
+    def _post(self, message: Callable[[], None]) -> None:
+        with self._post_lock:
+            if not self._drained:
+                self._inbox.put(message)
+                return
+        message()  # the coordinator is gone: what starts now ends at once
+
+    def _coordinate(self) -> None:
+        while not self._closed.is_set():
+            while self._ready:
+                self._step(*self._ready.popleft())
+            timeout = None
+            if self._timers:
+                timeout = self._timers[0][0] - self.clock()
+                if timeout <= 0:
+                    _, token = heapq.heappop(self._timers)
+                    self._wake(token, None, None)
+                    continue
+            try:
+                message = self._inbox.get(timeout=timeout)
+            except queue.Empty:
+                continue
+            message()
+        with self._post_lock:
+            self._drained = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _begin(self, run: _Run) -> None:
+        if self._closing:
+            run.task.close()
+            self._end(run, None, CancelledError("the runtime is closed"))
+            return
+        if run.parent is None:
+            self._tops.add(run)
+        self._ready.append((run, None, None))
+
+    def _shut(self) -> None:
+        self._closing = True
+        for run in list(self._tops):
+            self._abandon(run)
+        self._closed.set()
+
+    def _step(self, run: _Run, value: Any, error: BaseException | None) -> None:
+        """Sends a result into a generator and starts the effect that it yields next."""
+        while not run.ended:
+            run.waiting = 0
+            try:
+                effect = run.task.throw(error) if error is not None else run.task.send(value)
+            except StopIteration as stop:
+                self._end(run, stop.value, None)
+                return
+            except BaseException as e:  # noqa: BLE001  # a task's error is its caller's, whatever it is
+                self._end(run, None, e)
+                return
+            error = None
+            if isinstance(effect, Now):
+                value = self.clock()
+            elif isinstance(effect, Random):
+                value = self._entropy(effect.n)
+            elif isinstance(effect, Gather) and not effect.branches:
+                value = {}
+            else:
+                try:
+                    self._perform(run, effect)
+                except BaseException as e:  # noqa: BLE001  # an effect that cannot be started is the task's error
+                    value, error = None, e
+                    continue
+                return
+
+    def _perform(self, run: _Run, effect: Any) -> None:
+        if isinstance(effect, Op):
+            self._call(run, effect)
+        elif isinstance(effect, Gather):
+            self._gather(run, effect)
+        elif isinstance(effect, Sleep):
+            token = self._wait(run)
+            self._timer(token, effect.seconds)
+        elif isinstance(effect, Persist):
+            self._elsewhere(run, self._writer, lambda: self._write(effect))
+        elif isinstance(effect, Work):
+            self._elsewhere(run, self._workers, effect.function)
+        else:
+            raise TypeError(f"not an effect: {effect!r}")
+
+    def _wait(self, run: _Run) -> int:
+        """A token by which the run is woken, once."""
+        token = self._next_token
+        self._next_token += 1
+        run.waiting = token
+        self._waiting[token] = lambda value, error: self._ready.append((run, value, error))
+        return token
+
+    def _wake(self, token: int, value: Any, error: BaseException | None) -> None:
+        """Late and second wake-ups fall through."""
+        resume = self._waiting.pop(token, None)
+        if resume is not None:
+            resume(value, error)
+
+    def _timer(self, token: int, seconds: float) -> None:
+        heapq.heappush(self._timers, (self.clock() + max(seconds, 0.0), token))
+        if len(self._timers) > 2 * len(self._waiting) + TIMERS_SLACK:
+            self._timers = [item for item in self._timers if item[1] in self._waiting]
+            heapq.heapify(self._timers)
+
+    def _elsewhere(self, run: _Run, pool: _Pool, function: Callable[[], Any]) -> None:
+        token = self._wait(run)
+
+        def job() -> None:
+            try:
+                value = function()
+            except BaseException as e:  # noqa: BLE001  # thrown into the task that asked for it
+                failure = e
+                self._post(lambda: self._wake(token, None, failure))
+            else:
+                self._post(lambda: self._wake(token, value, None))
+
+        if not pool.submit(job):
+            self._wake(token, None, RuntimeError("too much work is waiting"))
+
+    def _write(self, effect: Persist) -> None:
+        if self._persist is None:
+            raise RuntimeError(f"nothing persists {effect.key}: the runtime was built without `persist`")
+        self._persist(effect.key, effect.value)
+
+    # calls on backends
+
+    def _call(self, run: _Run, op: Op) -> None:
+        token = self._wait(run)
+        backend, pool = self._backends.get(op.backend), self._pools.get(op.backend)
+        if backend is None or pool is None:
+            self._wake(token, Reply(error=UnreachableError(f"no backend is linked as {op.backend}")), None)
+            return
+        late = self.clock() + op.timeout_s
+        self._waiting_op(token, op)
+
+        def job() -> None:
+            # Reads that nobody waits for any more are not sent; writes are, they may complete a quorum's copies.
+            if self.clock() >= late or (op.kind not in _WRITES and token not in self._waiting):
+                return
+            reply = call(backend, op)
+            self._post(lambda: self._wake(token, reply, None))
+
+        if not pool.submit(job):
+            self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
+
+    def _waiting_op(self, token: int, op: Op) -> None:
+        """The reply comes from the backend or, after the op's timeout, from here."""
+        resume = self._waiting[token]
+
+        def resumed(reply: Any, error: BaseException | None) -> None:
+            if reply is None:
+                text = f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"
+                reply = Reply(error=UnreachableError(text))
+            resume(reply, error)
+
+        self._waiting[token] = resumed
+        self._timer(token, op.timeout_s)
+
+    # branches
+
+    def _gather(self, run: _Run, effect: Gather) -> None:
+        gathering = _Gathering(run, effect)
+        run.gathering = gathering
+        for key, task in effect.branches.items():
+            branch = _Run(task, parent=gathering, key=key)
+            gathering.runs[key] = branch
+            self._ready.append((branch, None, None))
+        if effect.deadline_s is not None:
+            gathering.timer = self._next_token
+            self._next_token += 1
+            self._waiting[gathering.timer] = lambda _value, _error: self._gathered(gathering, None)
+            self._timer(gathering.timer, effect.deadline_s)
+
+    def _gathered(self, gathering: _Gathering, error: BaseException | None) -> None:
+        """Ends a Gather: closes what still runs, and resumes its owner."""
+        if gathering.ended:
+            return
+        gathering.ended = True
+        self._waiting.pop(gathering.timer, None)
+        for branch in gathering.runs.values():
+            self._abandon(branch)
+        owner = gathering.owner
+        owner.gathering = None
+        if not owner.ended:
+            self._ready.append((owner, None if error else dict(gathering.results), error))
+
+    def _end(self, run: _Run, value: Any, error: BaseException | None) -> None:
+        run.ended = True
+        if run.future is not None:
+            self._tops.discard(run)
+            if error is not None:
+                run.future.set_exception(error)
+            else:
+                run.future.set_result(value)
+            return
+        gathering = run.parent
+        if gathering is None or gathering.ended:
+            return
+        if error is not None:
+            self._gathered(gathering, error)
+            return
+        gathering.results[run.key] = value
+        try:
+            enough = len(gathering.results) == len(gathering.runs) or (
+                gathering.effect.until is not None and gathering.effect.until(gathering.results)
+            )
+        except BaseException as e:  # noqa: BLE001  # the predicate is part of the task
+            self._gathered(gathering, e)
+            return
+        if enough:
+            self._gathered(gathering, None)
+
+    def _abandon(self, run: _Run) -> None:
+        """Closes a run and all beneath it. What it sent is not undone."""
+        if run.ended:
+            return
+        run.ended = True
+        self._waiting.pop(run.waiting, None)
+        if run.gathering is not None:
+            gathering, run.gathering = run.gathering, None
+            gathering.ended = True
+            self._waiting.pop(gathering.timer, None)
+            for branch in gathering.runs.values():
+                self._abandon(branch)
+        failure: BaseException = CancelledError("abandoned")
+        try:
+            run.task.close()
+        except BaseException as e:  # noqa: BLE001  # its clean-up failed: reported where somebody waits
+            failure = e
+        if run.future is not None:
+            self._tops.discard(run)
+            run.future.set_exception(failure)
+
+
+def call(backend: Calls, op: Op) -> Reply:
+    """One call, in this thread. Whatever a backend does wrong becomes a `BackendError`."""
+    try:
+        return Reply(_checked(op, _dispatch(backend, op)))
+    except BackendError as e:
+        return Reply(error=e)
+    except BaseException as e:  # noqa: BLE001  # a fault of a third party's provider must not hang a task
+        error = BackendError(f"{op.backend}: {op.kind} {op.path} failed inside the provider: {type(e).__name__}: {e}")
+        error.__cause__ = e
+        return Reply(error=error)
+
+
+def _dispatch(backend: Calls, op: Op) -> Any:
+    if op.kind == "create":
+        return backend.create(op.path, op.data)
+    if op.kind == "put":
+        return backend.put(op.path, op.data)
+    if op.kind == "get":
+        return backend.get(op.path, offset=op.offset, length=op.length, max_bytes=op.max_bytes)
+    if op.kind == "stat":
+        return backend.stat(op.path)
+    if op.kind == "list":
+        return tuple(backend.list(op.path))
+    return backend.delete(op.path)
+
+
+def _checked(op: Op, value: Any) -> Any:
+    """A provider that answers with another type than promised has not answered."""
+    expected: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple}.get(op.kind, type(None))
+    if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
+        value = bytes(value)
+    if not isinstance(value, expected):
+        raise BackendError(f"{op.backend}: {op.kind} {op.path} answered with {type(value).__name__}", retryable=False)
+    if op.kind == "get" and len(cast(bytes, value)) > op.max_bytes:
+        raise RefusedError(f"{op.backend}: {op.path} has more than {op.max_bytes} bytes")
+    return value

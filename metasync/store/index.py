@@ -1,0 +1,310 @@
+"""The pack index: which object lies where in which pack (D4, CONSENSUS 6.2). `docs/design/format.md` section 6.
+
+The index is a root that lists immutable segments. A push adds one segment for its own packs; segments lie in size
+tiers, at most `TIER_SEGMENTS_MAX` in each, and whoever would add one more merges the tier in the same commit. So what a
+push writes depends on the push, and a reader loads a number of segments that grows with the logarithm of the index.
+
+The index is a multimap: an object may lie in several packs. A pack leaves it by a tombstone in a newer segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import zstandard
+
+from metasync.codec import Reader, Tags, ascending, encode_tags, u8, u32, u64
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects.model import ID_BYTES, ObjectKind
+from metasync.objects.packfile import (
+    HEADER_BYTES,
+    PACK_BYTES_MAX,
+    SEGMENT_RAW_BYTES_MAX,
+    SEGMENTS_MAX,
+    Located,
+    Segment,
+)
+
+FORMAT = 1
+TIER_SEGMENTS_MAX = 8
+TIER_BYTES_BASE = 4 << 10  # a one-file push makes a segment below this
+TIER_FACTOR = 8
+MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
+SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
+SEGMENT_OBJECTS_MAX = 500_000  # what a push puts into one segment: about 20 MiB
+ROOT_SEGMENTS_MAX = 1 << 10
+_OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
+_KINDS = {int(k): k for k in ObjectKind}
+
+
+class Ref(NamedTuple):
+    """Names a meta object: the generation it was uploaded in, and its hash."""
+
+    generation: int
+    hash: bytes
+
+
+class PackRecord(NamedTuple):
+    """One pack: where it lies (generation, name), how to read it, and who can rebuild it.
+
+    header  the pack's clear header, so that a single segment can be read without it
+    k, n    1, 1 for whole copies; erasure-coded packs need k of n shards (their digests in a tag)
+    size    class of redundancy in the config's list (0 unless the config has several)
+    """
+
+    name: bytes
+    generation: int
+    size: int
+    header: bytes
+    segments: tuple[Segment, ...]
+    size_class: int = 0
+    k: int = 1
+    n: int = 1
+    tags: Tags = ()
+
+
+class IndexSegment:
+    """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
+
+    __slots__ = ("_objects", "_offsets", "packs", "tombstones")
+
+    def __init__(
+        self, packs: tuple[PackRecord, ...], objects: bytes, tombstones: tuple[tuple[int, bytes], ...] = ()
+    ) -> None:
+        self.packs = packs
+        self.tombstones = tombstones
+        self._objects = objects
+        self._offsets = range(0, len(objects), _OBJECT.size)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def _key(self, at: int) -> bytes:
+        return self._objects[at : at + ID_BYTES]
+
+    def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
+        """Every place this segment knows for an object."""
+        out: list[tuple[PackRecord, Located]] = []
+        i = bisect_left(self._offsets, object_id, key=self._key)
+        while i < len(self._offsets) and self._key(self._offsets[i]) == object_id:
+            out.append(self._at(self._offsets[i]))
+            i += 1
+        return out
+
+    def _at(self, at: int) -> tuple[PackRecord, Located]:
+        object_id, kind, pack, segment, offset, length = _OBJECT.unpack_from(self._objects, at)
+        return self.packs[pack], Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
+
+    def __iter__(self) -> Iterator[tuple[PackRecord, Located]]:
+        return map(self._at, self._offsets)
+
+    def raw_objects(self) -> bytes:
+        return self._objects
+
+
+def make_segment(
+    packs: Iterable[tuple[PackRecord, Sequence[Located]]], tombstones: Iterable[tuple[int, bytes]] = ()
+) -> IndexSegment:
+    """A segment for packs and what lies in them. Canonical: the order given does not matter."""
+    listed = sorted(packs, key=lambda p: (p[0].name, p[0].generation))
+    if not ascending([p.name + u64(p.generation) for p, _ in listed]):
+        raise ValueError("a pack is listed twice")
+    objects = sorted(
+        {
+            _OBJECT.pack(o.id, o.encoding << 4 | o.kind, ordinal, o.segment, o.offset, o.length)
+            for ordinal, (_, located) in enumerate(listed)
+            for o in located
+        }
+    )
+    return IndexSegment(tuple(p for p, _ in listed), b"".join(objects), tuple(sorted(set(tombstones))))
+
+
+def make_segments(packs: Iterable[tuple[PackRecord, Sequence[Located]]]) -> list[IndexSegment]:
+    """The segments of a push: one, or several of a bounded size after a very large one."""
+    out: list[IndexSegment] = []
+    some: list[tuple[PackRecord, Sequence[Located]]] = []
+    objects = 0
+    for pack in packs:
+        if some and objects + len(pack[1]) > SEGMENT_OBJECTS_MAX:
+            out.append(make_segment(some))
+            some, objects = [], 0
+        some.append(pack)
+        objects += len(pack[1])
+    return [*out, make_segment(some)] if some else out
+
+
+def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
+    """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
+    dead = {t for s in segments for t in s.tombstones}
+    keep: dict[tuple[bytes, int], tuple[PackRecord, list[Located]]] = {}
+    for s in segments:
+        for record in s.packs:
+            if (record.generation, record.name) not in dead:
+                keep[record.name, record.generation] = (record, [])
+        for record, located in s:
+            if (record.generation, record.name) not in dead:
+                keep[record.name, record.generation][1].append(located)
+    return make_segment(keep.values(), () if final else dead)
+
+
+def encode_segment(s: IndexSegment) -> bytes:
+    """Bytes of a segment: format, then a zstd frame of its tables."""
+    parts = [u32(len(s.packs))]
+    for p in s.packs:
+        parts += [p.name, u64(p.generation), u64(p.size), p.header, u8(p.size_class), u8(p.k), u8(p.n)]
+        parts += [u32(len(p.segments)), *(u32(g.stored_bytes) + u32(g.raw_bytes) + g.digest for g in p.segments)]
+        parts.append(encode_tags(p.tags))
+    parts += [u32(len(s)), s.raw_objects(), u32(len(s.tombstones)), *(u64(g) + name for g, name in s.tombstones)]
+    return u8(FORMAT) + zstandard.ZstdCompressor(level=3).compress(b"".join(parts))
+
+
+def decode_segment(data: bytes) -> IndexSegment:
+    """Reads a segment; `FormatError` on anything but what `encode_segment` writes, `UpgradeError` if newer."""
+    if data[:1] > u8(FORMAT):
+        raise UpgradeError("the pack index has a newer format", next_step="Upgrade metasync.")
+    if data[:1] != u8(FORMAT):
+        raise FormatError("index segment: unknown format")
+    try:
+        size = zstandard.frame_content_size(data[1:32])
+        if not 0 < size <= SEGMENT_BYTES_MAX:
+            raise FormatError("index segment: too large, or empty")
+        r = Reader(
+            zstandard.ZstdDecompressor().decompress(memoryview(data)[1:], allow_extra_data=False), "index segment"
+        )
+    except zstandard.ZstdError as e:
+        raise FormatError(f"index segment: does not unpack: {e}") from e
+    packs = tuple(_pack(r) for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)))
+    if not ascending([p.name + u64(p.generation) for p in packs]):
+        raise r.fail("packs out of order")
+    objects = r.take(_OBJECT.size * r.u32())
+    _check_objects(r, objects, packs)
+    stones = tuple((r.u64(), r.take(ID_BYTES)) for _ in range(r.count(r.u32(), 8 + ID_BYTES)))
+    if any(a >= b for a, b in pairwise(stones)):
+        raise r.fail("tombstones out of order")
+    r.end()
+    return IndexSegment(packs, objects, stones)
+
+
+def _pack(r: Reader) -> PackRecord:
+    name, generation, size, header = r.take(ID_BYTES), r.u64(), r.u64(), r.take(HEADER_BYTES)
+    size_class, k, n = r.u8(), r.u8(), r.u8()
+    count = r.u32()
+    if count > SEGMENTS_MAX or not 1 <= k <= n or size > PACK_BYTES_MAX:
+        raise r.fail("a pack with impossible numbers")
+    segments = tuple(Segment(r.u32(), r.u32(), r.take(32)) for _ in range(r.count(count, 40)))
+    if HEADER_BYTES + sum(s.stored_bytes for s in segments) > size:
+        raise r.fail("segments beyond their pack")
+    if any(s.raw_bytes > SEGMENT_RAW_BYTES_MAX for s in segments):
+        raise r.fail("a segment too large")
+    return PackRecord(name, generation, size, header, segments, size_class, k, n, r.tags())
+
+
+def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> None:
+    """Every object lies in a segment of a listed pack; records ascend."""
+    last = b""
+    for at in range(0, len(objects), _OBJECT.size):
+        record = objects[at : at + _OBJECT.size]
+        _, kind, pack, segment, offset, length = _OBJECT.unpack(record)
+        if record <= last or kind & 15 not in _KINDS or pack >= len(packs):
+            raise r.fail("objects out of order, of no known kind, or in no pack")
+        segments = packs[pack].segments
+        if segment >= len(segments) or offset + length > segments[segment].raw_bytes:
+            raise r.fail("an object outside its segment")
+        last = record
+
+
+class RootItem(NamedTuple):
+    """One segment as the root lists it: how large it is, and what it holds."""
+
+    ref: Ref
+    size: int
+    objects: int
+    packs: int
+
+    @property
+    def tier(self) -> int:
+        tier, limit = 0, TIER_BYTES_BASE
+        while self.size > limit:
+            tier, limit = tier + 1, limit * TIER_FACTOR
+        return tier
+
+
+class IndexRoot(NamedTuple):
+    """The segments of an index, oldest first."""
+
+    items: tuple[RootItem, ...] = ()
+    tags: Tags = ()
+
+
+def encode_root(root: IndexRoot) -> bytes:
+    body = b"".join(
+        u64(i.ref.generation) + i.ref.hash + u64(i.size) + u64(i.objects) + u32(i.packs) for i in root.items
+    )
+    return u8(FORMAT) + u32(len(root.items)) + body + encode_tags(root.tags)
+
+
+def decode_root(data: bytes) -> IndexRoot:
+    r = Reader(data, "index root")
+    fmt = r.u8()
+    if fmt > FORMAT:
+        raise UpgradeError("the pack index has a newer format", next_step="Upgrade metasync.")
+    if fmt != FORMAT:
+        raise r.fail("unknown format")
+    count = r.u32()
+    if count > ROOT_SEGMENTS_MAX:
+        raise r.fail(f"{count} segments")
+    items = tuple(
+        RootItem(Ref(r.u64(), r.take(ID_BYTES)), r.u64(), r.u64(), r.u32()) for _ in range(r.count(count, 60))
+    )
+    out = IndexRoot(items, r.tags())
+    r.end()
+    return out
+
+
+def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
+    """The segments of the lowest tier that holds too many; empty when none does.
+
+    Segments that would merge into one too large for a meta object stay as they are: they are few for their size.
+    """
+    tiers: dict[int, list[RootItem]] = {}
+    for item in root.items:
+        tiers.setdefault(item.tier, []).append(item)
+    for tier in sorted(tiers):
+        items = tiers[tier]
+        if len(items) > TIER_SEGMENTS_MAX and sum(i.size for i in items) <= MERGED_BYTES_MAX:
+            return tuple(items)
+    return ()
+
+
+class Index:
+    """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first."""
+
+    def __init__(self, segments: Sequence[IndexSegment] = ()) -> None:
+        self._segments = tuple(segments)
+        self._dead = {t for s in segments for t in s.tombstones}
+
+    def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
+        """Every live place of an object; empty when the index does not hold it."""
+        out: list[tuple[PackRecord, Located]] = []
+        for s in reversed(self._segments):
+            out += [p for p in s.find(object_id) if not self._dead or (p[0].generation, p[0].name) not in self._dead]
+        return out
+
+    def __contains__(self, object_id: bytes) -> bool:
+        return bool(self.find(object_id))
+
+    def packs(self) -> dict[tuple[int, bytes], PackRecord]:
+        """Every live pack by (generation, name)."""
+        return {
+            (p.generation, p.name): p
+            for s in self._segments
+            for p in s.packs
+            if (p.generation, p.name) not in self._dead
+        }
+
+    def __len__(self) -> int:
+        return sum(map(len, self._segments))

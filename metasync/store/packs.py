@@ -1,0 +1,300 @@
+"""Builds packs from objects, and reads them (D2, D3). `docs/design/format.md` section 5.
+
+Writing is a pipeline: objects gather into segments of about `segment_bytes`; a worker shrinks each segment; in order,
+segments gather into packs of about `pack_bytes`; a worker seals each pack, names it by the SHA-256 of its bytes and
+hands it on. Small blobs share segments, trees and histories get segments of their own (a clone reads those first), and
+a large chunk is a segment alone, so that it can be fetched alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from metasync.errors import DamagedError, FormatError, UpgradeError
+from metasync.keys.derive import derive
+from metasync.keys.ring import WorkspaceKeys
+from metasync.objects import packfile
+from metasync.objects.model import ObjectKind
+from metasync.objects.packfile import Footer, Header, Located, Segment
+from metasync.translators._base import Chain, Context, IntegrityError
+
+SEGMENTS_IN_FLIGHT = 6  # raw segments waiting for a worker: 6 MiB as a rule, 6 large chunks at worst
+PACK_KEYS_KEPT = 64  # of packs being read or written just now
+OBJECT_BYTES_OVERHEAD = 64  # what an object adds to a footer and to the index; bounds objects per pack
+
+
+class PackKeys(Protocol):
+    """What sealing needs of the workspace's keys."""
+
+    @property
+    def encrypted(self) -> bool: ...
+    def pack_key(self, epoch: int, random: bytes) -> bytes: ...
+    def pack_binding(self, epoch: int, header: bytes) -> bytes: ...
+
+
+class WorkspacePackKeys:
+    """`PackKeys` of a workspace: one key per pack, drawn from the epoch's and the pack's random bytes (D2)."""
+
+    def __init__(self, keys: WorkspaceKeys) -> None:
+        self._keys = keys
+        self.pack_key = lru_cache(maxsize=PACK_KEYS_KEPT)(self._pack_key)
+
+    @property
+    def encrypted(self) -> bool:
+        return self._keys.encrypted
+
+    def _pack_key(self, epoch: int, random: bytes) -> bytes:
+        return derive(self._keys.pack_key(epoch), "one pack", random)
+
+    def pack_binding(self, epoch: int, header: bytes) -> bytes:
+        return self._keys.ns_id + epoch.to_bytes(4, "big") + b"pack" + header
+
+
+class SealedPack(NamedTuple):
+    """A pack ready to travel: its name (SHA-256), its bytes, its header and what lies where in it."""
+
+    name: bytes
+    data: bytes
+    header: Header
+    footer: Footer
+
+
+@dataclass(frozen=True, slots=True)
+class PackFormat:
+    """How packs are made in this workspace: chains of the agreed config, the epoch in force, sizes in bytes."""
+
+    keys: PackKeys
+    chains: tuple[Chain, ...]
+    epoch: int
+    level: int
+    segment_bytes: int
+    pack_bytes: int
+
+    def context(self, header: bytes, h: Header, number: int, raw_bytes: int, digest: bytes | None = None) -> Context:
+        return Context(
+            key=self.keys.pack_key(h.epoch, h.random),
+            number=number,
+            binding=self.keys.pack_binding(h.epoch, header),
+            raw_bytes=raw_bytes,
+            level=self.level,
+            digest=digest,
+            encrypted=self.keys.encrypted,
+        )
+
+    def chain(self, ordinal: int) -> Chain:
+        if ordinal >= len(self.chains):
+            raise UpgradeError(
+                "a pack was made by translators this device does not know",
+                next_step="Upgrade metasync, then try again.",
+            )
+        return self.chains[ordinal]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shrunk:
+    raw_bytes: int
+    data: bytes
+    objects: tuple[tuple[ObjectKind, bytes, int, int], ...]  # kind, id, offset, length
+
+
+def seal_pack(segments: Iterable[_Shrunk], form: PackFormat, random: bytes) -> SealedPack:
+    """Seals segments into one pack. Pure: `random` (32 bytes, used once) is all the chance there is in it."""
+    h = Header(len(form.chains) - 1, form.epoch, random)
+    header = packfile.encode_header(h)
+    chain = form.chains[-1]
+    parts = [header]
+    table: list[Segment] = []
+    objects: list[Located] = []
+    for number, segment in enumerate(segments):
+        stored = chain.seal(segment.data, form.context(header, h, number, segment.raw_bytes))
+        parts.append(stored)
+        table.append(Segment(len(stored), segment.raw_bytes, hashlib.sha256(stored).digest()))
+        objects.extend(Located(kind, i, number, offset, length) for kind, i, offset, length in segment.objects)
+    footer = Footer(tuple(table), tuple(objects))
+    plain = packfile.encode_footer(footer)
+    at_footer = form.context(header, h, packfile.FOOTER_NUMBER, len(plain))
+    stored_footer = chain.seal(chain.shrink(plain, at_footer), at_footer)
+    trailer = chain.seal(
+        packfile.encode_trailer(len(stored_footer)),
+        form.context(header, h, packfile.TRAILER_NUMBER, packfile.TRAILER_PLAIN_BYTES),
+    )
+    if form.keys.encrypted:
+        at_padding = form.context(header, h, packfile.PADDING_NUMBER, 0)
+        overhead = len(chain.seal(b"", at_padding))
+        size = sum(map(len, parts)) + overhead + len(stored_footer) + len(trailer)
+        parts.append(chain.seal(bytes(packfile.padme(size) - size), at_padding))
+    data = b"".join((*parts, stored_footer, trailer))
+    return SealedPack(hashlib.sha256(data).digest(), data, h, footer)
+
+
+class Packer:
+    """Turns objects into sealed packs. One thread adds; `workers` shrink and seal; `emit` gets packs in order.
+
+    `emit` may block to hold the pipeline back. Objects added twice are packed once.
+    """
+
+    def __init__(
+        self,
+        form: PackFormat,
+        work: Callable[[Callable[[], Any]], Future[Any]],
+        entropy: Callable[[int], bytes],
+        emit: Callable[[SealedPack], None],
+    ) -> None:
+        self._form = form
+        self._work = work
+        self._pack_bytes_max = min(form.pack_bytes, packfile.PACK_BYTES_MAX // 2)  # footer and padding come on top
+        self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, packfile.OBJECTS_MAX)
+        self._entropy = entropy
+        self._emit = emit
+        self._seen: set[bytes] = set()
+        self._open: dict[bool, _Gathering] = {True: _Gathering(), False: _Gathering()}  # blobs; trees and histories
+        self._shrinking: deque[Future[_Shrunk]] = deque()
+        self._pack: list[_Shrunk] = []
+        self._pack_bytes = self._pack_objects = 0
+        self._sealing: deque[Future[SealedPack]] = deque()
+
+    def __contains__(self, object_id: bytes) -> bool:
+        return object_id in self._seen
+
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        """Takes one object; blocks while too much is under way."""
+        if object_id in self._seen:
+            return
+        self._seen.add(object_id)
+        limit = self._form.segment_bytes
+        if len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
+            raise ValueError(f"an object of {len(data)} bytes: no reader would unpack it")
+        if len(data) >= limit:  # a large chunk travels alone; what gathered before it stays open
+            self._shrink(_Gathering([(kind, object_id, 0, len(data))], [data], len(data)))
+            return
+        gathering = self._open[kind is ObjectKind.BLOB]
+        if gathering.size + len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
+            self._shrink(gathering)
+            gathering = self._open[kind is ObjectKind.BLOB] = _Gathering()
+        gathering.objects.append((kind, object_id, gathering.size, len(data)))
+        gathering.parts.append(data)
+        gathering.size += len(data)
+        if gathering.size >= limit or len(gathering.objects) >= self._objects_max:
+            self._open[kind is ObjectKind.BLOB] = _Gathering()
+            self._shrink(gathering)
+
+    def finish(self) -> None:
+        """Seals what is left and hands on the last packs."""
+        for blobs in (True, False):
+            if self._open[blobs].parts:
+                self._shrink(self._open[blobs])
+        self._open = {True: _Gathering(), False: _Gathering()}
+        while self._shrinking:
+            self._place(self._shrinking.popleft().result())
+        self._seal()
+        while self._sealing:
+            self._emit(self._sealing.popleft().result())
+
+    def _shrink(self, gathering: _Gathering) -> None:
+        chain, form = self._form.chains[-1], self._form
+
+        def run() -> _Shrunk:
+            raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
+            context = Context(b"", 0, b"", len(raw), form.level)
+            return _Shrunk(len(raw), chain.shrink(raw, context), tuple(gathering.objects))
+
+        self._shrinking.append(self._work(run))
+        while self._shrinking and (len(self._shrinking) >= SEGMENTS_IN_FLIGHT or self._shrinking[0].done()):
+            self._place(self._shrinking.popleft().result())
+
+    def _place(self, segment: _Shrunk) -> None:
+        size = len(segment.data) + OBJECT_BYTES_OVERHEAD * len(segment.objects)
+        objects = self._pack_objects + len(segment.objects)
+        full = len(self._pack) >= packfile.SEGMENTS_MAX or objects > packfile.OBJECTS_MAX
+        if self._pack and (full or self._pack_bytes + size > self._pack_bytes_max):
+            self._seal()
+        self._pack.append(segment)
+        self._pack_bytes += size
+        self._pack_objects += len(segment.objects)
+
+    def _seal(self) -> None:
+        if self._pack:
+            segments, form, random = self._pack, self._form, self._entropy(packfile.RANDOM_BYTES)
+            self._sealing.append(self._work(lambda: seal_pack(segments, form, random)))
+            self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
+        while self._sealing and (len(self._sealing) > 2 or self._sealing[0].done()):
+            self._emit(self._sealing.popleft().result())
+
+
+class _Gathering:
+    """A segment being gathered."""
+
+    __slots__ = ("objects", "parts", "size")
+
+    def __init__(
+        self,
+        objects: list[tuple[ObjectKind, bytes, int, int]] | None = None,
+        parts: list[bytes] | None = None,
+        size: int = 0,
+    ) -> None:
+        self.objects = objects if objects is not None else []
+        self.parts = parts if parts is not None else []
+        self.size = size
+
+
+def read_footer(data: bytes, name: bytes, form: PackFormat) -> tuple[Header, Footer]:
+    """What a whole pack holds, from its bytes alone; verified against its name first."""
+    if hashlib.sha256(data).digest() != name:
+        raise IntegrityError("pack: not the bytes its name promises")
+    h = packfile.decode_header(data)
+    chain = form.chain(h.chain)
+    header = data[: packfile.HEADER_BYTES]
+    trailer_at = form.context(header, h, packfile.TRAILER_NUMBER, packfile.TRAILER_PLAIN_BYTES)
+    trailer_bytes = len(chain.seal(bytes(packfile.TRAILER_PLAIN_BYTES), trailer_at))
+    stored = packfile.decode_trailer(chain.open(data[-trailer_bytes:], trailer_at))
+    start = len(data) - trailer_bytes - stored
+    if start < packfile.HEADER_BYTES:
+        raise FormatError("pack: its footer does not fit in it")
+    at = form.context(header, h, packfile.FOOTER_NUMBER, packfile.SEGMENT_RAW_BYTES_MAX)
+    footer = packfile.decode_footer(chain.get(data[start : len(data) - trailer_bytes], at))
+    if packfile.offsets(footer.segments)[-1] > start:
+        raise FormatError("pack: its segments do not fit in it")
+    return h, footer
+
+
+def read_segment(
+    header: bytes, stored: bytes, number: int, segment: Segment, form: PackFormat, *, verified: bool
+) -> bytes:
+    """One segment's raw bytes. `verified`: its stored bytes are known to be right (the whole pack was checked)."""
+    h = packfile.decode_header(header)
+    context = form.context(header, h, number, segment.raw_bytes, None if verified else segment.digest)
+    raw = form.chain(h.chain).get(stored, context)
+    if len(raw) != segment.raw_bytes:
+        raise FormatError("segment: not as long as agreed")
+    return raw
+
+
+def read_objects(
+    raw: bytes, located: Iterable[Located], check: Callable[[ObjectKind, bytes | memoryview], bytes]
+) -> Iterator[tuple[Located, memoryview]]:
+    """The objects asked for of one raw segment, each checked against its id (check twice: D10)."""
+    view = memoryview(raw)
+    for item in located:
+        if item.encoding:
+            raise UpgradeError("an object is stored as a delta", next_step="Upgrade metasync, then try again.")
+        data = view[item.offset : item.offset + item.length]
+        if check(item.kind, data) != item.id:
+            raise DamagedError(f"object {item.id.hex()[:16]} is not what its id says, though its pack is intact")
+        yield item, data
+
+
+def index_of(packs: Mapping[bytes, bytes], form: PackFormat) -> dict[bytes, tuple[Header, Footer]]:
+    """What packs hold, from their bytes alone: the pack index is rebuilt from this. Damaged packs are left out."""
+    out: dict[bytes, tuple[Header, Footer]] = {}
+    for name, data in packs.items():
+        try:
+            out[name] = read_footer(data, name, form)
+        except FormatError:
+            continue
+    return out

@@ -1,0 +1,315 @@
+"""Brings packs to backends and back: R copies up, from whoever serves it down (D6, D7).
+
+Decisions are tasks over effects (D9); whoever calls decides how many run at once. A backend that could not be reached
+or is full is not asked again within one session: it costs one timeout, not one per pack. What a backend sends is
+verified before it is opened; a bad copy is noted and another one is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from metasync.effects import Gather, Op, Reply, Work
+from metasync.errors import BackendError, DamagedError, FormatError, FullError, NotFoundError, UnreachableError
+from metasync.objects import packfile
+from metasync.objects.model import ObjectKind
+from metasync.objects.packfile import Located
+from metasync.store.index import PackRecord
+from metasync.store.packs import PackFormat, SealedPack, read_objects, read_segment
+from metasync.store.placement import Placement
+
+WHOLE_BYTES_MAX = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
+GAP_BYTES_MAX = 64 << 10  # segments nearer than this are fetched with what lies between them
+OP_TIMEOUT_S = 30.0
+SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
+
+Deliver: TypeAlias = Callable[[Located, memoryview], None]
+Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
+
+
+def _patience_s(size_bytes: int) -> float:
+    return OP_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
+
+
+class Place(NamedTuple):
+    """One backend's storage as this device reaches it. `storage_ids`: 16 bytes each, the newest last."""
+
+    name: str
+    backend_id: bytes
+    storage_ids: tuple[bytes, ...]
+
+
+class Fault(NamedTuple):
+    """A copy that could not be used: on which backend, which pack, and why."""
+
+    backend: str
+    pack: bytes
+    why: str
+    missing: bool
+
+
+class Stored(NamedTuple):
+    """Where a pack came to lie. `copies` is what was promised; fewer holders mean it is under-replicated.
+
+    `elsewhere`: a copy lies on another backend than the ones the pack belongs to.
+    """
+
+    record: PackRecord
+    objects: tuple[Located, ...]
+    holders: tuple[str, ...]
+    copies: int
+    elsewhere: bool
+
+
+def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
+    """Where a pack lies on a backend, relative to the workspace's folder there (CONSENSUS 1.1, 6.2)."""
+    h = name.hex()
+    return f"{storage_id.hex()}/packs/{generation}/{h[:2]}/{h}"
+
+
+@dataclass
+class Transfer:
+    """Moves packs under one config. Counters and findings accumulate over a session; tasks share one thread."""
+
+    placement: Placement
+    places: dict[bytes, Place]
+    form: PackFormat
+    check: Check
+    down: dict[str, BackendError] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    reading: dict[str, int] = field(default_factory=dict)  # bytes asked for and not yet there, per backend
+
+    def order(self, name: bytes) -> list[Place]:
+        """All places of a pack in the agreed order; those this device has no way to are left out."""
+        return [self.places[i] for i in self.placement.order(name) if i in self.places]
+
+    def away(self, place: Place) -> bool:
+        """True for one that could not be reached in this session. One that is merely full still serves reads."""
+        return isinstance(self.down.get(place.name), UnreachableError)
+
+    # --- up
+
+    def upload(self, pack: SealedPack, generation: int) -> Generator[Any, Any, Stored]:
+        """Stores R copies; a full or unreachable backend's share goes to the next in the order.
+
+        Raises what the last backend said when not a single copy could be stored.
+        """
+        holders: list[str] = []
+        order = self.order(pack.name)
+        waiting = [p for p in order if p.name not in self.down]
+        copies = self.placement.copies
+        while len(holders) < copies and waiting:
+            now, waiting = waiting[: copies - len(holders)], waiting[copies - len(holders) :]
+            done = yield Gather({p.name: self._put(p, pack, generation) for p in now})
+            for p in now:
+                if done[p.name]:
+                    holders.append(p.name)
+            waiting = [p for p in waiting if p.name not in self.down]
+        if not holders:
+            raise _no_room(self.down)
+        record = PackRecord(
+            pack.name, generation, len(pack.data), pack.data[: packfile.HEADER_BYTES], pack.footer.segments
+        )
+        home = {place.name for place in order[:copies]}
+        return Stored(record, pack.footer.objects, tuple(holders), copies, not home.issuperset(holders))
+
+    def _put(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
+        path = pack_path(place.storage_ids[-1], generation, pack.name)
+        reply: Reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
+        if reply.error is not None and reply.error.retryable:
+            reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
+        if reply.error is not None:
+            self.down[place.name] = reply.error
+            return False
+        return True
+
+    # --- down
+
+    def fetch(self, record: PackRecord, wanted: Sequence[Located], deliver: Deliver) -> Generator[Any, Any, None]:
+        """Gets objects of one pack and delivers each, verified, from a worker thread.
+
+        Raises `DamagedError` when reachable copies exist no more intact, `UnreachableError` when holders are away.
+        """
+        wanted = sorted(wanted, key=lambda w: (w.segment, w.offset))
+        cost = record.size
+        home = self.placement.primary(record.name)
+        last: list[BackendError | FormatError] = []
+        for place in self._readers(record):
+            self.reading[place.name] = self.reading.get(place.name, 0) + cost
+            try:
+                problem = yield from self._fetch_from(place, record, wanted, deliver)
+            finally:
+                self.reading[place.name] -= cost
+            if problem is None:
+                return
+            last.append(problem)
+            if isinstance(problem, UnreachableError):
+                self.down[place.name] = problem
+            else:
+                missing = isinstance(problem, NotFoundError)
+                if not missing or place.backend_id in home:  # elsewhere nobody promised a copy
+                    self.faults.append(Fault(place.name, record.name, problem.message, missing))
+        away = [n for n, e in sorted(self.down.items()) if isinstance(e, UnreachableError)]
+        where = f" ({', '.join(away)} cannot be reached)" if away else ""
+        if away and all(isinstance(e, UnreachableError | NotFoundError) for e in last):
+            raise UnreachableError(
+                f"pack {record.name.hex()[:16]} cannot be read now{where}", next_step="Try again when they are back."
+            )
+        raise DamagedError(
+            f"pack {record.name.hex()[:16]} is intact on no backend that answers{where}",
+            next_step="`metasync check --read-data` lists what is damaged, and where.",
+        )
+
+    def _readers(self, record: PackRecord) -> list[Place]:
+        """Those who should hold the pack, the least busy first, then all others in the agreed order."""
+        order = [p for p in self.order(record.name) if not self.away(p)]
+        first = order[: self.placement.copies]
+        return sorted(first, key=lambda p: self.reading.get(p.name, 0)) + order[self.placement.copies :]
+
+    def _fetch_from(
+        self, place: Place, record: PackRecord, wanted: Sequence[Located], deliver: Deliver
+    ) -> Generator[Any, Any, BackendError | FormatError | None]:
+        """None when all was delivered, else what went wrong. Older storage ids are asked when newer ones lack it."""
+        problem: BackendError | FormatError = NotFoundError("no storage")
+        for storage_id in reversed(place.storage_ids):
+            path = pack_path(storage_id, record.generation, record.name)
+            try:
+                for offset, length, numbers in _ranges(record, wanted):
+                    whole = length == record.size
+                    reply: Reply = yield Op(
+                        place.name,
+                        "get",
+                        path,
+                        offset=offset,
+                        length=None if whole else length,
+                        max_bytes=length,
+                        timeout_s=_patience_s(length),
+                    )
+                    if reply.error is not None:
+                        raise reply.error
+                    yield Work(_opener(self, record, wanted, deliver, reply.value, offset, numbers, whole))
+            except NotFoundError as e:
+                problem = e
+                continue
+            except (BackendError, FormatError) as e:
+                return e
+            return None
+        return problem
+
+
+def _opener(
+    t: Transfer,
+    record: PackRecord,
+    wanted: Sequence[Located],
+    deliver: Deliver,
+    data: bytes,
+    start: int,
+    numbers: Sequence[int],
+    whole: bool,
+) -> Callable[[], None]:
+    """The work on one answer: verify, open, deliver. Runs in a worker."""
+
+    def run() -> None:
+        if whole and hashlib.sha256(data).digest() != record.name:
+            raise FormatError("is not the pack its name promises")
+        at = packfile.offsets(record.segments)
+        view = memoryview(data)
+        for number in numbers:
+            segment = record.segments[number]
+            stored = bytes(view[at[number] - start : at[number] - start + segment.stored_bytes])
+            raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
+            for located, piece in read_objects(raw, (w for w in wanted if w.segment == number), t.check):
+                deliver(located, piece)
+
+    return run
+
+
+def _ranges(record: PackRecord, wanted: Iterable[Located]) -> list[tuple[int, int, list[int]]]:
+    """What to ask for: (offset, length, segment numbers), the whole pack when that is not much more."""
+    numbers = sorted({w.segment for w in wanted})
+    needed = sum(record.segments[i].stored_bytes for i in numbers)
+    if record.size <= WHOLE_BYTES_MAX or 2 * needed >= record.size:
+        return [(0, record.size, numbers)]
+    at = packfile.offsets(record.segments)
+    out: list[tuple[int, int, list[int]]] = []
+    for i in numbers:
+        end = at[i] + record.segments[i].stored_bytes
+        if out and at[i] - (out[-1][0] + out[-1][1]) <= GAP_BYTES_MAX:
+            offset, _, listed = out[-1]
+            out[-1] = (offset, end - offset, [*listed, i])
+        else:
+            out.append((at[i], end - at[i], [i]))
+    return out
+
+
+def _no_room(down: dict[str, BackendError]) -> BackendError:
+    """The error for a pack that found no place at all."""
+    reasons = "; ".join(f"{name}: {error.message}" for name, error in sorted(down.items()))
+    if down and all(isinstance(e, FullError) for e in down.values()):
+        return FullError(f"every backend is full ({reasons})", next_step="Free space on one of them, or add another.")
+    return UnreachableError(
+        f"no backend could store a pack ({reasons})", next_step="Check the backends, then run again."
+    )
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+class CopyState(NamedTuple):
+    """One copy as `check` found it: None means right."""
+
+    backend: str
+    problem: str | None
+    missing: bool = False
+
+
+def check_pack(
+    t: Transfer, record: PackRecord, *, read_data: bool
+) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
+    """Looks at a pack's copies: (those on the R places it belongs to, those found elsewhere in their stead)."""
+    order = t.order(record.name)
+    copies = t.placement.copies
+    first = yield Gather({p.name: _check_copy(t, p, record, read_data) for p in order[:copies]})
+    states = [first[p.name] for p in order[:copies]]
+    if all(s.problem is None for s in states):
+        return states, []
+    rest = yield Gather({p.name: _check_copy(t, p, record, read_data) for p in order[copies:]})
+    return states, [rest[p.name] for p in order[copies:] if rest[p.name].problem is None]
+
+
+def _check_copy(t: Transfer, place: Place, record: PackRecord, read_data: bool) -> Generator[Any, Any, CopyState]:
+    if t.away(place):
+        return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}")
+    missing = True
+    problem = "missing"
+    for storage_id in reversed(place.storage_ids):
+        path = pack_path(storage_id, record.generation, record.name)
+        if read_data:
+            reply: Reply = yield Op(place.name, "get", path, max_bytes=record.size, timeout_s=_patience_s(record.size))
+        else:
+            reply = yield Op(place.name, "stat", path, timeout_s=OP_TIMEOUT_S)
+        if isinstance(reply.error, UnreachableError):
+            t.down[place.name] = reply.error
+            return CopyState(place.name, f"cannot be reached: {reply.error.message}")
+        if isinstance(reply.error, NotFoundError):
+            continue
+        missing = False
+        if reply.error is not None:
+            problem = reply.error.message
+        elif read_data and len(reply.value) == record.size:
+            data = reply.value
+            digest = yield Work(partial(_sha256, data))
+            if digest == record.name:
+                return CopyState(place.name, None)
+            problem = "altered"
+        else:
+            size = len(reply.value) if read_data else reply.value
+            if size == record.size:
+                return CopyState(place.name, None)
+            problem = f"has {size} bytes instead of {record.size}"
+    return CopyState(place.name, problem, missing)

@@ -1,0 +1,147 @@
+"""What the absence of a path means: that it was deleted here, or that nothing is known of it (ARCHITECTURE D8).
+
+A path of the base counts as deleted only if this device wrote or scanned it there (it has a row), the directory above
+it was listed completely on the device the row names, and the name is gone even when asked for directly (a file system
+that folds case or NFC lists it under another spelling); or if its directory is itself deleted, or has become a file.
+All else keeps the base's entry: unreadable or unmounted directories, names that are ignored now, nested workspaces,
+special files, and what stands behind a symlink that took a directory's place.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from metasync.objects.model import Entry, Kind
+from metasync.sync.fsio import WorkTree, split
+from metasync.sync.rows import Row
+
+
+class Noted(NamedTuple):
+    """A path the user should hear of, and why."""
+
+    path: bytes
+    reason: str
+
+
+class Seen(NamedTuple):
+    """What a walk found.
+
+    tree      entries of what was found and taken in
+    put_rows  rows of what is new or changed among it
+    listed    directories that were listed completely, each with its device
+    blocked   paths that are there, but were not taken in
+    """
+
+    tree: Mapping[bytes, Entry]
+    put_rows: Mapping[bytes, Row]
+    listed: Mapping[bytes, int]
+    blocked: set[bytes]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`deleted`: paths of the base that were deleted here; `kept`: those that keep the base's entry, for the time being
+    with no word on the directories above them. `forgotten`: paths of rows alone that are gone. All ascend."""
+
+    deleted: list[bytes] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
+
+
+class _Fate(Enum):
+    """What became of a directory that was not listed."""
+
+    GONE = 1
+    KEPT = 2
+
+
+def judge(
+    work: WorkTree,
+    rows: Mapping[bytes, Row],
+    base: Mapping[bytes, Entry],
+    seen: Seen,
+    is_ignored: Callable[[bytes, bool], bool],
+) -> Verdict:
+    """Judges all paths that rows or base know and the walk has not found."""
+    judging = _Judging(work, rows, base, seen, is_ignored)
+    missing = (base.keys() | rows.keys()) - seen.tree.keys()
+    missing.discard(b"")
+    for path in sorted(missing):  # a directory comes before what is in it
+        judging.look(path)
+    return judging.verdict
+
+
+class _Judging:
+    def __init__(
+        self,
+        work: WorkTree,
+        rows: Mapping[bytes, Row],
+        base: Mapping[bytes, Entry],
+        seen: Seen,
+        is_ignored: Callable[[bytes, bool], bool],
+    ) -> None:
+        self.work = work
+        self.rows = rows
+        self.base = base
+        self.seen = seen
+        self.is_ignored = is_ignored
+        self.fates: dict[bytes, _Fate] = {}
+        self.verdict = Verdict()
+
+    def look(self, path: bytes) -> None:
+        gone = path not in self.seen.blocked and self.is_gone(path, self.fate(split(path)[0]))
+        self.fates[path] = _Fate.GONE if gone else _Fate.KEPT
+        if path in self.base:
+            (self.verdict.deleted if gone else self.verdict.kept).append(path)
+        elif gone:
+            self.verdict.forgotten.append(path)
+
+    def fate(self, directory: bytes) -> _Fate | int:
+        """What is known of a directory: the device it was listed on, or why it was not listed."""
+        device = self.seen.listed.get(directory)
+        if device is not None:
+            return device
+        if directory in self.fates:
+            return self.fates[directory]
+        if directory in self.seen.blocked:
+            return _Fate.KEPT
+        here = self.seen.tree.get(directory)
+        if here is not None:
+            # A directory that was not walked keeps what is in it; a file in its place ends it.
+            return _Fate.KEPT if here.kind is Kind.DIR else _Fate.GONE
+        above = self.fate(split(directory)[0])
+        return above if isinstance(above, _Fate) else _Fate.GONE
+
+    def is_gone(self, path: bytes, above: _Fate | int) -> bool:
+        row = self.rows.get(path)
+        if row is None or above is _Fate.KEPT or self.is_ignored(path, row.entry.kind is Kind.DIR):
+            return False
+        if above is _Fate.GONE:
+            return True
+        if row.dev != above:
+            if path in self.base:
+                self.verdict.notes.append(Noted(path, "not here, but its disk is not the one it was on: kept"))
+            return False
+        return self.is_absent(path)
+
+    def is_absent(self, path: bytes) -> bool:
+        """Asks for a name that was not listed. There all the same: listed under another spelling, or just made."""
+        parent, name = split(path)
+        try:
+            st = self.work.disk.lstat(name, self.work.dir(parent))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        # A new spelling of the user's is a rename, if it is more than what the file system makes of every name (NFC).
+        spelled = unicodedata.normalize("NFC", os.fsdecode(name))
+        for other, row in self.seen.put_rows.items():
+            if (row.dev, row.ino) == (st.st_dev, st.st_ino) and split(other)[0] == parent and other not in self.base:
+                return unicodedata.normalize("NFC", os.fsdecode(split(other)[1])) != spelled
+        return False

@@ -1,0 +1,81 @@
+"""Is everything there, as often as promised, and unaltered (`metasync check`)."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from metasync.consensus.states import ZERO_HASH, Ref
+from metasync.events import Phase, Progress
+from metasync.store.index import PackRecord
+from metasync.store.transfer import check_pack
+from metasync.sync.reports import CheckProblem, CheckReport
+from metasync.sync.session import Agreed, Session
+
+PACKS_IN_FLIGHT = 16
+
+
+def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
+    """Looks at every copy of every pack that the agreed index names, and at the objects beside the logs.
+
+    Without `read_data` sizes are compared; with it every copy is read and its SHA-256 compared with its name.
+    """
+    s.listener(Phase("check"))
+    packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
+    problems: list[CheckProblem] = []
+    lost: list[bytes] = []
+    short = copies = bytes_read = 0
+    todo = iter(packs)
+    running: dict[Future[Any], PackRecord] = {}
+    done_packs = 0
+    while True:
+        for record in todo:
+            running[s.runtime.start(check_pack(s.transfer, record, read_data=read_data))] = record
+            if len(running) >= PACKS_IN_FLIGHT:
+                break
+        if not running:
+            break
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in finished:
+            record = running.pop(future)
+            home, elsewhere = future.result()
+            copies += len(home) + len(elsewhere)
+            bad = [c for c in home if c.problem is not None]
+            good = len(home) - len(bad) + len(elsewhere)
+            if read_data:
+                bytes_read += record.size * sum(not c.missing for c in (*home, *elsewhere))
+            excused = good >= s.transfer.placement.copies
+            problems += [
+                CheckProblem(c.backend, record.name, c.problem or "")
+                for c in bad
+                if not (excused and c.missing)  # a copy that found another place is not missed here
+            ]
+            short += good < s.transfer.placement.copies
+            if not good:
+                lost.append(record.name)
+            done_packs += 1
+            s.listener(Progress("check", done_packs, len(packs), "packs"))
+    return CheckReport(
+        version=agreed.state.v,
+        packs=len(packs),
+        copies_checked=copies,
+        bytes_read=bytes_read,
+        problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
+        lost=tuple(sorted(lost)),
+        short=short,
+        meta_problems=_check_meta(s, agreed, read_data=read_data),
+    )
+
+
+def _check_meta(s: Session, agreed: Agreed, *, read_data: bool) -> tuple[CheckProblem, ...]:
+    """The index, config and device set on every acceptor, and whether each is the one it should be."""
+    problems = [CheckProblem(name, b"", why) for name, why in sorted(s.standings().items())]
+    named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
+    if agreed.state.index.hash != ZERO_HASH:
+        named.append(("index", agreed.state.index))
+        named += [("index segment", Ref(*item.ref)) for item in agreed.root.items]
+    bad = {p.backend for p in problems}
+    for what, backend, why in s.check_meta(named, read_data=read_data):
+        if backend not in bad:
+            problems.append(CheckProblem(backend, b"", f"{what} {why}"))
+    return tuple(problems)

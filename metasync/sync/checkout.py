@@ -1,0 +1,405 @@
+"""The checkout: from the tree that the scan saw to the merged one, without losing a byte of the user's.
+
+Theory of operation. `begin` writes the plan to the journal, in the local state. Contents arrive in any order, into
+`.metasync/tmp/`, each with its final mode and time; the working tree is not touched. When all are there, `apply` makes
+them durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes the tree:
+
+1. What goes, from the leaves up: a file is renamed to `.metasync/replaced/`, a directory goes by rmdir alone.
+2. What comes, from the root down: directories, then each new file by a rename that never replaces. Where a file is
+   replaced, the two names are *exchanged* in one system call: the path is never empty, and whatever stood there, even
+   if an editor saved it that very moment, is now in our hands. Is it what the scan saw, it goes to `replaced/`;
+   else it is the user's late change and becomes `name.conflict.N`. So there is no gap between looking and replacing.
+3. Modes of directories, from the leaves up. Then `syncfs`; the file system's clock is waited past; stats are read back
+   into rows; and one transaction writes rows, the caller's values and the end of the journal.
+
+A process that is killed leaves, at each path, the old or the new bytes. While staging, `recover` throws the plan away;
+while applying, it runs the plan again: every step looks first at what is there (a staged inode that lies at its path
+is done; one that is not in `tmp/` any more was placed), so that twice is as good as once.
+
+What this disk cannot take (a name it can't hold, a directory that is not ours to write) is left out, told, and noted
+in `State.unplaced`: without a row, its absence says nothing; where another file stands there, a row with the agreed
+entry and that file's stat says that it is not a change of the user's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from metasync.errors import WorkspaceError
+from metasync.localdb import ReplacedFile, State
+from metasync.objects.model import Entry, Kind
+from metasync.sync.fsio import COPY_BYTES, CREATE_FLAGS, READ_FLAGS, WRITE_FLAGS, WorkTree, check_path, split
+from metasync.sync.place import MODES_KEY, Placer, failed
+from metasync.sync.plan import Applied, Change, Plan, decode_plan, encode_plan
+from metasync.sync.rows import Row, row_of, same_stat, store_rows
+
+__all__ = ["Applied", "Change", "Checkout"]
+
+PLAN_KEY = "checkout.plan"
+INODES_KEY = "checkout.inodes"  # there: the plan is being applied
+REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
+FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
+TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
+
+
+class Checkout:
+    """One checkout at a time: `begin`, deliver contents, `apply`. `recover` first, after every start.
+
+    The holder of the workspace's lock uses it. Contents may be delivered from several threads.
+    """
+
+    def __init__(self, db: State, tree: WorkTree) -> None:
+        self.db = db
+        self.tree = tree
+        self.disk = tree.disk
+        self.plan: Plan | None = None
+        self._numbers: dict[bytes, int] = {}  # of the changes that are staged
+        self._inodes: list[int] = []
+        self._awaited: set[int] = set()
+        self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
+        self._lock = threading.Lock()
+
+    def begin(
+        self, changes: Iterable[Change], commit: Mapping[str, bytes | None] | None = None, *, version: int = 0
+    ) -> list[bytes]:
+        """Journals the plan; returns the paths whose contents are to be delivered, in order.
+
+        Not among them: directories, symlinks, empty files, and files of which only mode or mtime change (`new` has the
+        content of `expected`). `commit` is set in the local state in the same transaction as the outcome, whether by
+        `apply` or by `recover`. `version`: the agreed version of the merged tree, for the records of conflicts.
+        `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
+        """
+        if self.db.get(PLAN_KEY) is not None:
+            raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
+        by_path = {change.path: change for change in changes}
+        ordered = tuple(by_path[path] for path in sorted(by_path))
+        first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
+        root = self.tree.root_stat
+        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino))
+        staged = [(i, change) for i, change in enumerate(ordered) if change.is_staged]
+        self._check_space([change for _, change in staged])
+        with self.db.transaction():
+            self.db.set(PLAN_KEY, encode_plan(plan))
+            self.db.set(REPLACED_KEY, (first + len(ordered)).to_bytes(8, "big"))
+        self.plan = plan
+        self._numbers = {change.path: i for i, change in staged}
+        self._inodes = [0] * len(ordered)
+        self._awaited = {i for i, change in staged if change.is_awaited}
+        self._parts = {}
+        self.tree.state_dir(b"tmp")
+        for i, change in staged:
+            if i not in self._awaited:
+                self._stage_here(i, change)
+        return [ordered[i].path for i in sorted(self._awaited)]
+
+    def stage_whole(self, path: bytes, data: bytes) -> None:
+        """Delivers a file's whole content; from any thread, repeatable. `WorkspaceError`: wrong size, disk full."""
+        i, entry = self._staged(path)
+        if len(data) != entry.size:
+            raise _wrong_size(path, len(data), entry.size)
+        with self._staging(path):
+            self._write_whole(i, entry, data)
+        self._awaited.discard(i)
+
+    def stage_part(self, path: bytes, offset: int, data: bytes) -> None:
+        """Delivers a piece of a file's content, in any order, from any thread; then `finish`."""
+        i, entry = self._staged(path)
+        if offset < 0 or offset + len(data) > entry.size:
+            raise _wrong_size(path, offset + len(data), entry.size)
+        with self._staging(path):
+            fd = self.disk.open(b"%d" % i, WRITE_FLAGS, self.tree.state_dir(b"tmp"))
+            try:
+                self.disk.write(fd, data, offset)
+            finally:
+                self.disk.close(fd)
+        with self._lock:
+            self._parts.setdefault(i, {})[offset] = len(data)
+
+    def finish(self, path: bytes) -> None:
+        """Says that all pieces of a file were delivered. `WorkspaceError`: they don't cover it exactly."""
+        i, entry = self._staged(path)
+        with self._lock:
+            parts = sorted(self._parts.pop(i, {}).items())
+        at = 0
+        for offset, size in parts:
+            if offset != at:
+                raise _wrong_size(path, at, entry.size)
+            at += size
+        with self._staging(path):
+            fd = self.disk.open(b"%d" % i, WRITE_FLAGS, self.tree.state_dir(b"tmp"))
+            try:
+                size = self.disk.fstat(fd).st_size
+                if at != entry.size or size != entry.size:
+                    raise _wrong_size(path, min(at, size), entry.size)
+                self._dress(i, fd, entry)
+            finally:
+                self.disk.close(fd)
+        self._awaited.discard(i)
+
+    def stage_from(self, path: bytes, source: bytes, seen: Row) -> bool:
+        """Delivers the content of another file of the working tree: for conflict copies and renames.
+
+        `seen`: the row of `source`. False: the file is not what it was then, and nothing was delivered. From one
+        thread at a time; `source` must not be open for writing by this process.
+        """
+        i, entry = self._staged(path)
+        parent, name = split(source)
+        try:
+            above = self.tree.dir(parent)
+            fd = self.disk.open(name, READ_FLAGS, above)
+        except OSError:
+            return False
+        try:
+            before = self.disk.fstat(fd)
+            if not stat_.S_ISREG(before.st_mode) or not same_stat(seen, before) or before.st_size != entry.size:
+                return False
+            at = 0
+            while at < entry.size and (piece := self.disk.read(fd, COPY_BYTES, at)):
+                self.stage_part(path, at, piece[: entry.size - at])
+                at += len(piece)
+            if at < entry.size or not same_stat(seen, self.disk.fstat(fd)):
+                with self._lock:
+                    self._parts.pop(i, None)
+                return False
+        finally:
+            self.disk.close(fd)
+        self.finish(path)
+        return True
+
+    def apply(self, commit: Callable[[], None] | None = None) -> Applied:
+        """Carries the plan out, once all is staged.
+
+        `commit` runs inside the closing transaction, after the values given to `begin` were set; what must not be
+        missing after a crash belongs to those, since `recover` knows no callables.
+        `WorkspaceError`: the disk failed half-way; `recover` goes on later.
+        """
+        plan = self._planned()
+        if self._awaited:
+            raise WorkspaceError(
+                f"{len(self._awaited)} files of the checkout were not delivered, "
+                f"{os.fsdecode(plan.changes[min(self._awaited)].path)} among them.",
+                next_step="Run again: nothing was changed.",
+            )
+        try:
+            self._sync()
+        except OSError as e:
+            raise failed(self.tree, b"the new files", e) from e
+        self.db.set(INODES_KEY, struct.pack(f"<{len(self._inodes)}Q", *self._inodes))
+        return self._carry_out(plan, self._inodes, commit, again=False)
+
+    def abandon(self) -> None:
+        """Drops a plan that is still being staged; the tree was not touched. Without one: nothing."""
+        if self.db.get(INODES_KEY) is not None:
+            raise WorkspaceError("The checkout is being applied already.", next_step="Run again to finish it.")
+        self.plan = None
+        self._clear_tmp()
+        self.db.set(PLAN_KEY, None)
+
+    def recover(self) -> Applied | None:
+        """What the last process left: a plan being applied is finished (its outcome is returned), one being staged is
+        dropped. To be repeated safely; scan afterwards. None: the tree was not touched."""
+        journal, packed = self.db.get(PLAN_KEY), self.db.get(INODES_KEY)
+        if journal is None or packed is None:
+            self._clear_tmp()
+            if journal is not None:
+                self.db.set(PLAN_KEY, None)
+            return None
+        root = self.tree.root_stat
+        plan = decode_plan(journal).on_device(root.st_dev, root.st_ino)
+        if len(packed) != 8 * len(plan.changes):
+            raise WorkspaceError(
+                "The journal of an unfinished checkout does not fit its plan.",
+                next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
+            )
+        return self._carry_out(plan, struct.unpack(f"<{len(plan.changes)}Q", packed), None, again=True)
+
+    # ---- staging
+
+    def _planned(self) -> Plan:
+        if self.plan is None:
+            raise WorkspaceError("No checkout has begun.", next_step="This is a fault of MetaSync: please report it.")
+        return self.plan
+
+    def _staged(self, path: bytes) -> tuple[int, Entry]:
+        plan = self._planned()
+        i = self._numbers[path]
+        entry = plan.changes[i].new
+        assert entry is not None
+        return i, entry
+
+    def _check_space(self, staged: list[Change]) -> None:
+        needed = sum(change.new.size + FILE_BYTES for change in staged if change.new is not None)
+        free = self.disk.free_bytes(self.tree.state_dir()) if needed else 0
+        if needed > free:
+            raise WorkspaceError(
+                f"The new files need {needed:,} bytes in {os.fsdecode(self.tree.root)}, where {free:,} are free.",
+                next_step="Free some space and run again: nothing was changed.",
+            )
+
+    @contextmanager
+    def _staging(self, path: bytes) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise failed(self.tree, path, e) from e
+            needed = sum(c.new.size for c in self._planned().changes if c.new is not None and c.is_staged)
+            raise WorkspaceError(
+                f"The disk of {os.fsdecode(self.tree.root)} is full: the new files need {needed:,} bytes in all.",
+                next_step="Free some space and run again: nothing was changed.",
+            ) from e
+
+    def _stage_here(self, i: int, change: Change) -> None:
+        """A symlink or an empty file, for which nothing is delivered."""
+        entry, temp, tmp = change.new, b"%d" % i, self.tree.state_dir(b"tmp")
+        assert entry is not None
+        with self._staging(change.path):
+            if entry.kind is Kind.FILE:
+                self._write_whole(i, entry, b"")
+                return
+            with suppress(FileNotFoundError):
+                self.disk.unlink(temp, tmp)
+            self.disk.symlink(entry.content, temp, tmp)
+            self.disk.utime(temp, tmp, entry.mtime_ns)
+            self._inodes[i] = self.disk.lstat(temp, tmp).st_ino
+
+    def _write_whole(self, i: int, entry: Entry, data: bytes) -> None:
+        temp, tmp = b"%d" % i, self.tree.state_dir(b"tmp")
+        try:
+            fd = self.disk.open(temp, CREATE_FLAGS, tmp)
+        except FileExistsError:
+            self.disk.unlink(temp, tmp)
+            fd = self.disk.open(temp, CREATE_FLAGS, tmp)
+        try:
+            if data:
+                self.disk.write(fd, data)
+            self._dress(i, fd, entry)
+        finally:
+            self.disk.close(fd)
+
+    def _dress(self, i: int, fd: int, entry: Entry) -> None:
+        """Mode and time, before the file gets its name: it appears complete."""
+        self.disk.fchmod(fd, entry.mode)
+        self.disk.futime(fd, entry.mtime_ns)
+        self._inodes[i] = self.disk.fstat(fd).st_ino
+
+    # ---- applying
+
+    def _sync(self) -> None:
+        """Makes durable what was written on all file systems the checkout went to."""
+        state = self.tree.state_dir()
+        own = self.disk.fstat(state).st_dev
+        self.disk.syncfs(state)
+        for device, path in self.tree.devices.items():
+            if device != own:
+                with suppress(FileNotFoundError, NotADirectoryError):  # unmounted meanwhile: synced by that
+                    self.disk.syncfs(self.tree.dir(path))
+
+    def _carry_out(
+        self, plan: Plan, inodes: Iterable[int], commit: Callable[[], None] | None, *, again: bool
+    ) -> Applied:
+        placer = Placer(self.db, self.tree, plan, list(inodes), again=again)
+        applied = placer.run()
+        try:
+            self._sync()
+            put, delete = self._rows(plan, placer)
+            kept = self._kept(plan)
+        except OSError as e:
+            raise failed(self.tree, b"the new files", e) from e
+        with self.db.transaction():
+            store_rows(self.db, put.items())
+            self.db.delete_rows(delete)
+            self.db.put_replaced(kept)
+            self.db.delete_unplaced(change.path for change in plan.changes)
+            self.db.put_unplaced({noted.path: noted.reason for noted in applied.unplaced})
+            for key, value in plan.commit.items():
+                self.db.set(key, value)
+            if commit is not None:
+                commit()
+            for key in (PLAN_KEY, INODES_KEY, MODES_KEY):
+                self.db.set(key, None)
+        self.plan = None
+        self._clear_tmp()
+        return applied
+
+    def _rows(self, plan: Plan, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
+        """The rows to put and to delete, by what stands at each path now."""
+        put: dict[bytes, Row] = {}
+        delete: list[bytes] = []
+        self.tree.forget()
+        stamp = self.tree.tick_past(self.tree.clock_ns(), TICK_WAIT_S)
+        for i, (path, new, expected) in enumerate(plan.changes):
+            if new is None:
+                delete.append(path)
+                continue
+            if i in placer.left:
+                # What stands there is not to be taken for a change of the user's, unless it is one.
+                st = None if check_path(path) else self._look(path, exactly=True)
+                if st is not None and (expected is None or same_stat(expected, st)):
+                    put[path] = row_of(new, st, trusted=True)
+                else:
+                    delete.append(path)
+                continue
+            st = self._look(path)
+            if i in placer.made or i in placer.touched:
+                if st is not None:
+                    # Whether someone wrote while the time was set can't be seen from the time: read it again.
+                    put[path] = row_of(new, st, trusted=False)
+            elif i in placer.seen:
+                put[path] = _row_placed(new, st, placer.seen[i], placer.inodes[i], self.tree, stamp)
+        return put, delete
+
+    def _look(self, path: bytes, *, exactly: bool = False) -> os.stat_result | None:
+        """What is at a path; `exactly`: under this spelling of its name."""
+        parent, name = split(path)
+        try:
+            above = self.tree.dir(parent)
+            if exactly and name not in self.disk.names(above):
+                return None
+            return self.disk.lstat(name, above)
+        except OSError as e:
+            if e.errno == errno.EIO:
+                raise
+            return None
+
+    def _kept(self, plan: Plan) -> list[ReplacedFile]:
+        """Records of what lies in `.metasync/replaced/` from this plan."""
+        there = set(self.disk.names(self.tree.state_dir(b"replaced")))
+        return [
+            ReplacedFile(n, change.path, change.expected.entry.content if change.expected is not None else b"")
+            for n, change in enumerate(plan.changes, plan.replaced_from)
+            if b"%d" % n in there
+        ]
+
+    def _clear_tmp(self) -> None:
+        """Empties `.metasync/tmp/`. Only when no plan is being applied: till then, what is there may be the user's."""
+        tmp = self.tree.state_dir(b"tmp")
+        for name in self.disk.names(tmp):
+            self.disk.unlink(name, tmp)
+
+
+def _row_placed(
+    new: Entry, st: os.stat_result | None, seen: os.stat_result | None, inode: int, tree: WorkTree, stamp_ns: int
+) -> Row:
+    """The row of a file that was placed. It is there even if the user has removed the file since: a deletion."""
+    if seen is None:  # by an earlier run: its stat then is not known
+        if st is not None:
+            return row_of(new, st, trusted=False)
+        kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
+        return Row(new, tree.root_stat.st_dev, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
+    row = row_of(new, seen, trusted=False)
+    same = st is not None and same_stat(row, st)
+    return row._replace(trusted=same and seen.st_mtime_ns < stamp_ns and seen.st_ctime_ns < stamp_ns)
+
+
+def _wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:
+    return WorkspaceError(
+        f"{os.fsdecode(path)} was delivered with {got} bytes instead of {wanted}.",
+        next_step="Run `metasync check --read-data`: what the backends hold does not fit the agreed tree.",
+    )

@@ -1,0 +1,139 @@
+"""What makes a folder a device of a workspace: the local state that `init` and `clone` leave behind (D11)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metasync import devicekeys
+from metasync.codec import Reader, bytes32
+from metasync.config import Config
+from metasync.consensus.states import State
+from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
+from metasync.keys.ring import WorkspaceKeys, decode_keys
+from metasync.localdb import LocalDb
+from metasync.sync.session import BASE_KEY, META_KIND, UNFINISHED_KEY
+
+STATE_DIR: Final = ".metasync"
+DB_FILE: Final = "state.db"
+NAME_KEY: Final = "name"
+CONFIG_KEY: Final = "config"
+LINKS_KEY: Final = "links"  # this device's ways to backends: JSON, name -> url, folder, identity
+NAME_CHARS_MAX: Final = 100
+_SECRET_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Link:
+    """This device's way to a backend: its URL, the workspace's folder there, its native identity when linked (hex)."""
+
+    url: str
+    folder: str
+    identity: str
+
+
+def encode_links(links: Mapping[str, Link]) -> bytes:
+    body = {n: {"url": k.url, "folder": k.folder, "identity": k.identity} for n, k in sorted(links.items())}
+    return json.dumps(body).encode()
+
+
+def decode_links(data: bytes) -> dict[str, Link]:
+    return {n: Link(k["url"], k["folder"], k["identity"]) for n, k in json.loads(data).items()}
+
+
+def required(db: LocalDb, key: str) -> bytes:
+    """A value without which the local state is no use. `WorkspaceError` when it is missing."""
+    value = db.get(key)
+    if value is None:
+        raise WorkspaceError(
+            f"the local state in {STATE_DIR} is incomplete: {key!r} is missing",
+            next_step="Clone the workspace into a new folder; what was pushed is on the backends.",
+        )
+    return value
+
+
+def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
+    """The folder for a new workspace, checked: it is none yet, lies in none, and the name can be used."""
+    folder = Path(directory).absolute()
+    if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        raise UsageError(f"a workspace's name has 1 to {NAME_CHARS_MAX} printable characters, not {name!r}")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    for place in (folder, *folder.parents):
+        if (place / STATE_DIR / DB_FILE).exists():
+            where = "is a workspace already" if place == folder else f"lies in the workspace {place}"
+            raise WorkspaceError(f"{folder} {where}", next_step="`metasync status` there tells more.")
+    return folder
+
+
+def is_unfinished(folder: Path, name: str) -> bool:
+    """True for a clone of `name` that was interrupted before its first tree was there."""
+    if not (folder / STATE_DIR / DB_FILE).is_file():
+        return False
+    with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
+        return db.get(UNFINISHED_KEY) is not None and db.get(NAME_KEY) == name.encode()
+
+
+def write_local(
+    folder: Path,
+    name: str,
+    keys: WorkspaceKeys,
+    device: DeviceIdentity,
+    certificate: Certificate,
+    config: Config,
+    devices: DeviceSet,
+    links: Mapping[str, Link],
+    state: State,
+    *,
+    unfinished: bool = False,
+) -> None:
+    """Makes `.metasync`, whole or not at all: it is built under another name and renamed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        building = folder / f"{STATE_DIR}.new"
+        if building.exists():
+            shutil.rmtree(building)
+        building.mkdir(mode=0o700)
+        secret = bytes32(keys.encode()) + bytes32(device.encode()) + bytes32(certificate.encode())
+        devicekeys.save(building, account(device.device_id), secret)
+        with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
+            db.set(NAME_KEY, name.encode())
+            db.set("device", device.device_id)
+            db.set(CONFIG_KEY, config.encode())
+            db.set(LINKS_KEY, encode_links(links))
+            db.set(BASE_KEY, state.encode())
+            db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
+            db.set(UNFINISHED_KEY, b"1" if unfinished else None)
+        building.rename(folder / STATE_DIR)
+    except OSError as e:
+        raise WorkspaceError(
+            f"{folder / STATE_DIR} cannot be made: {e.strerror}", next_step="Check the folder's rights and space."
+        ) from e
+
+
+def account(device_id: bytes) -> str:
+    """Under which name a device's keys lie in the system's keyring."""
+    return f"device {device_id.hex()}"
+
+
+def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
+    """The device's own keys."""
+    secret = devicekeys.load(folder / STATE_DIR, account(required(db, "device")))
+    try:
+        r = Reader(secret, "device keys")
+        keys = decode_keys(r.bytes32(_SECRET_BYTES_MAX))
+        device = decode_identity(r.bytes32(_SECRET_BYTES_MAX))
+        certificate = decode_certificate(r.bytes32(_SECRET_BYTES_MAX))
+        r.end()
+    except FormatError as e:
+        raise WorkspaceError(
+            f"this device's keys are damaged: {e.message}", next_step="Clone the workspace into a new folder."
+        ) from e
+    return keys, device, certificate

@@ -1,0 +1,204 @@
+"""Founds a workspace on its backends (`metasync init`): keys, config, device set, and state 0 (CONSENSUS 1.1, D11).
+
+Everything lies under a random folder per backend. Key slots are written last: without one, a founding that was cut
+short is not a workspace to anybody, only some unreadable bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from metasync import consensus
+from metasync.backends._base import LogForm
+from metasync.config import NO_LIMIT, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
+from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
+from metasync.effects import Gather, Op, Reply, Task
+from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.keys.chain import AdminChain
+from metasync.keys.derive import sha256, sign_public
+from metasync.keys.devices import (
+    DEVICE_ENTROPY_BYTES,
+    Certificate,
+    DeviceIdentity,
+    DeviceSet,
+    make_device_set,
+    new_device,
+)
+from metasync.keys.ring import FIRST_EPOCH, RING_ENTROPY_BYTES, WorkspaceKeys, make_ring, new_keys, open_keys, ring_path
+from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
+
+ID_BYTES: Final = 16
+NS_BYTES: Final = 16
+DEFAULT_COPIES: Final = 2
+SEGMENT_BYTES: Final = 1 << 20  # text compresses by a tenth better than in 256 KiB, and a range is still one request
+
+
+@dataclass(frozen=True)
+class NewBackend:
+    """A backend that is to take part. `form`: how it may vote; `identity`: its native identity, 32 bytes."""
+
+    name: str
+    scheme: str
+    capacity_bytes: int
+    form: LogForm
+    identity: bytes
+    role_both: bool
+
+
+@dataclass(frozen=True)
+class Founded:
+    """A new workspace, as its first device needs it."""
+
+    keys: WorkspaceKeys
+    config: Config
+    devices: DeviceSet
+    device: DeviceIdentity
+    certificate: Certificate
+    state: State
+    recovery_phrase: str
+
+
+def make_config(
+    backends: Sequence[NewBackend],
+    births: Mapping[str, tuple[bytes, bytes]],
+    copies: int,
+    *,
+    encrypted: bool,
+    entropy: Callable[[int], bytes],
+) -> Config:
+    """The first config. `births`: (for the acceptor, for the storage) nonces by name. `UsageError` if none may vote."""
+    entries = []
+    for b in backends:
+        voter, holder = births[b.name]
+        votes = b.role_both and b.form == "log"
+        entries.append(
+            BackendEntry(
+                backend_id=entropy(ID_BYTES),
+                name=b.name,
+                scheme=b.scheme,
+                capacity_bytes=b.capacity_bytes,
+                identity=b.identity,
+                storage=(Storage(entropy(ID_BYTES), birth_digest(holder)),),
+                acceptor=Acceptor(entropy(ID_BYTES), "log", birth_digest(voter)) if votes else None,
+            )
+        )
+    if not any(e.acceptor for e in entries):
+        raise UsageError(
+            "none of the backends may vote: each holds data only",
+            next_step="Give at least one with an atomic create: a plain folder, S3.",
+        )
+    return Config(
+        backends=tuple(sorted(entries, key=lambda e: e.backend_id)),
+        redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),),
+        encrypted=encrypted,
+        segment_bytes=SEGMENT_BYTES,
+    ).check()
+
+
+def found(
+    backends: Sequence[NewBackend],
+    *,
+    name: str,
+    passphrase: str,
+    copies: int,
+    encrypted: bool,
+    device_name: str,
+    entropy: Callable[[int], bytes],
+    run: Callable[[Task], Any],
+    cost: Cost = COST,
+) -> Founded:
+    """Writes all that makes a workspace; every backend must confirm its part. Paths are relative to its folder there.
+
+    `run` runs a task. When a backend fails, what was written is taken away again as far as possible.
+    """
+    admin_private = entropy(32)
+    chain = AdminChain((sign_public(admin_private),))
+    keys = new_keys(chain.ns_id, entropy(96)) if encrypted else open_keys(chain.ns_id, FIRST_EPOCH)
+    device = new_device(device_name, entropy(DEVICE_ENTROPY_BYTES))
+    certificate = device.certified(admin_private, keys.ns_id)
+    phrase = make_phrase(entropy(16))
+    slots = [
+        make_slot(kind, text, ns_id=keys.ns_id, name=name, entropy=entropy(SLOT_ENTROPY_BYTES), cost=cost)
+        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
+    ]
+    births = {b.name: (entropy(BIRTH_NONCE_BYTES), entropy(BIRTH_NONCE_BYTES)) for b in backends}
+    config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy)
+    devices = make_device_set(chain, [(secret.kind, secret.public) for _, secret in slots], [certificate])
+    ring = make_ring(
+        keys,
+        chain,
+        admin_private=admin_private,
+        signer_private=admin_private,
+        devices=[certificate.seal_public],
+        slots=[secret.public for _, secret in slots],
+        entropy=entropy(RING_ENTROPY_BYTES),
+    )
+    voters = {e.name: e.acceptor for e in config.backends if e.acceptor is not None}
+    stores = {e.name: (birth_path(e.storage[0].storage_id), e.storage[0].storage_id) for e in config.backends}
+    try:
+        _confirmed(run, {n: Op(n, "create", path, encode_birth(i, births[n][1])) for n, (path, i) in stores.items()})
+        _confirmed(run, {n: Op(n, "put", ring_path(ring), ring) for n in stores})
+        made = run(
+            consensus.found(
+                keys,
+                config,
+                devices,
+                chain,
+                admin_private=admin_private,
+                keyring=sha256(ring),
+                births={v.acceptor_id: births[n][0] for n, v in voters.items()},
+                links={v.acceptor_id: n for n, v in voters.items()},
+            )
+        )
+        for data, _ in slots:
+            _confirmed(run, {n: Op(n, "put", slot_path(data), data) for n in stores})
+    except BaseException:
+        _take_away(run, [*stores])
+        raise
+    return Founded(keys, config, devices, device, certificate, made.state, phrase)
+
+
+def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
+    """Runs an op per backend; raises when one fails, or when a new random name is taken."""
+    for name, reply in sorted(run(each(ops)).items()):
+        if reply.error is not None:
+            raise named(name, reply.error)
+        if ops[name].kind == "create" and reply.value is not True:
+            raise UnreachableError(f"{name}: a new random name was taken; this store does not do as it says")
+
+
+def _take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
+    """Deletes what a founding that failed has written, as far as backends let it."""
+
+    def below(name: str, path: str, depth: int) -> Task:
+        listed: Reply = yield Op(name, "list", path, timeout_s=5.0)
+        for item in listed.value or ():
+            full = f"{path}/{item.name}" if path else item.name
+            if item.size is None and depth:
+                yield from below(name, full, depth - 1)
+            elif item.size is not None:
+                yield Op(name, "delete", full, timeout_s=5.0)
+
+    run(_all({name: below(name, "", 3) for name in names}))
+
+
+def each(ops: Mapping[str, Op]) -> Task:
+    """All ops side by side; their replies by key."""
+    return _all({key: _one(op) for key, op in ops.items()})
+
+
+def _all(tasks: Mapping[str, Task]) -> Task:
+    return (yield Gather(tasks))
+
+
+def _one(op: Op) -> Task:
+    return (yield op)
+
+
+def named(backend: str, error: BackendError) -> BackendError:
+    """The same error, saying on which backend."""
+    out = type(error)(f"{backend}: {error.message}")
+    out.next_step = error.next_step
+    return out

@@ -1,0 +1,76 @@
+"""Reads files into chunks: names them, and hands on those that are not stored yet (D1)."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import TypeAlias
+
+from metasync.objects.chunker import Chunker
+from metasync.objects.file import encode_file
+from metasync.objects.ids import Ids
+from metasync.objects.model import Chunk, ObjectKind
+from metasync.sync.scan import Content
+
+Sink: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
+
+
+class Ingest:
+    """Turns an open file into its content hash and chunks.
+
+    `sink` is given every blob and file object for which `known` is false; without a sink, files are only named.
+    `chunks` remembers the blobs of files with a file object, by its id, so that reuse can be checked against a newer
+    base.
+    """
+
+    def __init__(
+        self, chunker: Chunker, ids: Ids, *, sink: Sink | None = None, known: Callable[[bytes], bool] | None = None
+    ) -> None:
+        self._chunker = chunker
+        self._ids = ids
+        self._sink = sink
+        self._known = known
+        self.bytes_read = 0
+        self.chunks: dict[bytes, tuple[bytes, ...]] = {}
+
+    def __call__(self, fd: int, st: os.stat_result) -> Content:
+        """Reads from `fd` to its end. The caller compares stats before and after."""
+        return self.take(lambda n: os.read(fd, n), st.st_size)
+
+    def of_bytes(self, data: bytes) -> Content:
+        """The same for a file whose bytes are at hand."""
+        return self.take(io.BytesIO(data).read, len(data))
+
+    def take(self, read: Callable[[int], bytes], size: int) -> Content:
+        """Reads to the end of what is expected to have `size` bytes."""
+        if size <= self._chunker.whole_bytes_max:
+            return self._one_chunk(read(size + 1))  # a byte more shows growth; the caller sees another size
+        hasher = self._ids.content()
+        chunks: list[Chunk] = []
+        for piece in self._chunker.cut(read, size):
+            chunk_id = self._ids.blob(piece)
+            hasher.update(piece)
+            chunks.append(Chunk(chunk_id, len(piece)))
+            self._store(ObjectKind.BLOB, chunk_id, piece)
+        total = sum(c.size for c in chunks)
+        self.bytes_read += total
+        if len(chunks) < 2:
+            return Content(total, chunks[0].id if chunks else self._ids.blob(b""), b"")
+        content = hasher.digest()
+        nodes = encode_file(content, chunks, self._ids)
+        for node_id, data in nodes:
+            self._store(ObjectKind.FILE, node_id, data)
+        self.chunks[nodes[-1][0]] = tuple(c.id for c in chunks)
+        return Content(total, content, nodes[-1][0])
+
+    def _one_chunk(self, data: bytes) -> Content:
+        content = self._ids.blob(data)
+        self.bytes_read += len(data)
+        if data:
+            self._store(ObjectKind.BLOB, content, data)
+        return Content(len(data), content, b"")
+
+    def _store(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        if self._sink is not None and not (self._known is not None and self._known(object_id)):
+            self._sink(kind, object_id, data)

@@ -1,0 +1,103 @@
+"""One process per workspace: an advisory lock of the operating system on `.metasync/lock`.
+
+The lock dies with its holder, whatever way that ends. Who holds it stands beside it, in `.metasync/lock.holder`, for
+people only: nothing is decided by what that file says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+
+from metasync.errors import WorkspaceError
+
+WAIT_S = 30.0
+POLL_S = 0.05  # between looks at a lock that is held: short beside any command, cheap beside a wait of seconds
+HOLDER_BYTES_MAX = 4096
+
+
+class WorkspaceLock:
+    """The lock of the workspace whose `.metasync` is `state_dir`. Not held until `acquire`; a context manager after."""
+
+    def __init__(self, state_dir: str | os.PathLike[str]) -> None:
+        self._dir = Path(state_dir)
+        self._lock = filelock.FileLock(str(self._dir / "lock"), thread_local=False, mode=0o600)
+        self._holder = self._dir / "lock.holder"
+
+    def acquire(
+        self, command: str, *, wait_s: float = WAIT_S, waiting: Callable[[str], None] | None = None
+    ) -> WorkspaceLock:
+        """Takes the lock, waiting up to `wait_s`; `waiting(who)` is called once if it must wait.
+
+        `command` tells the others what this process does ("metasync push"). `WorkspaceError`: still held, naming by
+        whom; or `.metasync` is gone or not writable.
+        """
+        try:
+            self._dir.stat()  # the library would make the directory
+            try:
+                self._lock.acquire(timeout=0, poll_interval=POLL_S)
+            except filelock.Timeout:
+                if waiting is not None:
+                    waiting(self._held_by())
+                self._lock.acquire(timeout=max(wait_s, 0), poll_interval=POLL_S)
+        except filelock.Timeout as e:
+            raise WorkspaceError(
+                f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
+                next_step="Run again when that has ended, or end that process: it holds the lock only while it runs.",
+            ) from e
+        except OSError as e:
+            raise WorkspaceError(
+                f"The lock of the workspace {self._dir.parent} can't be taken: {e.strerror or e}.",
+                next_step="Check that .metasync is there and writable.",
+            ) from e
+        self._say_holder(command)
+        return self
+
+    def release(self) -> None:
+        """Gives the lock back; may be repeated."""
+        if self._lock.is_locked:
+            # Before the lock goes: after that the file is the next holder's.
+            self._holder.unlink(missing_ok=True)
+            self._lock.release(force=True)
+
+    @property
+    def held(self) -> bool:
+        return bool(self._lock.is_locked)
+
+    def __enter__(self) -> WorkspaceLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _say_holder(self, command: str) -> None:
+        text = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
+        beside = self._dir / "lock.holder.new"
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self._holder)  # a reader sees all of it or the one before
+        except OSError as e:
+            self._lock.release(force=True)
+            raise WorkspaceError(
+                f"Can't write {self._holder}: {e.strerror}.", next_step="Free some space or make .metasync writable."
+            ) from e
+
+    def _held_by(self) -> str:
+        """Who holds the lock, as a phrase. A note left by a process that is gone names nobody."""
+        try:
+            with self._holder.open("rb") as f:
+                note = json.loads(f.read(HOLDER_BYTES_MAX))
+            pid, command, since = int(note["pid"]), str(note["command"]), float(note["since"])
+            os.kill(pid, 0)
+        except PermissionError:
+            pass  # another user's process: alive
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return "held by another process"
+        at = time.localtime(since)
+        today = at[:3] == time.localtime()[:3]
+        return f"held by process {pid} ({command}) since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"

@@ -1,0 +1,493 @@
+"""The part of a checkout that changes the working tree; every step may be repeated after a crash (see `checkout`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from metasync.errors import WorkspaceError
+from metasync.localdb import Conflict, State
+from metasync.objects.model import Kind
+from metasync.sync.absence import Noted
+from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, split
+from metasync.sync.merge import conflict_name
+from metasync.sync.plan import Applied, Change, Plan, decode_modes, encode_modes
+from metasync.sync.rows import Row, load_rows, same_file, same_stat
+
+MODES_KEY = "checkout.modes"
+COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
+TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
+TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
+
+# One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
+_LEFT = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EBUSY,
+        errno.ENAMETOOLONG,
+        errno.EILSEQ,
+        errno.EINVAL,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.ENOENT,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ETXTBSY,
+        errno.EOVERFLOW,
+    }
+)
+_TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
+
+
+class _Left(Exception):  # noqa: N818  a signal, not an error
+    """This change is not carried out, for a reason to be told."""
+
+
+class Placer:
+    """Carries one plan out. `run`, then `rows`.
+
+    `inodes[i]` is the inode that was staged for change i (0: none), known before anything is touched: by it a repeated
+    run tells a new file from the old one it was exchanged with. `again`: an earlier run may have done some of it.
+
+    After `run`: `seen` has the files that were placed, with their stat right after (None: by an earlier run, or gone),
+    `touched` those whose mode and time were set, `made` the directories, `left` what was not carried out.
+    """
+
+    def __init__(self, db: State, tree: WorkTree, plan: Plan, inodes: Sequence[int], *, again: bool) -> None:
+        self.db = db
+        self.tree = tree
+        self.disk = tree.disk
+        self.plan = plan
+        self.inodes = inodes
+        self.again = again
+        self.applied = Applied()
+        self.seen: dict[int, os.stat_result | None] = {}
+        self.touched: set[int] = set()
+        self.made: set[int] = set()
+        self.left: set[int] = set()
+        self.dir_modes: dict[bytes, int] = decode_modes(db.get(MODES_KEY) or b"")  # to be set when all else is done
+        self.tmp = tree.state_dir(b"tmp")
+        self.replaced = tree.state_dir(b"replaced")
+        self.paths = {change.path for change in plan.changes}
+
+    def run(self) -> Applied:
+        """Brings the tree to the plan. `WorkspaceError`: the disk failed; the plan can be run again."""
+        changes = self.plan.changes
+        self.tree.forget()
+        for i in range(len(changes) - 1, -1, -1):  # what is in a directory goes before it
+            new, expected = changes[i].new, changes[i].expected
+            if new is None or (expected is not None and (new.kind is Kind.DIR) != stat_.S_ISDIR(expected.mode)):
+                self.attempt(i, self.clear)
+        self.tree.forget()
+        for i, (_, new, _) in enumerate(changes):
+            if new is not None and i not in self.left:
+                self.attempt(i, self.make_dir if new.kind is Kind.DIR else self.place)
+        self.set_dir_modes()
+        self.applied.written = len(self.seen) + len(self.touched) + len(self.made)
+        return self.applied
+
+    def attempt(self, i: int, step: Callable[[int, Change], None]) -> None:
+        """One step on one path. What can't be done to this path alone is told, and the others go on."""
+        change = self.plan.changes[i]
+        parent = split(change.path)[0]
+        why = check_path(change.path)
+        for _ in range(TRIES_MAX):
+            if why:
+                break
+            try:
+                step(i, change)
+                return
+            except _Left as e:
+                why = str(e)
+            except OSError as e:
+                if e.errno not in _LEFT:
+                    raise failed(self.tree, change.path, e) from e
+                why = e.strerror or str(e)
+                help_with = {errno.EACCES: self.unlock, errno.EPERM: self.unlock, errno.ENOENT: self.restore_dirs}
+                if e.errno in help_with and help_with[e.errno](parent):
+                    why = ""
+        self.left.add(i)
+        noted = Noted(change.path, why or "is made and removed again and again")
+        (self.applied.kept if change.new is None else self.applied.unplaced).append(noted)
+
+    # ---- files and symlinks
+
+    def place(self, i: int, change: Change) -> None:
+        """Gives the staged file or symlink its name."""
+        if change.is_touch:
+            self.touch(i, change)
+            return
+        parent, name = split(change.path)
+        above = self.tree.dir(parent)
+        temp = b"%d" % i
+        if self.again and self.is_placed(i, change, name, above):
+            self.seen[i] = None
+            return
+        try:
+            self.put(i, change, temp, self.tmp, name, above)
+        except OSError as e:
+            if e.errno != errno.EXDEV:
+                raise
+            self.put_across(i, change, name, above)
+        try:
+            self.seen[i] = self.disk.lstat(name, above)
+        except FileNotFoundError:
+            self.seen[i] = None
+
+    def put(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
+        """Brings the new file from `temp` to `name`, and what is there away first, or in the same moment."""
+        disk, expected = self.disk, change.expected
+        for _ in range(TRIES_MAX):
+            try:
+                if expected is None:
+                    disk.rename_new(temp, temp_fd, name, above)
+                    return
+                st = disk.lstat(name, above)
+            except FileNotFoundError:
+                if expected is None:
+                    raise  # the directory itself is gone
+                expected = None  # deleted here since: a change wins over a deletion
+                continue
+            except FileExistsError:
+                st = self.in_the_way(name, above)
+            sure = expected is not None and same_stat(expected, st)
+            if stat_.S_ISDIR(st.st_mode):
+                # Not exchanged: moving a directory to another one needs rights in it that we may not have.
+                self.set_aside(change.path, name, above)
+                self.tree.forget(change.path)
+            elif disk.exchange(temp, temp_fd, name, above):
+                self.put_old(i, change, temp, temp_fd, sure=sure)
+                return
+            elif sure:
+                self.replace(i, change, temp, temp_fd, name, above)
+                return
+            else:
+                self.set_aside(change.path, name, above)
+            expected = None
+        raise _Left("something else is made there again and again")
+
+    def in_the_way(self, name: bytes, above: int) -> os.stat_result:
+        """What stands at a name that should be free."""
+        st = self.disk.lstat(name, above)
+        if name not in self.disk.names(above):
+            raise _Left("this file system takes its name for that of another file")
+        return st
+
+    def put_old(self, i: int, change: Change, temp: bytes, temp_fd: int, *, sure: bool) -> None:
+        """Puts away what stood at the path and was exchanged to `temp`."""
+        try:
+            expected, st = change.expected, self.disk.lstat(temp, temp_fd)
+            if sure and expected is not None and same_file(expected, st):
+                self.keep_old(i, temp, temp_fd)
+                return
+            try:
+                self.set_aside(change.path, temp, temp_fd)
+            except OSError:
+                # No name for a copy can be had. Among the replaced files it is safe, and `settle` tries again.
+                self.keep_old(i, temp, temp_fd)
+        except OSError as e:
+            # Not to be left: what lies at `temp` is the user's. The plan stays, and runs again.
+            raise failed(self.tree, change.path, e) from e
+
+    def keep_old(self, i: int, name: bytes, fd: int) -> None:
+        """Moves a file from where it is to its place in `.metasync/replaced/`."""
+        disk, kept = self.disk, self.kept_name(i)
+        try:
+            try:
+                disk.rename_new(name, fd, kept, self.replaced)
+            except FileExistsError:
+                # From a run that ended between two calls: another link to the same file, or a part of a copy of it.
+                disk.unlink(kept, self.replaced)
+                disk.rename_new(name, fd, kept, self.replaced)
+        except OSError as e:
+            if e.errno != errno.EXDEV:
+                raise
+            with suppress(FileNotFoundError):
+                disk.unlink(kept, self.replaced)
+            st = disk.lstat(name, fd)
+            self.tree.copy(name, fd, kept, self.replaced)
+            if not _equal(st, disk.lstat(name, fd)):
+                raise _Left("changes while it is copied") from e
+            disk.unlink(name, fd)
+
+    def replace(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
+        """Where two names can't be exchanged: a link to the old file, then the new one over its name.
+
+        A file that another program renames to `name` between those two calls is lost; the exchange has no such gap.
+        """
+        disk, kept = self.disk, self.kept_name(i)
+        with suppress(FileNotFoundError):
+            disk.unlink(kept, self.replaced)
+        try:
+            disk.link(name, above, kept, self.replaced)
+        except OSError as e:
+            if e.errno not in NO_LINKS and e.errno != errno.EXDEV:
+                raise
+            self.put_away(i, change, name, above)
+            disk.rename_new(temp, temp_fd, name, above)
+            return
+        expected = change.expected
+        if expected is None or not same_file(expected, disk.lstat(kept, self.replaced)):
+            self.set_aside(change.path, kept, self.replaced)
+        disk.rename(temp, temp_fd, name, above)
+
+    def put_across(self, i: int, change: Change, name: bytes, above: int) -> None:
+        """The path lies on another file system than `.metasync`: from a copy of the staged file beside it."""
+        side = self.side_name(i)
+        with suppress(FileNotFoundError):
+            self.disk.unlink(side + b".part", above)
+        self.tree.copy(b"%d" % i, self.tmp, side + b".part", above)
+        self.disk.rename(side + b".part", above, side, above)  # over one that an ended run left, the same bytes
+        self.put(i, change, side, above, name, above)
+        self.disk.unlink(b"%d" % i, self.tmp)
+
+    def is_placed(self, i: int, change: Change, name: bytes, above: int) -> bool:
+        """Whether an earlier run gave the file its name; puts away what that run left behind."""
+        temp, side = b"%d" % i, self.side_name(i)
+        staged = _lstat(self.tree, temp, self.tmp)
+        beside = _lstat(self.tree, side, above)
+        here = _lstat(self.tree, name, above)
+        if beside is not None and (staged is None or not self.tree.same_bytes(temp, self.tmp, side, above)):
+            self.put_old(i, change, side, above, sure=True)
+        elif staged is None:
+            return True
+        elif staged.st_ino != self.inodes[i]:
+            self.put_old(i, change, temp, self.tmp, sure=True)
+            return True
+        elif here is None:
+            return False
+        elif (staged.st_ino, staged.st_dev) == (here.st_ino, here.st_dev):
+            pass  # a rename that was made of a link and an unlink
+        elif here.st_dev == staged.st_dev or beside or not self.tree.same_bytes(temp, self.tmp, name, above):
+            return False
+        with suppress(FileNotFoundError):
+            self.disk.unlink(temp, self.tmp)
+        return True
+
+    def touch(self, i: int, change: Change) -> None:
+        """Sets mode and mtime of a file whose content is the agreed one already, if it still is what was scanned."""
+        parent, name = split(change.path)
+        above = self.tree.dir(parent)
+        new, expected = change.new, change.expected
+        st = _lstat(self.tree, name, above)
+        if new is None or expected is None or st is None:
+            return  # deleted here since: the next scan finds it
+        if not same_stat(expected, st) and not self.half_touched(change, st):
+            return  # changed here since: the same
+        # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
+        if new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
+            self.disk.chmod(name, above, new.mode)
+        if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
+            self.disk.utime(name, above, new.mtime_ns)
+        self.touched.add(i)
+
+    def half_touched(self, change: Change, st: os.stat_result) -> bool:
+        """What a run that ended between two calls left: each value the old or the new one."""
+        new, expected = change.new, change.expected
+        if not self.again or new is None or expected is None:
+            return False
+        return (
+            (st.st_ino, st.st_dev, st.st_size) == (expected.ino, expected.dev, expected.size)
+            and st.st_mtime_ns in (expected.mtime_ns, new.mtime_ns)
+            and stat_.S_IFMT(st.st_mode) == stat_.S_IFMT(expected.mode)
+            and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), new.mode)
+        )
+
+    # ---- what goes
+
+    def clear(self, i: int, change: Change) -> None:
+        """Takes away what is to be deleted, or is of another kind than what comes."""
+        path, new, expected = change
+        parent, name = split(path)
+        try:
+            above = self.tree.dir(parent)
+            st = self.disk.lstat(name, above)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return  # gone, or the directory it was in is
+            raise
+        is_dir = stat_.S_ISDIR(st.st_mode)
+        if new is not None and is_dir == (new.kind is Kind.DIR):
+            return  # an earlier run has been here
+        if is_dir and expected is not None and stat_.S_ISDIR(expected.mode):
+            self.remove_dir(path, name, above, stays=new is None)
+        elif not is_dir and expected is not None and same_stat(expected, st):
+            self.put_away(i, change, name, above)
+        elif new is None:
+            raise _Left("changed here since: kept")
+        else:
+            return  # in the way of what comes: set aside when that is placed
+        self.applied.removed += new is None
+
+    def remove_dir(self, path: bytes, name: bytes, above: int, *, stays: bool) -> None:
+        self.tree.forget(path)
+        try:
+            self.disk.rmdir(name, above)
+        except OSError as e:
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if stays:
+                raise _Left("not empty: kept, with what is in it") from e
+
+    def put_away(self, i: int, change: Change, name: bytes, above: int) -> None:
+        """Moves the file at a path to the replaced ones, unless it turns out to have changed at that very moment."""
+        self.keep_old(i, name, above)
+        kept, expected = self.kept_name(i), change.expected
+        if expected is not None and _still(expected, self.disk.lstat(kept, self.replaced)):
+            return
+        try:
+            self.disk.rename_new(kept, self.replaced, name, above)
+        except FileExistsError:
+            self.set_aside(change.path, kept, self.replaced)
+        raise _Left("changed here since: kept")
+
+    def set_aside(self, path: bytes, name: bytes, fd: int) -> None:
+        """Gives what lies at `name` in `fd` the name of a conflict copy of `path`."""
+        for n in range(1, COPIES_MAX):
+            copy = conflict_name(path, n)
+            if copy in self.paths:
+                continue
+            parent, copy_name = split(copy)
+            try:
+                self.disk.rename_new(name, fd, copy_name, self.tree.dir(parent))
+            except FileExistsError:
+                continue
+            conflict = Conflict(path, copy, "changed here while others' changes came in", self.plan.version)
+            self.db.put_conflicts([conflict])
+            self.applied.conflicts.append(conflict)
+            return
+        raise OSError(errno.EEXIST, f"{COPIES_MAX} conflict copies are there already")
+
+    def kept_name(self, i: int) -> bytes:
+        return b"%d" % (self.plan.replaced_from + i)
+
+    def side_name(self, i: int) -> bytes:
+        return _TEMPORARY % (self.plan.replaced_from + i)
+
+    # ---- directories
+
+    def make_dir(self, i: int, change: Change) -> None:
+        path, new, expected = change
+        parent, name = split(path)
+        above = self.tree.dir(parent)
+        mode = new.mode if new is not None else 0o755
+        for _ in range(TRIES_MAX):
+            try:
+                self.disk.mkdir(name, above, mode | 0o700)
+                break
+            except FileExistsError:
+                pass
+            st = self.disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
+            if stat_.S_ISDIR(st.st_mode):
+                break
+            self.set_aside(path, name, above)
+        else:
+            raise _Left("something else is made there again and again")
+        self.dir_modes[path] = mode
+        self.made.add(i)
+
+    def unlock(self, directory: bytes) -> bool:
+        """Makes directories that deny it to their owner writable, until the end of the checkout; False: none did."""
+        changed = False
+        for path in _down_to(directory):
+            parent, name = split(path)
+            try:
+                st = self.disk.lstat(name, self.tree.dir(parent)) if path else self.disk.fstat(self.tree.root_fd)
+                mode = stat_.S_IMODE(st.st_mode)
+                if mode & 0o700 == 0o700 or not stat_.S_ISDIR(st.st_mode):
+                    continue
+                if path not in self.dir_modes:
+                    self.dir_modes[path] = mode
+                    self.db.set(MODES_KEY, encode_modes(self.dir_modes))  # before: a killed process can't tell it
+                if path:
+                    self.disk.chmod(name, self.tree.dir(parent), mode | 0o700)
+                else:
+                    self.disk.fchmod(self.tree.root_fd, mode | 0o700)
+            except OSError as e:
+                if e.errno in _LEFT:
+                    return False
+                raise failed(self.tree, path, e) from e
+            changed = True
+        return changed
+
+    def restore_dirs(self, directory: bytes) -> bool:
+        """Makes the directories again that the user removed while something new for them was on its way."""
+        made = False
+        rows: Mapping[bytes, Row] | None = None
+        self.tree.forget()  # descriptors of directories that are gone
+        for path in _down_to(directory)[1:]:
+            parent, name = split(path)
+            if rows is None:
+                rows = load_rows(self.db)
+            mode = stat_.S_IMODE(rows[path].mode) if path in rows else 0o755
+            try:
+                self.disk.mkdir(name, self.tree.dir(parent), mode | 0o700)
+            except FileExistsError:
+                continue
+            except OSError as e:
+                if e.errno in _LEFT:
+                    return False
+                raise failed(self.tree, path, e) from e
+            self.dir_modes.setdefault(path, mode)
+            made = True
+        return made
+
+    def set_dir_modes(self) -> None:
+        """Gives directories their modes, those inside first: a mode may close the way to what is below."""
+        self.tree.forget()
+        for path in sorted(self.dir_modes, reverse=True):
+            mode = self.dir_modes[path]
+            parent, name = split(path)
+            try:
+                if not path:
+                    self.disk.fchmod(self.tree.root_fd, mode)
+                    continue
+                above = self.tree.dir(parent)
+                st = self.disk.lstat(name, above)
+                if stat_.S_ISDIR(st.st_mode) and stat_.S_IMODE(st.st_mode) != mode:
+                    self.disk.chmod(name, above, mode)
+            except OSError as e:
+                if e.errno not in _LEFT:
+                    raise failed(self.tree, path, e) from e
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    self.applied.unplaced.append(Noted(path, f"its mode could not be set: {e.strerror}"))
+
+
+def failed(tree: WorkTree, path: bytes, cause: OSError) -> WorkspaceError:
+    """The error for a disk that stops a checkout half-way."""
+    return WorkspaceError(
+        f"Bringing {os.fsdecode(path)} into {os.fsdecode(tree.root)} failed: {cause.strerror or cause}.",
+        next_step="Nothing is lost: when the disk is well again (space, health), run again, and the rest is brought.",
+    )
+
+
+def _down_to(directory: bytes) -> list[bytes]:
+    """The root and all directories down to this one."""
+    out = [directory]
+    while out[-1]:
+        out.append(split(out[-1])[0])
+    return out[::-1]
+
+
+def _lstat(tree: WorkTree, name: bytes, fd: int) -> os.stat_result | None:
+    try:
+        return tree.disk.lstat(name, fd)
+    except FileNotFoundError:
+        return None
+
+
+def _equal(a: os.stat_result, b: os.stat_result) -> bool:
+    return (a.st_ino, a.st_size, a.st_mtime_ns, a.st_ctime_ns) == (b.st_ino, b.st_size, b.st_mtime_ns, b.st_ctime_ns)
+
+
+def _still(expected: Row, st: os.stat_result) -> bool:
+    """The same as `same_file`, but for what a copy from another file system can't keep."""
+    return same_file(expected, st) or (
+        st.st_dev != expected.dev
+        and (st.st_mode, st.st_size, st.st_mtime_ns) == (expected.mode, expected.size, expected.mtime_ns)
+    )

@@ -1,0 +1,147 @@
+"""The plan of a checkout, its bytes in the journal, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from metasync.codec import Reader, bytes16, bytes32, text16, u8, u32, u64
+from metasync.errors import FormatError, WorkspaceError
+from metasync.localdb import Conflict
+from metasync.objects.model import Entry, Kind
+from metasync.sync.absence import Noted
+from metasync.sync.fsio import check_path
+from metasync.sync.rows import Row, pack_row, unpack_row
+
+_JOURNAL_FORMAT = 1
+_ROW_BYTES_MAX = 1 << 24
+_VALUE_BYTES_MAX = (1 << 32) - 1
+
+
+class Change(NamedTuple):
+    """What a path shall become (`new`; None: nothing) and what the scan saw there (`expected`; None: nothing)."""
+
+    path: bytes
+    new: Entry | None
+    expected: Row | None
+
+    @property
+    def is_touch(self) -> bool:
+        """Only mode or mtime change: nothing is to be delivered, and the file stays the same inode."""
+        new, was = self.new, self.expected.entry if self.expected is not None else None
+        if new is None or was is None or new.kind is Kind.DIR:
+            return False
+        return (new.kind, new.size, new.content) == (was.kind, was.size, was.content)
+
+    @property
+    def is_awaited(self) -> bool:
+        """A regular file whose content is to be staged (an empty one has none to wait for)."""
+        new = self.new
+        return new is not None and new.kind is Kind.FILE and new.size > 0 and not self.is_touch
+
+    @property
+    def is_staged(self) -> bool:
+        """A file or symlink is made for it in `.metasync/tmp/`: it is not just touched, and at a path that may be."""
+        new = self.new
+        return new is not None and new.kind is not Kind.DIR and not self.is_touch and not check_path(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checkout: `changes` ascending by path, each path once.
+
+    Change i is staged at `.metasync/tmp/<i>` and what it replaces goes to `.metasync/replaced/<replaced_from + i>`.
+    `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made.
+    """
+
+    changes: tuple[Change, ...]
+    commit: Mapping[str, bytes | None]
+    version: int
+    replaced_from: int
+    root: tuple[int, int]
+
+    def on_device(self, device: int, inode: int) -> Plan:
+        """The same plan after the system has numbered its devices anew (a reboot between the crash and now)."""
+        was = self.root[0]
+        if was == device or self.root[1] != inode:
+            return self
+        changes = tuple(
+            change._replace(expected=change.expected._replace(dev=device))
+            if change.expected is not None and change.expected.dev == was
+            else change
+            for change in self.changes
+        )
+        return replace(self, changes=changes, root=(device, inode))
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a checkout did. Rows, conflicts and unplaced paths are in the local state already.
+
+    written    files, symlinks and directories made, replaced or touched; removed: those deleted
+    conflicts  something of the user's was in the way, or came after the scan: now at the copy's name
+    kept       deletions that were not carried out: the file was changed here since, the directory is not empty
+    unplaced   agreed entries that this disk could not take; they count as unchanged in the next scans, and
+               `State.unplaced` names them for another try
+    """
+
+    written: int = 0
+    removed: int = 0
+    conflicts: list[Conflict] = field(default_factory=list)
+    kept: list[Noted] = field(default_factory=list)
+    unplaced: list[Noted] = field(default_factory=list)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """The journal's bytes; `decode_plan` is the inverse."""
+    out = [u8(_JOURNAL_FORMAT), u64(plan.version), u64(plan.replaced_from), u64(plan.root[0]), u64(plan.root[1])]
+    out.append(u32(len(plan.commit)))
+    for key, value in plan.commit.items():
+        out += [text16(key), u8(value is not None), bytes32(value or b"")]
+    out.append(u32(len(plan.changes)))
+    for path, new, expected in plan.changes:
+        out.append(bytes16(path))
+        out.append(bytes32(pack_row(Row(new, 0, 0, 0, 0, 0, 0, False)) if new is not None else b""))
+        out.append(bytes32(pack_row(expected) if expected is not None else b""))
+    return b"".join(out)
+
+
+def decode_plan(data: bytes) -> Plan:
+    """The plan in the journal. `WorkspaceError`: the journal is damaged, or a newer MetaSync's."""
+    try:
+        r = Reader(data, "checkout journal")
+        if r.u8() != _JOURNAL_FORMAT:
+            raise r.fail("unknown format")
+        version, replaced_from, root = r.u64(), r.u64(), (r.u64(), r.u64())
+        commit: dict[str, bytes | None] = {}
+        for _ in range(r.count(r.u32(), 7)):
+            key, there, value = r.text16(), r.u8(), r.bytes32(_VALUE_BYTES_MAX)
+            commit[key] = value if there else None
+        changes = []
+        for _ in range(r.count(r.u32(), 10)):
+            path, new, expected = r.bytes16(), r.bytes32(_ROW_BYTES_MAX), r.bytes32(_ROW_BYTES_MAX)
+            changes.append(
+                Change(path, unpack_row(new).entry if new else None, unpack_row(expected) if expected else None)
+            )
+        r.end()
+    except FormatError as e:
+        raise WorkspaceError(
+            f"The journal of an unfinished checkout can't be read: {e.message}.",
+            next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
+        ) from e
+    return Plan(tuple(changes), commit, version, replaced_from, root)
+
+
+def encode_modes(modes: Mapping[bytes, int]) -> bytes:
+    """Directories that were made writable for the checkout, with the modes to give back."""
+    return b"".join(bytes16(path) + u32(mode) for path, mode in modes.items())
+
+
+def decode_modes(data: bytes) -> dict[bytes, int]:
+    r = Reader(data, "checkout modes")
+    out = {}
+    while r.pos < len(data):
+        path = r.bytes16()
+        out[path] = r.u32()
+    return out

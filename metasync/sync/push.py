@@ -1,0 +1,266 @@
+"""A push: scan, pack, store, agree; when another was faster, merge and go on (D4, D5).
+
+The order of things is what keeps data safe. Packs are stored on R backends first, then the index segment that names
+them on enough acceptors, then the state that names the segment is proposed. A crash before that leaves packs that
+nothing names; a crash after it is a push that had taken place, and is found again by its operation id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from metasync.codec import u64
+from metasync.config import Replicate
+from metasync.consensus import JOURNAL_KEY, Change, Ref, decode_journal
+from metasync.errors import WorkspaceError
+from metasync.events import Phase
+from metasync.objects import walk
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
+from metasync.objects.snapshot import encode_snapshot
+from metasync.store import index as pack_index
+from metasync.store.index import IndexRoot, IndexSegment, RootItem
+from metasync.sync.fsio import READ_FLAGS, split
+from metasync.sync.ingest import Ingest
+from metasync.sync.pull import changed, integrate, noted, summary
+from metasync.sync.reports import Changes, PullReport, PushReport
+from metasync.sync.rows import load_rows, store_rows
+from metasync.sync.scan import Scan, scan
+from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session
+from metasync.sync.upload import Upload, known_in
+
+ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
+OP_ID_BYTES = 16
+VERSION_TAG = 1  # of a snapshot: the version it was agreed as
+ID_BYTES = 32
+
+
+@dataclass
+class _Attempts:
+    """What a push carries from one attempt to the next."""
+
+    op_id: bytes
+    message: str
+    pending: bytes | None = None
+    found_again: int | None = None
+    pulls: list[PullReport] = field(default_factory=list)
+    upload: Upload | None = None
+    chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def pulled(self) -> PullReport | None:
+        """All merges of this push as one report."""
+        if not self.pulls:
+            return None
+        first, last = self.pulls[0], self.pulls[-1]
+        return PullReport(
+            before=first.before,
+            version=last.version,
+            changes=Changes(
+                *(tuple(sorted({p for r in self.pulls for p in getattr(r.changes, k)}))
+                  for k in ("added", "modified", "deleted"))
+            ),
+            conflicts=tuple(c for r in self.pulls for c in r.conflicts),
+            merged=tuple(sorted({p for r in self.pulls for p in r.merged})),
+        )  # fmt: skip
+
+
+def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
+    """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile."""
+    journal = s.db.get(JOURNAL_KEY)
+    pending = decode_journal(journal).op_id if journal is not None else None
+    a = _Attempts(s.entropy(OP_ID_BYTES), message, pending)
+    for _ in range(ATTEMPTS_MAX):
+        if newest.state.hash != base.state.hash:
+            if newest.state.master != base.state.master:
+                a.pulls.append(integrate(s, base, newest))
+            else:
+                s.db.set(BASE_KEY, newest.state.encode())
+            base = newest
+        outcome = _attempt(s, base, a)
+        if isinstance(outcome, PushReport):
+            return outcome
+        newest = outcome
+    raise WorkspaceError(
+        f"others pushed {ATTEMPTS_MAX} times while this push was trying; nothing is lost, and nothing was pushed",
+        next_step="Run again.",
+    )
+
+
+def preview(s: Session, base: Agreed) -> PushReport:
+    """What a push would take, without storing anything."""
+    seen, before = _scan(s, base, Ingest(s.chunker, s.ids))
+    changes = summary((p, before.get(p), seen.tree.get(p)) for p in changed(before, seen.tree))
+    size = sum(seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE)
+    return replace(_report(s, seen, None, changes), size_to_read=size)
+
+
+def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
+    """A report with what the scan left out."""
+    return PushReport(
+        version,
+        changes,
+        busy=noted((p, "changed while it was read") for p in seen.busy),
+        unreadable=noted(seen.unreadable),
+        skipped=noted(seen.skipped),
+        down=dict(s.down),
+    )
+
+
+def _scan(s: Session, base: Agreed, ingest: Ingest) -> tuple[Scan, dict[bytes, Entry]]:
+    s.listener(Phase("scan"))
+    before = s.flat(base)
+    return scan(s.tree, load_rows(s.db), before, ingest), before
+
+
+def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
+    """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
+    if a.upload is None or not a.upload.counting(base.state.min_gen, base.state.epoch):
+        a.upload = Upload(
+            s.transfer, s.form, base.state.gen, s.runtime.start, s.runtime.submit_work, s.listener, s.entropy
+        )
+    upload = a.upload
+    ingest = Ingest(s.chunker, s.ids, sink=upload.add, known=known_in(base.index, upload))
+    seen, before = _scan(s, base, ingest)
+    a.chunks.update(ingest.chunks)
+    differing = changed(before, seen.tree)
+    kept = s.db.get(KEPT_KEY) or b""
+    joins = base.devices.get(s.device.device_id) is None
+    if not differing and not kept and not joins:
+        upload.finish()
+        _store_scan(s, seen, drop_deleted=())
+        return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
+    changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
+    master = None
+    if differing or kept:
+        _complete(s, base, a, seen, differing)
+        master = _add_trees(s, base, a, seen, kept)
+    s.listener(Phase("upload"))
+    upload.finish()
+    s.listener(Phase("agree"))
+    root = _store_index(s, base, upload)
+    devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
+    _store_scan(s, seen, drop_deleted=())  # true of the disk whatever comes, and needed if we crash before the report
+    decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
+    if not decided.mine:
+        if decided.state.op_id == a.pending:
+            a.found_again = decided.state.v
+        return s.load(decided.state)
+    with s.db.transaction():
+        s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
+        s.db.set(BASE_KEY, decided.state.encode())
+        s.db.set(JOURNAL_KEY, None)
+        s.drop_kept()
+    s.after_commit(base.state, decided.state)
+    policy = base.config.policy(0)
+    return replace(
+        _report(s, seen, decided.state.v if master is not None else None, changes),
+        pulled=a.pulled(),
+        packs=len(upload.stored),
+        bytes_stored=upload.bytes_stored,
+        copies=policy.copies if isinstance(policy, Replicate) else policy.total,
+        under_replicated=sum(len(p.holders) < p.copies for p in upload.stored),
+        elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
+        found_again=a.found_again,
+        down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
+    )
+
+
+def _store_scan(s: Session, seen: Scan, *, drop_deleted: Iterable[bytes]) -> None:
+    with s.db.transaction():
+        store_rows(s.db, seen.put_rows.items())
+        s.db.delete_rows([*seen.delete_rows, *drop_deleted])
+
+
+def _complete(s: Session, base: Agreed, a: _Attempts, seen: Scan, differing: Iterable[bytes]) -> None:
+    """Reads files whose bytes were named by an earlier scan and are stored nowhere yet."""
+    assert a.upload is not None
+    known = known_in(base.index, a.upload)
+    ingest = Ingest(s.chunker, s.ids, sink=a.upload.add, known=known)
+    for path in differing:
+        entry = seen.tree.get(path)
+        if entry is None or entry.kind is not Kind.FILE or not entry.size:
+            continue
+        pieces = (entry.content,) if not entry.root else (entry.root, *a.chunks.get(entry.root, ()))
+        if (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces)):
+            continue
+        if not _reread(s, path, entry, ingest):
+            before = base_entry(s, base, path)
+            seen.busy.append(path)
+            seen.put_rows.pop(path, None)
+            if before is None:
+                del seen.tree[path]
+            else:
+                seen.tree[path] = before
+    a.chunks.update(ingest.chunks)
+
+
+def base_entry(s: Session, base: Agreed, path: bytes) -> Entry | None:
+    """What the agreed tree has at a path."""
+    return s.flat(base).get(path)
+
+
+def _reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
+    """Reads a file again to store it; False when it is not what the scan named."""
+    parent, name = split(path)
+    try:
+        fd = os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
+    except OSError:
+        return False
+    try:
+        return tuple(ingest(fd, os.fstat(fd))) == (entry.size, entry.content, entry.root)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) -> bytes:
+    """Stores the directories, what merges left behind, and the snapshot; returns the snapshot's id."""
+    assert a.upload is not None
+    upload, known = a.upload, known_in(base.index, a.upload)
+    root, nodes = walk.build(seen.tree, s.ids)
+    for object_id, data in nodes.items():
+        if not known(object_id):
+            upload.add(ObjectKind.DIR, object_id, data)
+    s.db.put_objects((i, int(ObjectKind.DIR), data) for i, data in nodes.items() if i not in base.index)
+    for object_id, kind, data in s.db.staged():
+        if not known(object_id):
+            upload.add(ObjectKind(kind), object_id, data)
+    parents = [base.state.master] if base.snapshot is not None else []
+    parents += [kept[i : i + ID_BYTES] for i in range(0, len(kept), ID_BYTES)][-8:]
+    tags = ((VERSION_TAG, u64(base.state.v + 1)),)
+    data = encode_snapshot(Snapshot(root, tuple(parents), s.device.device_id, s.wall_ns(), a.message, tags))
+    snapshot_id = s.ids.of(ObjectKind.SNAPSHOT, data)
+    upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
+    s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
+    return snapshot_id
+
+
+def _store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
+    """Stores the index segment of this push's packs, merging tiers that are full; None when there are no packs."""
+    new = {_unstored(segment): segment for segment in upload.index_segments()}
+    if not new:
+        return None
+    loaded = {**dict(zip(base.root.items, base.segments, strict=True)), **new}
+    items = list(loaded)
+    while crowd := pack_index.crowded(IndexRoot(tuple(items))):
+        merged = pack_index.merge([loaded[i] for i in crowd], final=len(crowd) == len(items))
+        items = [i for i in items if i not in crowd]
+        for item in crowd:
+            new.pop(item, None)
+        item = _unstored(merged)
+        items.append(item)
+        loaded[item] = new[item] = merged
+    for item, segment in new.items():
+        ref = s.put_meta(base.state, pack_index.encode_segment(segment))
+        items[items.index(item)] = item._replace(ref=pack_index.Ref(*ref))
+    return s.put_meta(base.state, pack_index.encode_root(IndexRoot(tuple(items), base.root.tags)))
+
+
+def _unstored(segment: IndexSegment) -> RootItem:
+    """A segment as the root will list it, its name still open: a digest of its bytes stands in."""
+    data = pack_index.encode_segment(segment)
+    stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
+    return RootItem(stand_in, len(data), len(segment), len(segment.packs))

@@ -1,0 +1,154 @@
+"""What checkouts replaced: kept in `.metasync/replaced/` until a decided version holds it (ARCHITECTURE D8).
+
+An editor that had a file open when it was replaced or deleted still writes to the old inode, which lies here now. So a
+file is looked at only when it was quiet for ten minutes, and its content is then read, never taken from a record.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_
+from collections.abc import Callable
+
+from metasync.localdb import Conflict, ReplacedFile, State
+from metasync.sync.fsio import READ_FLAGS, WorkTree, split
+from metasync.sync.merge import conflict_name
+
+QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened before; ten minutes after the last write
+SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files
+SETTLE_BYTES_MAX = 1 << 28  # hashed per call: a fifth of a second; one file may be bigger
+COPIES_MAX = 10_000
+
+CURSOR_KEY = "replaced.cursor"
+
+
+def settle(
+    tree: WorkTree,
+    db: State,
+    now_ns: int,
+    known: Callable[[bytes, int, bytes], bool],
+    hash_file: Callable[[int], bytes],
+    version: int = 0,
+) -> list[Conflict]:
+    """Drops, brings back or keeps some of the replaced files, each after ten quiet minutes; returns new conflicts.
+
+    `now_ns`: the file system's own clock (`WorkTree.clock_ns`). `hash_file(fd)` gives the keyed hash of a content,
+    `known(content, size, path)` whether a decided version holds it (of a symlink: content is its target); `path` is
+    where it stood. Known: dropped. Unknown and not what was replaced (a late write): comes back as a conflict copy,
+    also recorded in the local state. Unknown and unchanged: stays.
+    Bounded work per call; goes on where the last call ended.
+    """
+    records = db.replaced()
+    if not records:
+        return []
+    tree.forget()
+    cursor = int.from_bytes(db.get(CURSOR_KEY) or b"\0", "big")
+    ordered = [r for r in records if r.n > cursor] + [r for r in records if r.n <= cursor]
+    work = _Settling(tree, db, now_ns, known, hash_file, version)
+    for record in ordered[:SETTLE_FILES_MAX]:
+        if work.bytes_hashed >= SETTLE_BYTES_MAX:
+            break
+        cursor = record.n
+        work.look(record)
+    gone = set(work.gone)
+    with db.transaction():
+        db.delete_replaced(gone)
+        db.put_replaced(record for record in work.hashed if record.n not in gone)
+        if len(ordered) > SETTLE_FILES_MAX or work.bytes_hashed >= SETTLE_BYTES_MAX:
+            db.set(CURSOR_KEY, cursor.to_bytes(8, "big"))
+    return work.conflicts
+
+
+class _Settling:
+    def __init__(
+        self,
+        tree: WorkTree,
+        db: State,
+        now_ns: int,
+        known: Callable[[bytes, int, bytes], bool],
+        hash_file: Callable[[int], bytes],
+        version: int,
+    ) -> None:
+        self.tree = tree
+        self.disk = tree.disk
+        self.db = db
+        self.now_ns = now_ns
+        self.known = known
+        self.hash_file = hash_file
+        self.version = version
+        self.directory = tree.state_dir(b"replaced")
+        self.bytes_hashed = 0
+        self.gone: list[int] = []
+        self.hashed: list[ReplacedFile] = []
+        self.conflicts: list[Conflict] = []
+
+    def look(self, record: ReplacedFile) -> None:
+        """Decides on one replaced file; one that can't be read stays, for another time."""
+        name = b"%d" % record.n
+        try:
+            st = self.disk.lstat(name, self.directory)
+        except FileNotFoundError:
+            self.gone.append(record.n)  # a call that was killed after the file went
+            return
+        if max(st.st_mtime_ns, st.st_ctime_ns) > self.now_ns - QUIET_NS:
+            return
+        content = self.content(record, name, st)
+        if content is None:
+            return
+        if self.known(content, st.st_size, record.path):
+            self.disk.unlink(name, self.directory)
+            self.gone.append(record.n)
+        elif content != record.content:
+            self.bring_back(record, name)
+
+    def content(self, record: ReplacedFile, name: bytes, st: os.stat_result) -> bytes | None:
+        """What the file holds now; read only if it was not since its last change. None: it can't be told."""
+        if stat_.S_ISLNK(st.st_mode):
+            return self.disk.readlink(name, self.directory)
+        if record.hashed and (record.hashed_mtime_ns, record.hashed_ctime_ns) == (st.st_mtime_ns, st.st_ctime_ns):
+            return record.hashed
+        try:
+            fd = self.disk.open(name, READ_FLAGS, self.directory)
+        except OSError:
+            return None
+        try:
+            content = self.hash_file(fd)
+            after = self.disk.fstat(fd)
+        except OSError:
+            return None  # a bad sector: nothing can be told, so nothing is dropped
+        finally:
+            self.disk.close(fd)
+        self.bytes_hashed += st.st_size
+        if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (st.st_mtime_ns, st.st_ctime_ns, st.st_size):
+            return None  # someone writes: not quiet after all
+        self.hashed.append(
+            record._replace(hashed=content, hashed_mtime_ns=st.st_mtime_ns, hashed_ctime_ns=st.st_ctime_ns)
+        )
+        return content
+
+    def bring_back(self, record: ReplacedFile, name: bytes) -> None:
+        """Gives a file that was written to late a name in the tree: beside where it stood, or in the next dir up."""
+        parent, last = split(record.path)
+        while True:
+            try:
+                above = self.tree.dir(parent)
+                break
+            except OSError as e:
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) or not parent:
+                    return
+                parent = split(parent)[0]
+        place = parent + b"/" + last if parent else last
+        for n in range(1, COPIES_MAX):
+            copy = conflict_name(place, n)
+            try:
+                self.disk.rename_new(name, self.directory, split(copy)[1], above)
+            except FileExistsError:
+                continue
+            except OSError:
+                return  # it stays here, where it is safe
+            conflict = Conflict(record.path, copy, "written to after it was replaced", self.version)
+            self.db.put_conflicts([conflict])
+            self.conflicts.append(conflict)
+            self.gone.append(record.n)
+            return

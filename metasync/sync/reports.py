@@ -1,0 +1,148 @@
+"""What the operations of a workspace report: values for the library, and what the command line prints from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metasync.errors import MetaSyncError
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictReport:
+    """`path` has the agreed bytes; this device's own are at `kept`. `reason`: a sentence."""
+
+    path: bytes
+    kept: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A path that was left out, and why; nothing about it was changed."""
+
+    path: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Paths by what happened to them, sorted."""
+
+    added: tuple[bytes, ...] = ()
+    modified: tuple[bytes, ...] = ()
+    deleted: tuple[bytes, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.added) + len(self.modified) + len(self.deleted)
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """`before` and `version`: the agreed version this folder was at, and is at now."""
+
+    before: int
+    version: int
+    changes: Changes = field(default_factory=Changes)
+    conflicts: tuple[ConflictReport, ...] = ()
+    merged: tuple[bytes, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    down: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """The outcome of a push.
+
+    version      the agreed version that holds what was pushed; None when there was nothing to push, or in a dry run
+    changes      what differs from the version before it
+    pulled       what was merged first, if others were faster
+    packs        packs stored, with their bytes; `copies` wanted of each, `under_replicated` packs that have fewer
+    elsewhere    packs that found another place than the one they belong to
+    busy         files that kept changing while they were read: left to the next push
+    unreadable   files and directories that could not be read: left out, the agreed version keeps them
+    found_again  the version of an earlier push that had been agreed though it never said so
+    """
+
+    version: int | None
+    changes: Changes
+    pulled: PullReport | None = None
+    packs: int = 0
+    bytes_stored: int = 0
+    copies: int = 0
+    under_replicated: int = 0
+    elsewhere: int = 0
+    busy: tuple[Skipped, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    found_again: int | None = None
+    down: Mapping[str, str] = field(default_factory=dict)
+    size_to_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """One agreed version. `time_ns`: the author's clock, ns since 1970; `device`: the author's name or id."""
+
+    version: int
+    snapshot: bytes
+    device: str
+    time_ns: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """How a backend fares. `state`: `ok`, or why not. `linked`: this device has a way to it."""
+
+    name: str
+    url: str
+    roles: tuple[str, ...]
+    capacity_bytes: int
+    linked: bool
+    state: str
+    free_bytes: int | None = None
+    under_replicated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why)."""
+
+    name: str
+    version: int
+    newest: int | None
+    fingerprint: str
+    changes: Changes
+    backends: tuple[BackendState, ...]
+    conflicts: tuple[ConflictReport, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    under_replicated: int = 0
+    survives: str = ""
+    problem: str = ""
+    error: MetaSyncError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProblem:
+    """`backend` and what is wrong there; `pack` is its name, or b"" for a problem of the backend as a whole."""
+
+    backend: str
+    pack: bytes
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few."""
+
+    version: int
+    packs: int
+    copies_checked: int
+    bytes_read: int
+    problems: tuple[CheckProblem, ...]
+    lost: tuple[bytes, ...] = ()
+    short: int = 0
+    meta_problems: tuple[CheckProblem, ...] = ()

@@ -1,0 +1,109 @@
+"""Rows: what this device last wrote or scanned at a path, and the stat it had; and their bytes in the local state."""
+
+from __future__ import annotations
+
+import os
+import stat as stat_
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from metasync.codec import Reader, encode_tags
+from metasync.errors import WorkspaceError
+from metasync.localdb import State
+from metasync.objects.model import Entry, Kind
+
+
+class Row(NamedTuple):
+    """`entry` stood at a path with this stat. The root's own row has the path b"".
+
+    entry     the agreed or scanned entry; of what the file system cannot hold (FAT: modes, 2 s) the agreed values
+    mode      st_mode, type bits included
+    trusted   an equal stat proves equal bytes: both times lay before the file system's clock when it was read.
+              An untrusted row is read again by the next scan.
+
+    Directories have size, mtime_ns and ctime_ns 0: they change with every name inside.
+    """
+
+    entry: Entry
+    dev: int
+    ino: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    mode: int
+    trusted: bool
+
+
+# kind, trusted, mode, mtime_ns, size | dev, ino, size, mtime_ns, ctime_ns, st_mode | lengths of content, root, tags
+_FIXED = struct.Struct("<BBHqQ QQQqqI HHI")
+_FIXED_BYTES = _FIXED.size
+_KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
+_new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per file
+
+
+def row_of(entry: Entry, st: os.stat_result, *, trusted: bool) -> Row:
+    """The row of `entry` seen with stat `st`."""
+    if stat_.S_ISDIR(st.st_mode):
+        return Row(entry, st.st_dev, st.st_ino, 0, 0, 0, st.st_mode, True)
+    return Row(entry, st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode, trusted)
+
+
+def same_stat(row: Row, st: os.stat_result) -> bool:
+    """True when a file or symlink still is what the row saw: the same inode, unchanged since."""
+    return same_file(row, st) and st.st_ctime_ns == row.ctime_ns
+
+
+def same_file(row: Row, st: os.stat_result) -> bool:
+    """The same but for the ctime, which a rename or a new link changes too."""
+    return (
+        st.st_ino == row.ino
+        and st.st_dev == row.dev
+        and st.st_mode == row.mode
+        and st.st_mtime_ns == row.mtime_ns
+        and st.st_size == row.size
+    )
+
+
+def pack_row(row: Row) -> bytes:
+    """The bytes of a row; `unpack_row` is the inverse."""
+    e = row.entry
+    tags = encode_tags(e.tags) if e.tags else b""
+    return (
+        _FIXED.pack(
+            e.kind, row.trusted, e.mode, e.mtime_ns, e.size,
+            row.dev, row.ino, row.size, row.mtime_ns, row.ctime_ns, row.mode,
+            len(e.content), len(e.root), len(tags),
+        )
+        + e.content + e.root + tags
+    )  # fmt: skip
+
+
+def unpack_row(data: bytes) -> Row:
+    """The row that `pack_row` made these bytes of. The local state is our own: damage there is a `WorkspaceError`."""
+    try:
+        kind, trusted, e_mode, e_mtime, e_size, dev, ino, size, mtime, ctime, mode, a, b, t = _FIXED.unpack_from(data)
+        at = _FIXED_BYTES
+        if len(data) != at + a + b + t or not 1 <= kind <= 3:
+            raise struct.error("wrong length or kind")
+    except struct.error as e:
+        raise WorkspaceError(
+            f"A row of the local state is damaged ({e}).",
+            next_step="Move .metasync/state.db away and run again: it is rebuilt from the backends.",
+        ) from e
+    content = data[at : at + a]
+    root = data[at + a : at + a + b] if b else b""
+    tags = Reader(data[at + a + b :], "row").tags() if t else ()
+    entry: Entry = _new(Entry, (_KINDS[kind], e_mode, e_mtime, e_size, content, root, tags))
+    row: Row = _new(Row, (entry, dev, ino, size, mtime, ctime, mode, bool(trusted)))
+    return row
+
+
+def load_rows(db: State) -> dict[bytes, Row]:
+    """All rows by path."""
+    return {path: unpack_row(data) for path, data in db.packed_rows().items()}
+
+
+def store_rows(db: State, rows: Iterable[tuple[bytes, Row]]) -> None:
+    """Writes rows, each over the one at the same path."""
+    db.put_packed_rows((path, pack_row(row)) for path, row in rows)

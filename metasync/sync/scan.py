@@ -1,0 +1,477 @@
+"""The scan: what stands in the working tree now, as a tree of entries (ARCHITECTURE D8).
+
+Theory of operation. Stage 1 walks directory descriptors and looks at every name once, without opening files. A file
+whose stat equals its *trusted* row is clean and keeps the row's entry, whatever the file system made of it. Stage 2
+reads the others. A file that changes while it is read is read again, at most `READS_MAX` times; then it is busy and
+keeps the entry of the base, while the others go on.
+
+A row is trusted when both its times lie before the scan's stamp, taken from the file system's own clock before the
+walk: a write that came later has a later time, so that an equal stat proves equal bytes (git's racy-clean rule).
+
+Stage 3 judges what was not found (`absence`): few of those paths were deleted, the others keep the base's entries.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from metasync.objects.model import Entry, Kind
+from metasync.sync.absence import Noted, Seen, judge
+from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state, split
+from metasync.sync.rows import Row, row_of
+
+__all__ = ["Content", "Counts", "Ignore", "Ingest", "Noted", "Scan", "ignored_name", "scan"]
+
+READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
+IGNORED_NAMES = frozenset({".DS_Store", "Thumbs.db"})  # what systems drop into every folder
+IGNORED_PREFIX = "~$"  # lock files of office programs, and our own temporaries on other file systems
+
+_STATE = os.fsdecode(STATE_NAME)
+_TO_BYTES = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
+
+
+class Content(NamedTuple):
+    """What `ingest` read of a file: how many bytes, their keyed hash, and the file object's id (see `Entry.root`)."""
+
+    size: int
+    content: bytes
+    root: bytes
+
+
+Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
+"""Reads a whole file from an open descriptor; may be called again for the same file; may raise OSError."""
+
+Ignore: TypeAlias = Callable[[bytes, bool], bool]
+"""Whether a path (and whether it is a directory) is left out of the workspace, besides `ignored_name`."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a scan saw, and what it had to read."""
+
+    files: int = 0
+    dirs: int = 0
+    symlinks: int = 0
+    files_read: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(slots=True)
+class Scan:
+    """The outcome of `scan`.
+
+    tree         the local tree, without the root: what stands here, and the base's entries where that is not known
+    put_rows     rows to store: new, changed, or trusted from now on
+    delete_rows  rows to drop: paths neither here nor in the base. A deleted path keeps its row until the base has
+                 let go of it, so that a push that failed still knows of the deletion
+    deleted      paths of the base that were deleted here
+    unreadable   files and directories that can't be read: they keep the base's entry (and all below)
+    busy         files that changed while they were read
+    skipped      what the scan does not take in, and what it keeps though it is not here
+    """
+
+    tree: dict[bytes, Entry] = field(default_factory=dict)
+    put_rows: dict[bytes, Row] = field(default_factory=dict)
+    delete_rows: list[bytes] = field(default_factory=list)
+    deleted: list[bytes] = field(default_factory=list)
+    unreadable: list[Noted] = field(default_factory=list)
+    busy: list[bytes] = field(default_factory=list)
+    skipped: list[Noted] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+
+def ignored_name(name: bytes) -> bool:
+    """True for the names that no workspace takes in."""
+    text = os.fsdecode(name)
+    return text in IGNORED_NAMES or text.startswith(IGNORED_PREFIX)
+
+
+def scan(
+    tree: WorkTree,
+    rows: Mapping[bytes, Row],
+    base: Mapping[bytes, Entry],
+    ingest: Ingest,
+    ignore: Ignore | None = None,
+) -> Scan:
+    """Compares the working tree with what was seen last and with the base; reads what is new or changed.
+
+    `base` is the flat tree of the last agreed snapshot this device has brought here. Nothing is written to the tree.
+    Whether content is kept or only hashed (`status`) is up to `ingest`. Storing `put_rows` and `delete_rows` is up to
+    the caller: in the transaction that stages what was ingested, or not at all.
+    `WorkspaceError`: the root is gone. OSError: the root itself can't be listed.
+    """
+    stamp_ns = tree.clock_ns()
+    tree.forget()
+    work = _Scanner(tree, _on_this_device(tree, rows), base, ingest, ignore, stamp_ns)
+    if work.rows is not rows:
+        work.out.put_rows.update(work.rows)
+    work.walk()
+    work.read()
+    work.miss()
+    work.empty()
+    return work.out
+
+
+def _on_this_device(tree: WorkTree, rows: Mapping[bytes, Row]) -> Mapping[bytes, Row]:
+    """The rows, with the device's new number where the system has numbered it anew (a reboot, a replugged disk).
+
+    The state that the rows come from lies in the root, so the root's own inode under another device number is the
+    same file system; in a copy of the folder elsewhere the root has another inode, and the rows' devices are strange.
+    """
+    st, seen = tree.root_stat, rows.get(b"")
+    if seen is None or seen.ino != st.st_ino or seen.dev == st.st_dev:
+        return rows
+    return {path: row._replace(dev=st.st_dev) if row.dev == seen.dev else row for path, row in rows.items()}
+
+
+class _Vanished(Exception):  # noqa: N818  a signal, not an error
+    """What was listed is something else now."""
+
+
+_REG, _LNK, _DIR = stat_.S_IFREG, stat_.S_IFLNK, stat_.S_IFDIR
+_MOVING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # someone is at work there right now
+
+
+class _Scanner:
+    """The state of one scan. Its stages run in order: walk, read, miss, empty."""
+
+    def __init__(
+        self,
+        tree: WorkTree,
+        rows: Mapping[bytes, Row],
+        base: Mapping[bytes, Entry],
+        ingest: Ingest,
+        ignore: Ignore | None,
+        stamp_ns: int,
+    ) -> None:
+        self.work = tree
+        self.disk = tree.disk
+        self.rows = rows
+        self.base = base
+        self.ingest = ingest
+        self.ignore = ignore
+        self.stamp_ns = stamp_ns
+        self.out = Scan()
+        self.listed: dict[bytes, int] = {}  # directories listed completely, with their device
+        self.blocked: set[bytes] = set()  # here, but not taken in: what the base has there and below stays
+        self.hollow: set[bytes] = set()  # directories that hold names which were not taken in
+        self.unread: list[tuple[bytes, os.stat_result]] = []
+
+    # ---- stage 1: every name once
+
+    def walk(self) -> None:
+        st = self.work.root_stat
+        self.take_dir(b"", st)
+        todo = [b""]
+        while todo:
+            path = todo.pop()
+            try:
+                subdirs = self.list_dir(path)
+            except OSError as e:
+                if not path:
+                    raise
+                self.block(path)
+                if e.errno in _MOVING:
+                    self.out.busy.append(path)
+                else:
+                    self.out.unreadable.append(Noted(path, e.strerror or str(e)))
+                continue
+            subdirs.sort(reverse=True)  # the stack turns it round; order is for people and for locality in packs
+            todo.extend(subdirs)
+
+    def list_dir(self, path: bytes) -> list[bytes]:
+        """Takes in one directory, all of it or nothing; returns the directories in it that are to be walked."""
+        fd, device = self.work.dir_device(path)
+        prefix = path + b"/" if path else b""
+        rows_get, ignore = self.rows.get, self.ignore
+        encoding, errors = _TO_BYTES
+        clean: list[tuple[bytes, Entry]] = []
+        unread: list[tuple[bytes, os.stat_result]] = []
+        dirs: list[tuple[bytes, os.stat_result]] = []
+        strange: list[tuple[bytes, str]] = []
+        with os.scandir(fd) as names:
+            for found in names:
+                name = found.name
+                if (name[0] in ".T" or "~" in name or not name.isascii()) and (why := _not_taken(name)):
+                    if why is _NESTED and path:
+                        self.nested(path)
+                        return []
+                    strange.append((prefix + name.encode(encoding, errors), "" if why is _NESTED else why))
+                    continue
+                child = prefix + name.encode(encoding, errors)
+                try:
+                    st = found.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                kind = st.st_mode & 0o170000
+                if ignore is not None and ignore(child, kind == _DIR):
+                    strange.append((child, _IGNORED))
+                elif kind in (_REG, _LNK):
+                    row = rows_get(child)
+                    if (
+                        row is not None
+                        and row.trusted
+                        and st.st_ctime_ns == row.ctime_ns
+                        and st.st_mtime_ns == row.mtime_ns
+                        and st.st_size == row.size
+                        and st.st_ino == row.ino
+                        and st.st_mode == row.mode
+                        and st.st_dev == row.dev
+                    ):
+                        clean.append((child, row.entry))
+                    else:
+                        unread.append((child, st))
+                elif kind == _DIR:
+                    dirs.append((child, st))
+                else:
+                    strange.append((child, "neither a file nor a directory nor a symlink"))
+        self.listed[path] = device
+        self.out.tree.update(clean)
+        self.unread += unread
+        for child, why in strange:
+            self.leave(path, child, why)
+        self.count(clean)
+        return [child for child, st in dirs if self.take_dir(child, st)]
+
+    def count(self, clean: list[tuple[bytes, Entry]]) -> None:
+        links = sum(1 for _, entry in clean if entry.kind is Kind.SYMLINK)
+        self.out.counts.symlinks += links
+        self.out.counts.files += len(clean) - links
+
+    def take_dir(self, path: bytes, st: os.stat_result) -> bool:
+        """Takes in a directory itself; False: it is not to be walked."""
+        row = self.rows.get(path)
+        entry = row.entry if row is not None else None
+        if entry is not None and row is not None and row.mode == st.st_mode:
+            if entry.kind is not Kind.DIR:  # checkout could not put the agreed file here: it counts as being here
+                self.out.tree[path] = entry
+                return False
+        else:
+            tags = entry.tags if entry is not None and entry.kind is Kind.DIR else ()
+            entry = Entry(Kind.DIR, stat_.S_IMODE(st.st_mode), 0, 0, b"", b"", tags)
+        if row is None or row.entry is not entry or row.ino != st.st_ino or row.dev != st.st_dev:
+            self.out.put_rows[path] = row_of(entry, st, trusted=True)
+        if path:
+            self.out.tree[path] = entry
+            self.out.counts.dirs += 1
+        return True
+
+    def leave(self, parent: bytes, path: bytes, why: str) -> None:
+        """Leaves out what stands at `path`: silently when ignored, with a word otherwise."""
+        if not why:
+            return  # the workspace's own .metasync
+        self.blocked.add(path)
+        self.hollow.add(parent)
+        if why is not _IGNORED:
+            self.out.skipped.append(Noted(path, why))
+
+    def nested(self, path: bytes) -> None:
+        self.block(path)
+        self.out.skipped.append(Noted(path, "a workspace of its own"))
+
+    def block(self, path: bytes) -> None:
+        """Takes a directory out again that can't be walked, so that the base speaks for it."""
+        self.blocked.add(path)
+        self.hollow.add(split(path)[0])
+        self.out.tree.pop(path, None)
+        self.out.put_rows.pop(path, None)
+        self.out.counts.dirs -= 1
+
+    # ---- stage 2: what the stats do not answer for
+
+    def read(self) -> None:
+        self.unread.sort(key=lambda item: item[0])
+        for path, st in self.unread:
+            parent = split(path)[0]
+            try:
+                if stat_.S_ISLNK(st.st_mode):
+                    if self.covers_directory(path):
+                        continue
+                    entry, st = self.read_link(path)
+                    self.out.counts.symlinks += 1
+                else:
+                    entry, st = self.read_file(path)
+                    self.out.counts.files += 1
+            except _Vanished:
+                self.out.busy.append(path)
+                self.blocked.add(path)
+                self.hollow.add(parent)
+            except OSError as e:
+                self.out.unreadable.append(Noted(path, e.strerror or str(e)))
+                self.blocked.add(path)
+                self.hollow.add(parent)
+            else:
+                self.out.tree[path] = entry
+                trusted = st.st_mtime_ns < self.stamp_ns and st.st_ctime_ns < self.stamp_ns
+                row = row_of(entry, st, trusted=trusted)
+                if row != self.rows.get(path):
+                    self.out.put_rows[path] = row
+
+    def covers_directory(self, path: bytes) -> bool:
+        """A symlink where the base has a directory with something in it: often data moved to another disk.
+
+        Taking it in would delete all of that on every device, though it was neither listed nor seen to be absent.
+        """
+        was = self.base.get(path)
+        if was is None or was.kind is not Kind.DIR or not any(other.startswith(path + b"/") for other in self.base):
+            return False
+        self.blocked.add(path)
+        self.out.skipped.append(
+            Noted(path, "a symlink in the place of a directory, whose files are kept (to drop them, push without it)")
+        )
+        return True
+
+    def read_file(self, path: bytes) -> tuple[Entry, os.stat_result]:
+        parent, name = split(path)
+        for _ in range(READS_MAX):
+            with _moving():
+                above = self.work.dir(parent)
+                fd = self.disk.open(name, READ_FLAGS, above)
+            try:
+                st = self.disk.fstat(fd)
+                if not stat_.S_ISREG(st.st_mode):
+                    raise _Vanished
+                got = self.ingest(fd, st)
+                after = self.disk.fstat(fd)
+            finally:
+                self.disk.close(fd)
+            self.out.counts.files_read += 1
+            self.out.counts.bytes_read += got.size
+            with _moving():
+                here = self.disk.lstat(name, above)
+            if got.size == st.st_size and _unchanged(st, after) and _unchanged(st, here):
+                return self.entry_of(path, st, got), st
+        raise _Vanished
+
+    def read_link(self, path: bytes) -> tuple[Entry, os.stat_result]:
+        parent, name = split(path)
+        for _ in range(READS_MAX):
+            with _moving():
+                above = self.work.dir(parent)
+                st = self.disk.lstat(name, above)
+                if not stat_.S_ISLNK(st.st_mode):
+                    raise _Vanished
+                target = self.disk.readlink(name, above)
+                after = self.disk.lstat(name, above)
+            if _unchanged(st, after):
+                row = self.rows.get(path)
+                if row is not None and row.entry.kind is Kind.SYMLINK and row.entry.content == target:
+                    mtime_ns = row.entry.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns
+                    return row.entry._replace(mtime_ns=mtime_ns), st
+                return Entry(Kind.SYMLINK, 0, st.st_mtime_ns, len(target), target), st
+        raise _Vanished
+
+    def entry_of(self, path: bytes, st: os.stat_result, got: Content) -> Entry:
+        """The entry of a file that was read: of its row's values those that the disk gives no reason to change."""
+        row = self.rows.get(path)
+        mode = stat_.S_IMODE(st.st_mode)
+        if row is None or row.entry.kind is not Kind.FILE:
+            return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root)
+        was = row.entry
+        if row.mode == st.st_mode:
+            mode = was.mode  # of a disk without modes (FAT) this is all there is
+        if (was.size, was.content) != (got.size, got.content):
+            return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root, was.tags)
+        mtime_ns = was.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns
+        return was._replace(mode=mode, mtime_ns=mtime_ns)
+
+    # ---- stage 3: what is not here
+
+    def miss(self) -> None:
+        """Decides on all paths that rows or base know and the walk has not found."""
+        out = self.out
+        seen = Seen(out.tree, out.put_rows, self.listed, self.blocked)
+        verdict = judge(self.work, self.rows, self.base, seen, self.is_ignored)
+        out.skipped += verdict.notes
+        out.delete_rows += verdict.forgotten
+        for path in verdict.forgotten:
+            out.put_rows.pop(path, None)
+        for path in verdict.kept:
+            self.keep(path)
+        out.deleted = [path for path in verdict.deleted if path not in out.tree]
+
+    def is_ignored(self, path: bytes, is_dir: bool) -> bool:
+        return ignored_name(split(path)[1]) or (self.ignore is not None and self.ignore(path, is_dir))
+
+    def keep(self, path: bytes) -> None:
+        """Puts the base's entry into the tree, and the directories of the base above it."""
+        tree, base = self.out.tree, self.base
+        tree[path] = base[path]
+        above = split(path)[0]
+        while above and (entry := base.get(above)) is not None:
+            here = tree.get(above)
+            if here is not None and here.kind is Kind.DIR:
+                return
+            if here is not None:
+                self.out.skipped.append(Noted(above, "stands in the place of a directory, some of which is not here"))
+                self.out.put_rows.pop(above, None)
+            tree[above] = entry
+            above = split(above)[0]
+
+    # ---- stage 4: directories that hold nothing of the workspace
+
+    def empty(self) -> None:
+        """Leaves out new directories in which there is nothing but what is not taken in.
+
+        Else a directory that was removed elsewhere, and stays here for the ignored files in it, would come back.
+        """
+        if not any(path and path not in self.base for path in self.hollow):
+            return
+        tree = self.out.tree
+        filled = Counter(split(path)[0] for path in tree)
+        todo = sorted(self.hollow, reverse=True)
+        while todo:
+            path = todo.pop()
+            if not path or path in self.base or filled[path] or path not in tree:
+                continue
+            del tree[path]
+            self.out.put_rows.pop(path, None)
+            if path in self.rows:
+                self.out.delete_rows.append(path)
+            self.out.counts.dirs -= 1
+            parent = split(path)[0]
+            filled[parent] -= 1
+            todo.append(parent)
+
+
+_NESTED = "its own state"
+_IGNORED = "ignored"
+
+
+def _not_taken(name: str) -> str:
+    """Why a name is not taken in, "" if it is."""
+    if name == _STATE:
+        return _NESTED
+    if name.startswith(IGNORED_PREFIX) or name in IGNORED_NAMES:
+        return _IGNORED
+    return "some file systems take its name for .metasync" if folds_to_state(name) else ""
+
+
+def _unchanged(a: os.stat_result, b: os.stat_result) -> bool:
+    return (
+        a.st_ino == b.st_ino
+        and a.st_dev == b.st_dev
+        and a.st_size == b.st_size
+        and a.st_mtime_ns == b.st_mtime_ns
+        and a.st_ctime_ns == b.st_ctime_ns
+        and a.st_mode == b.st_mode
+    )
+
+
+@contextmanager
+def _moving() -> Iterator[None]:
+    """Tells a name that changes at this moment from one that can't be read."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _MOVING:
+            raise _Vanished from e
+        raise

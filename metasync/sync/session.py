@@ -1,0 +1,383 @@
+"""What every operation of an open workspace works with: built once by `workspace.py`, used by pull, push, check, log.
+
+Also the one place that knows how agreed states become configs, indexes and trees. Nothing here prints or prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+from metasync.config import NO_LIMIT, Config, Replicate, decode_config
+from metasync.consensus import (
+    DEADLINE_S,
+    JOURNAL_KEY,
+    ZERO_HASH,
+    Change,
+    Decided,
+    Group,
+    Ref,
+    Standing,
+    State,
+    decode_journal,
+    decode_state,
+)
+from metasync.consensus.meta import const_path, meta_path
+from metasync.effects import Gather, Op, OpKind, Reply, Task
+from metasync.errors import BackendError, NoQuorumError, NotFoundError, UnreachableError, WorkspaceError
+from metasync.events import Listener, Notice
+from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
+from metasync.keys.ring import WorkspaceKeys
+from metasync.localdb import Conflict, LocalDb
+from metasync.objects import walk
+from metasync.objects.chunker import Chunker, SizeClass
+from metasync.objects.ids import Ids
+from metasync.objects.model import Entry, ObjectKind, Snapshot
+from metasync.objects.snapshot import decode_snapshot
+from metasync.runtime import Runtime
+from metasync.store import index as pack_index
+from metasync.store.contents import Contents
+from metasync.store.index import Index, IndexRoot, IndexSegment
+from metasync.store.mapping import Target
+from metasync.store.packs import PackFormat, WorkspacePackKeys
+from metasync.store.placement import Placement
+from metasync.store.transfer import Place, Transfer
+from metasync.sync.fsio import WorkTree
+from metasync.sync.replaced import settle
+from metasync.translators._base import Chain
+
+BASE_KEY: Final = "base"  # the state this folder is at
+NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never gone back behind
+KEPT_KEY: Final = "kept"  # ids of staged snapshots that the next push names as parents
+MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
+UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
+SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
+META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A decided state with all it names, loaded. `tree_root` is None before the first push."""
+
+    state: State
+    config: Config
+    devices: DeviceSet
+    root: IndexRoot
+    index: Index
+    segments: tuple[IndexSegment, ...]
+    snapshot: Snapshot | None
+
+    @property
+    def tree_root(self) -> bytes | None:
+        return self.snapshot.root if self.snapshot is not None else None
+
+
+@dataclass
+class Session:
+    """An open workspace. `places`: this device's ways to the backends, by backend id."""
+
+    name: str
+    tree: WorkTree
+    db: LocalDb
+    runtime: Runtime
+    group: Group
+    keys: WorkspaceKeys
+    device: DeviceIdentity
+    certificate: Certificate
+    config: Config
+    chain_of: Callable[[tuple[str, ...]], Chain]
+    names: dict[bytes, str]
+    wall_ns: Callable[[], int]
+    entropy: Callable[[int], bytes]
+    listener: Listener
+    down: dict[str, str] = field(default_factory=dict)
+    _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
+    _known_contents: tuple[bytes, set[bytes]] | None = None
+
+    @cached_property
+    def ids(self) -> Ids:
+        return Ids(self.keys.id_key)
+
+    @cached_property
+    def chunker(self) -> Chunker:
+        c = self.config
+        return Chunker(
+            c.chunking[0].kind,
+            c.whole_bytes,
+            [
+                SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum)
+                for k in c.chunking
+            ],
+            int.from_bytes(self.keys.chunk_seed[:8], "big"),
+        )
+
+    @cached_property
+    def form(self) -> PackFormat:
+        c = self.config
+        return PackFormat(
+            keys=WorkspacePackKeys(self.keys),
+            chains=tuple(self.chain_of(names) for names in c.chains),
+            epoch=self.keys.epoch,
+            level=c.compression_level,
+            segment_bytes=c.segment_bytes,
+            pack_bytes=c.pack_bytes,
+        )
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        storing = [b for b in self.config.backends if b.storage]
+        policy = self.config.policy(0)
+        copies = policy.copies if isinstance(policy, Replicate) else policy.total
+        placement = Placement(
+            [Target(b.backend_id, b.capacity_bytes) for b in storing],
+            copies=copies,
+            partitions=self.config.mapping.partitions,
+        )
+        places = {
+            b.backend_id: Place(self.names[b.backend_id], b.backend_id, tuple(s.storage_id for s in b.storage))
+            for b in storing
+            if b.backend_id in self.names
+        }
+        return Transfer(placement, places, self.form, self.ids.of)
+
+    # --- agreed states
+
+    @staticmethod
+    def stored_state(db: LocalDb) -> State:
+        """The state that a folder is at, from its local state."""
+        data = db.get(BASE_KEY)
+        if data is None:
+            raise WorkspaceError("the local state does not say which version this folder is at")
+        return decode_state(data)
+
+    @staticmethod
+    def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
+        """The device set that a stored state names."""
+        data = db.get_object(state.devices)
+        if data is None:
+            raise WorkspaceError("the local state does not hold the device set of the version this folder is at")
+        return decode_device_set(data, ns_id)
+
+    def base_state(self) -> State:
+        """The state this folder is at."""
+        return self.stored_state(self.db)
+
+    def newest_state(self) -> State:
+        """The newest state this device has seen decided."""
+        data = self.db.get(NEWEST_KEY)
+        return decode_state(data) if data is not None else self.base_state()
+
+    def base(self) -> Agreed:
+        """What this folder is at, loaded. A clone that brought no tree yet is at the empty one."""
+        agreed = self.load(self.base_state())
+        return replace(agreed, snapshot=None) if self.db.get(UNFINISHED_KEY) is not None else agreed
+
+    def ask_newest(self, *, deadline_s: float = DEADLINE_S) -> State:
+        """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
+        known = self.newest_state()
+        try:
+            state: State = self.runtime.run(self.group.get_recent(known, deadline_s=deadline_s))
+        finally:
+            self._note_standings()
+        self._remember(state)
+        return state
+
+    def newest(self, *, offline_ok: bool = False) -> Agreed:
+        """The newest decided state, loaded. `offline_ok`: without a quorum, the newest that can be seen at all."""
+        try:
+            return self.load(self.ask_newest())
+        except NoQuorumError as e:
+            if not offline_ok:
+                raise
+            self.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
+            return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=5.0)))
+
+    def _remember(self, state: State) -> None:
+        """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
+        with self.db.transaction():
+            if state.v >= self.newest_state().v:
+                self.db.set(NEWEST_KEY, state.encode())
+            self.db.set(MEMORY_KEY, self.group.memory)
+
+    def _note_standings(self) -> None:
+        """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
+        for name, standing in self.group.standings.items():
+            if standing.kind in ("ok", "unknown"):
+                continue
+            self.down.setdefault(name, standing.reason or standing.kind)
+            if standing.kind in ("replaced", "rolled back"):
+                why = UnreachableError(f"{standing.kind}: {standing.reason}")
+                self.transfer.down.setdefault(name, why)
+
+    def load(self, state: State) -> Agreed:
+        """Loads what a decided state names; from the local cache where it can."""
+        config, devices = self._cached([(d, self.group.get_const(d)) for d in (state.config, state.devices)])
+        root = IndexRoot()
+        if state.index.hash != ZERO_HASH:
+            root = pack_index.decode_root(self._cached([(state.index.hash, self.group.get_meta(state.index))])[0])
+        data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
+        segments = tuple(self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True))
+        index = Index(segments)
+        snapshot = None
+        if state.master != ZERO_HASH:
+            contents = Contents(index, self.transfer, self.db, self.runtime.start)
+            snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
+        device_set = decode_device_set(devices, self.keys.ns_id)
+        return Agreed(state, decode_config(config), device_set, root, index, segments, snapshot)
+
+    def _cached(self, wanted: Sequence[tuple[bytes, Task]]) -> list[bytes]:
+        """Objects beside the logs, by hash: from the local cache, else by their tasks, all at once."""
+        have = self.db.get_objects([digest for digest, _ in wanted])
+        missing = {digest.hex(): task for digest, task in wanted if digest not in have}
+        for digest, task in wanted:
+            if digest in have:
+                task.close()
+        if missing:
+            got: dict[str, bytes] = self.runtime.run(_together(missing))
+            new = {bytes.fromhex(digest): data for digest, data in got.items()}
+            self.db.put_objects((digest, META_KIND, data) for digest, data in new.items())
+            have.update(new)
+        return [have[digest] for digest, _ in wanted]
+
+    def _segment(self, digest: bytes, data: bytes) -> IndexSegment:
+        if digest not in self._segments:
+            self._segments[digest] = pack_index.decode_segment(data)
+        return self._segments[digest]
+
+    def contents(self, agreed: Agreed) -> Contents:
+        return Contents(agreed.index, self.transfer, self.db, self.runtime.start)
+
+    def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
+        """The whole tree of an agreed state."""
+        return (contents or self.contents(agreed)).walk(walk.flatten(agreed.tree_root))
+
+    # --- agreeing
+
+    def put_const(self, base: State, data: bytes) -> bytes:
+        """Stores a config or device set on enough acceptors; returns its hash."""
+        digest: bytes = self.runtime.run(self.group.put_const(base, data))
+        self.db.put_objects([(digest, META_KIND, data)])
+        return digest
+
+    def put_meta(self, base: State, data: bytes) -> Ref:
+        """Stores an index object on enough acceptors; returns its name."""
+        ref: Ref = self.runtime.run(self.group.put_meta(base, data, generation=base.gen))
+        self.db.put_objects([(ref.hash, META_KIND, data)])
+        return ref
+
+    def propose(self, base: State, change: Change) -> Decided:
+        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
+        try:
+            decided: Decided = self.runtime.run(self.group.propose(base, lambda: change))
+        finally:
+            self._note_standings()
+        self._remember(decided.state)
+        return decided
+
+    def settle_journal(self) -> int | None:
+        """The version that an interrupted push was agreed as, if it was; the folder is then at that version."""
+        data = self.db.get(JOURNAL_KEY)
+        if data is None:
+            return None
+        journal = decode_journal(data)
+        latest = self.ask_newest()
+        if latest.v < journal.v:
+            return None  # still open: whoever proposes that version next, this push for one, finishes it
+        agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
+        with self.db.transaction():
+            if agreed and journal.base.hash == self.base_state().hash:
+                # the agreed tree is what stood here then: what changed since is a change on top of it
+                state: State = self.runtime.run(self.group.state_at(latest, journal.v))
+                self.db.set(BASE_KEY, state.encode())
+                self.drop_kept()
+            self.db.set(JOURNAL_KEY, None)
+        return journal.v if agreed else None
+
+    def drop_kept(self) -> None:
+        """Forgets what merges had staged: an agreed version holds it now."""
+        self.db.set(KEPT_KEY, None)
+        self.db.clear_staged([i for i, _, _ in self.db.staged()])
+
+    def enrol(self, newest: Agreed) -> Agreed:
+        """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`."""
+        op_id = self.entropy(16)
+        while newest.devices.get(self.device.device_id) is None:
+            digest = self.put_const(newest.state, newest.devices.with_device(self.certificate).encode())
+            decided = self.propose(newest.state, Change(op_id=op_id, devices=digest))
+            newest = self.load(decided.state)
+        self.db.set(JOURNAL_KEY, None)
+        return newest
+
+    def after_commit(self, base: State, state: State) -> None:
+        """Tells the others, as far as backends take it: this device's head, and every now and then a hint."""
+        backends = sorted(self.names.values())
+        head = self.group.write_head(state, head=state.master, prev=base.master, backends=backends)
+        with contextlib.suppress(BackendError, NoQuorumError):
+            self.runtime.run(_together({"head": head, "hint": self.group.write_hint(base, state)}))
+
+    def settle_replaced(self) -> list[Conflict]:
+        """Drops or brings back what checkouts replaced, where that is certain now (D8)."""
+        if not self.db.replaced():
+            return []
+        agreed = self.base()
+        contents = self.contents(agreed)
+
+        def known(content: bytes, size: int, path: bytes) -> bool:
+            return size == 0 or content in contents.index or content in self._agreed_contents(agreed, contents)
+
+        def hash_file(fd: int) -> bytes:
+            hasher = self.ids.content()
+            while piece := os.read(fd, 1 << 20):
+                hasher.update(piece)
+            return hasher.digest()
+
+        return settle(self.tree, self.db, self.tree.clock_ns(), known, hash_file, agreed.state.v)
+
+    def _agreed_contents(self, agreed: Agreed, contents: Contents) -> set[bytes]:
+        """Content hashes of the agreed tree: files of several chunks, and links, are in no index by these."""
+        if self._known_contents is None or self._known_contents[0] != agreed.state.hash:
+            tree = self.flat(agreed, contents)
+            self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
+        return self._known_contents[1]
+
+    def standings(self) -> dict[str, str]:
+        """Backends that vote and are not well, with the reason; asks all of them."""
+        got: dict[str, Standing] = self.runtime.run(self.group.read_births(self.newest_state()))
+        return {n: f"{s.kind}: {s.reason}" if s.reason else s.kind for n, s in got.items() if s.kind != "ok"}
+
+    def check_meta(self, named: Sequence[tuple[str, Ref | bytes]], *, read_data: bool) -> list[tuple[str, str, str]]:
+        """Which of the objects beside the logs are missing or altered where: (what, backend, why)."""
+        ops: dict[str, tuple[str, str, bytes, Op]] = {}
+        for entry, acceptor in self.config.acceptors:
+            if entry.backend_id not in self.names:
+                continue
+            for what, ref in named:
+                digest = ref if isinstance(ref, bytes) else ref.hash
+                place = acceptor.acceptor_id
+                path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
+                kind: OpKind = "get" if read_data else "stat"
+                ops[f"{entry.name} {path}"] = (what, entry.name, digest, Op(entry.name, kind, path))
+        replies = self.runtime.run(_together({key: _one(op) for key, (_, _, _, op) in ops.items()}))
+        out: list[tuple[str, str, str]] = []
+        for key, (what, name, digest, _) in ops.items():
+            reply: Reply = replies[key]
+            if reply.error is not None:
+                missing = isinstance(reply.error, NotFoundError)
+                out.append((what, name, "is missing" if missing else f"cannot be read: {reply.error.message}"))
+            elif read_data and hashlib.sha256(reply.value).digest() != digest:
+                out.append((what, name, "is altered"))
+        return out
+
+
+def _one(op: Op) -> Task:
+    return (yield op)
+
+
+def _together(tasks: Mapping[str, Task]) -> Task:
+    """All tasks side by side; their results by key."""
+    return (yield Gather(tasks))

@@ -1,0 +1,62 @@
+"""What differs here, and how the backends fare (`metasync status`). Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metasync.config import Config
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError
+from metasync.sync.ingest import Ingest
+from metasync.sync.pull import changed, noted, summary
+from metasync.sync.reports import BackendState, ConflictReport, Status
+from metasync.sync.rows import load_rows
+from metasync.sync.scan import scan
+from metasync.sync.session import SHORT_KEY, Session
+
+
+def survives(config: Config) -> str:
+    """What the set of backends lives through, in a sentence."""
+    n, s = config.n, config.survives
+    down = "none" if not s.down else f"any {s.down}"
+    lost = "no loss" if not s.copies else f"the loss of any {s.copies}"
+    lying = "" if not s.lying else f" or any {s.lying} lying"
+    return (
+        f"{n} of {len(config.backends)} backends vote: changes can be agreed with {down} of them down{lying};"
+        f" data survive {lost} ({s.copies + 1} {'copy' if not s.copies else 'copies'} of everything)."
+    )
+
+
+def status(s: Session, backends: Sequence[BackendState]) -> Status:
+    """Compares the folder with the version it is at, and asks the backends for news."""
+    base = s.base_state()
+    newest: int | None = None
+    problem, error = "", None
+    try:
+        agreed = s.base()
+        before = s.flat(agreed)
+    except (BackendError, MetaSyncError) as e:
+        return Status(
+            s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
+            survives=survives(s.config),
+        )  # fmt: skip
+    try:
+        newest = s.ask_newest().v
+    except NoQuorumError as e:
+        problem, error = e.message, e
+    seen = scan(s.tree, load_rows(s.db), before, Ingest(s.chunker, s.ids))
+    conflicts = tuple(ConflictReport(c.path, c.copy, c.reason) for c in s.db.conflicts() if c.copy in seen.tree)
+    return Status(
+        name=s.name,
+        version=base.v,
+        newest=newest,
+        fingerprint=base.fingerprint,
+        changes=summary((p, before.get(p), seen.tree.get(p)) for p in changed(before, seen.tree)),
+        backends=tuple(backends),
+        conflicts=conflicts,
+        unreadable=noted(seen.unreadable),
+        skipped=noted(seen.skipped),
+        under_replicated=int(s.db.get(SHORT_KEY) or b"0"),
+        survives=survives(s.config),
+        problem=problem,
+        error=error,
+    )

@@ -1,0 +1,83 @@
+"""Merges of texts for the tree merge: reads the three sides, merges by lines, keeps what was (D8).
+
+What a clean merge replaces on this device must still be in a decided version some day, because the merged text is a
+third one. So the bytes that were here are staged, and the next push carries them as the snapshot's second parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from metasync.objects import walk
+from metasync.objects.ids import Ids
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
+from metasync.objects.snapshot import encode_snapshot
+from metasync.sync.diff3 import merge3
+from metasync.sync.ingest import Ingest
+from metasync.sync.merge import TextMerge
+
+
+class MergedText(NamedTuple):
+    """A clean merge: its entry and bytes, and what stood here."""
+
+    entry: Entry
+    data: bytes
+    was: Entry
+    was_data: bytes
+
+
+def merge_texts(
+    requests: tuple[TextMerge, ...],
+    read_here: Callable[[bytes, Entry], bytes | None],
+    load: Callable[[list[Entry]], Mapping[bytes, bytes]],
+    ingest: Ingest,
+) -> dict[bytes, MergedText]:
+    """Those requests that merge cleanly, by path.
+
+    `read_here(path, entry)`: the bytes in the working tree, None if they are not that entry's any more.
+    `load(entries)`: bytes of agreed files by content hash. `ingest` names the merged bytes.
+    """
+    agreed = load([e for r in requests for e in (r.base, r.theirs)])
+    out: dict[bytes, MergedText] = {}
+    for request in requests:
+        ours = read_here(request.path, request.ours)
+        if ours is None:
+            continue
+        merged = merge3(agreed[request.base.content], ours, agreed[request.theirs.content])
+        if merged is None:
+            continue
+        size, content, root = ingest.of_bytes(merged)
+        entry = Entry(Kind.FILE, request.theirs.mode, request.theirs.mtime_ns, size, content, root)
+        out[request.path] = MergedText(entry, merged, request.ours, ours)
+    return out
+
+
+def kept_snapshot(
+    merged: Mapping[bytes, MergedText],
+    parent: bytes | None,
+    device: bytes,
+    time_ns: int,
+    ids: Ids,
+    ingest: Ingest,
+    stage: Callable[[ObjectKind, bytes, bytes], None],
+) -> bytes:
+    """Stages a snapshot of the files as they were before they were merged; returns its id.
+
+    `ingest` has `stage` as its sink and knows no object yet, so that every blob of those files is staged too.
+    """
+    tree: dict[bytes, Entry] = {}
+    for path, text in merged.items():
+        parts = path.split(b"/")
+        for depth in range(1, len(parts)):
+            tree.setdefault(b"/".join(parts[:depth]), Entry(Kind.DIR, 0o755, 0, 0, b""))
+        size, content, root = ingest.of_bytes(text.was_data)
+        tree[path] = text.was._replace(size=size, content=content, root=root)
+    root_id, nodes = walk.build(tree, ids)
+    for node_id, data in nodes.items():
+        stage(ObjectKind.DIR, node_id, data)
+    parents = (parent,) if parent is not None else ()
+    snapshot = encode_snapshot(Snapshot(root_id, parents, device, time_ns, "before a merge by lines"))
+    snapshot_id = ids.of(ObjectKind.SNAPSHOT, snapshot)
+    stage(ObjectKind.SNAPSHOT, snapshot_id, snapshot)
+    return snapshot_id

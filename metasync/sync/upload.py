@@ -1,0 +1,107 @@
+"""One push's own packs: objects go in, stored packs and an index segment come out (D4, CONSENSUS 6.2).
+
+An upload lives as long as the push, over all its attempts: what was stored for an attempt that lost counts for the
+next one, as long as its generation is not fenced and its key epoch is still the base's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from metasync.effects import Task
+from metasync.events import Listener, Progress
+from metasync.objects.model import ObjectKind
+from metasync.objects.packfile import Located
+from metasync.store.index import Index, IndexSegment, PackRecord, make_segments
+from metasync.store.packs import Packer, PackFormat, SealedPack
+from metasync.store.transfer import Stored, Transfer
+
+UPLOADS_IN_FLIGHT = 6  # sealed packs under way: 6 x 4 MiB as a rule, each sent to R backends from the same bytes
+
+
+class Upload:
+    """Packs objects and stores the packs while the caller goes on reading.
+
+    `start` runs a task, `work` a function in a worker; both return futures (the runtime's).
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        form: PackFormat,
+        generation: int,
+        start: Callable[[Task], Future[Any]],
+        work: Callable[[Callable[[], Any]], Future[Any]],
+        listener: Listener,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.transfer = transfer
+        self.form = form
+        self.generation = generation
+        self.stored: list[Stored] = []
+        self.bytes_stored = 0
+        self._own: set[bytes] = set()
+        self._records: list[tuple[PackRecord, tuple[Located, ...]]] = []
+        self._start = start
+        self._work = work
+        self._listener = listener
+        self._entropy = entropy
+        self._running: list[Future[Any]] = []
+        self._room = threading.Semaphore(UPLOADS_IN_FLIGHT)
+        self._packer: Packer | None = None
+
+    def __contains__(self, object_id: bytes) -> bool:
+        """True when this push stores the object, or is about to."""
+        return object_id in self._own or (self._packer is not None and object_id in self._packer)
+
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        """Takes an object to be stored. Blocks while too much is under way."""
+        if object_id in self._own:
+            return
+        if self._packer is None:
+            self._packer = Packer(self.form, self._work, self._entropy, self._send)
+        self._packer.add(kind, object_id, data)
+
+    def _send(self, pack: SealedPack) -> None:
+        while not self._room.acquire(timeout=0.2):  # in slices, so that a failed upload is seen while waiting
+            self._raise_failed()
+        self._raise_failed()
+        future = self._start(self.transfer.upload(pack, self.generation))
+        future.add_done_callback(lambda _f: self._room.release())
+        self._running.append(future)
+
+    def _raise_failed(self) -> None:
+        for future in self._running:
+            if future.done():
+                future.result()
+
+    def finish(self) -> None:
+        """Waits until all that was added is stored; raises what the storing of a pack raised."""
+        packer, self._packer = self._packer, None
+        if packer is not None:
+            packer.finish()
+        running, self._running = self._running, []
+        for future in running:
+            stored: Stored = future.result()
+            self._records.append((stored.record, stored.objects))
+            self._own.update(located.id for located in stored.objects)
+            self.bytes_stored += stored.record.size
+            self.stored.append(stored._replace(objects=()))
+            self._listener(Progress("upload", self.bytes_stored, None, "B"))
+
+    def counting(self, min_generation: int, epoch: int) -> bool:
+        """True when what was stored so far may be named by a state with this fence and epoch."""
+        return not self._records or (self.generation >= min_generation and self.form.epoch == epoch)
+
+    def index_segments(self) -> list[IndexSegment]:
+        """The index segments of all packs stored so far: one as a rule, none when there are no packs."""
+        return make_segments(self._records)
+
+
+def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:
+    """Whether an object need not be stored: the base's index names it, or this push stores it (D4)."""
+    return lambda object_id: object_id in upload or object_id in index

@@ -1,0 +1,551 @@
+"""The library's face: one class with the operations of the command line as methods, typed, without prints or prompts.
+
+Also the composition root: the one place that builds concrete classes from settings and reads entry points.
+
+    import metasync
+    with metasync.Workspace.open("Documents") as w:
+        print(w.push("notes").version)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from metasync import ways
+from metasync.backends._absent import AbsentBackend
+from metasync.backends._base import Backend, TellsSpace
+from metasync.backends._registry import parse_url
+from metasync.backends._wrap import Prefixed
+from metasync.config import Config, decode_config
+from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
+from metasync.effects import Op, Reply
+from metasync.errors import BackendError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
+from metasync.events import Listener, Notice, ignore
+from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.slots import COST, Cost
+from metasync.localdb import LocalDb
+from metasync.objects.model import Kind
+from metasync.runtime import Runtime
+from metasync.sync import check as checking
+from metasync.sync import history, join
+from metasync.sync import pull as pulling
+from metasync.sync import push as pushing
+from metasync.sync import status as reporting
+from metasync.sync.checkout import Checkout
+from metasync.sync.enrolment import (
+    CONFIG_KEY,
+    DB_FILE,
+    LINKS_KEY,
+    NAME_KEY,
+    STATE_DIR,
+    Link,
+    decode_links,
+    encode_links,
+    is_unfinished,
+    load_secret,
+    new_folder,
+    required,
+    write_local,
+)
+from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, each, found
+from metasync.sync.fsio import WorkTree
+from metasync.sync.lock import WorkspaceLock
+from metasync.sync.reports import BackendState, CheckReport, ConflictReport, LogItem, PullReport, PushReport, Status
+from metasync.sync.session import MEMORY_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+
+SYNC_ROUNDS_MAX: Final = 10
+ASK_TIMEOUT_S: Final = 10.0
+INCARNATION_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class InitReport:
+    """A new workspace. The recovery phrase is kept nowhere else. `workspace` is open: close it, or use `with`."""
+
+    directory: str
+    name: str
+    backends: tuple[str, ...]
+    survives: str
+    recovery_phrase: str
+    workspace: Workspace = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CloneReport:
+    """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet."""
+
+    directory: str
+    version: int
+    fingerprint: str
+    files: int
+    bytes: int
+    unlinked: tuple[str, ...]
+    read_only: bool
+    conflicts: tuple[ConflictReport, ...]
+    down: dict[str, str]
+    workspace: Workspace = field(repr=False)
+
+
+class Workspace:
+    """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
+
+    One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
+    raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's.
+    """
+
+    def __init__(self, directory: Path, db: LocalDb, on_event: Listener) -> None:
+        self.directory = directory
+        self.on_event = on_event
+        self._db = db
+        self._keys, self._device, self._certificate = load_secret(directory, db)
+        self._config: Config = decode_config(required(db, CONFIG_KEY))
+        self._links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
+        self._backends: dict[str, Backend] = {}
+        self._runtime: Runtime | None = None
+        self._group: Group | None = None
+        self._closed = False
+
+    # --- beginnings
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str] = ".", *, on_event: Listener = ignore) -> Workspace:
+        """Opens the workspace that `directory` lies in. `WorkspaceError` if it lies in none."""
+        start = Path(directory).absolute()
+        for folder in (start, *start.parents):
+            if (folder / STATE_DIR / DB_FILE).is_file():
+                return cls._open_at(folder, on_event)
+        raise WorkspaceError(
+            f"{start} is not in a MetaSync workspace",
+            next_step="`metasync init` makes one here; `metasync clone` brings one here.",
+        )
+
+    @classmethod
+    def _open_at(cls, folder: Path, on_event: Listener) -> Workspace:
+        db = LocalDb.open(folder / STATE_DIR / DB_FILE)
+        try:
+            return cls(folder, db, on_event)
+        except BaseException:
+            db.close()
+            raise
+
+    @classmethod
+    def init(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        name: str,
+        backends: Sequence[str],
+        passphrase: str,
+        replicas: int | None = None,
+        encryption: bool = True,
+        device_name: str | None = None,
+        on_event: Listener = ignore,
+        kdf: Cost = COST,
+    ) -> InitReport:
+        """Makes `directory` a workspace called `name` on the backends at these URLs. Nothing is pushed yet.
+
+        `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
+        slot costs; lower it in tests only. `UsageError`, `WorkspaceError` if the folder or the name is taken,
+        `BackendError` if a backend does not take part.
+        """
+        folder = new_folder(directory, name)
+        if not passphrase.strip():
+            raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
+        urls = ways.parsed_urls(backends)
+        copies = replicas if replicas is not None else min(DEFAULT_COPIES, len(urls))
+        if copies > len(urls):
+            raise UsageError(
+                f"{copies} copies need {copies} backends, and there {'is' if len(urls) == 1 else 'are'} {len(urls)}",
+                next_step="Add backends, or lower --replicas.",
+            )
+        with contextlib.ExitStack() as stack:
+            opened = {
+                n: stack.enter_context(contextlib.closing(ways.opened(n, u, create=True))) for n, u in urls.items()
+            }
+            new = [ways.new_backend(n, urls[n], b, on_event) for n, b in opened.items()]
+            ways.refuse_twins(new)
+            runtime = stack.enter_context(ways.bare_runtime(opened))
+            if join.search(sorted(opened), name, passphrase, runtime.run).secret is not None:
+                raise WorkspaceError(
+                    f"a workspace named {name!r} is there already, and this passphrase opens it",
+                    next_step="`metasync clone` brings it here; or choose another name.",
+                )
+            folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
+            inner = stack.enter_context(ways.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()}))
+            made = found(
+                new,
+                name=name,
+                passphrase=passphrase,
+                copies=copies,
+                encrypted=encryption,
+                device_name=device_name or ways.default_device_name(),
+                entropy=os.urandom,
+                run=inner.run,
+                cost=kdf,
+            )
+            links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
+        write_local(
+            folder, name, made.keys, made.device, made.certificate, made.config, made.devices, links, made.state
+        )
+        workspace = cls._open_at(folder, on_event)
+        return InitReport(
+            str(folder), name, tuple(sorted(links)), reporting.survives(made.config), made.recovery_phrase, workspace
+        )
+
+    @classmethod
+    def clone(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        name: str,
+        backends: Sequence[str],
+        passphrase: str,
+        expect: str | None = None,
+        device_name: str | None = None,
+        on_event: Listener = ignore,
+    ) -> CloneReport:
+        """Brings the workspace `name` into a new or empty folder, as a new device.
+
+        `expect`: refuse unless the newest version has this fingerprint (`status` shows it on another device). A clone
+        that was interrupted goes on when it is run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
+        """
+        folder = Path(directory).absolute()
+        if not is_unfinished(folder, name):
+            folder = new_folder(directory, name)
+            if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+                raise WorkspaceError(
+                    f"{folder} is not empty", next_step="Clone into a new folder, then move your files there."
+                )
+            cls._enrol(folder, name, backends, passphrase, device_name, expect, on_event)
+        workspace = cls._open_at(folder, on_event)
+        try:
+            return workspace._finish_clone()
+        except BaseException:
+            workspace.close()
+            raise
+
+    @classmethod
+    def _enrol(
+        cls,
+        folder: Path,
+        name: str,
+        backends: Sequence[str],
+        passphrase: str,
+        device_name: str | None,
+        expect: str | None,
+        on_event: Listener,
+    ) -> None:
+        """Finds the workspace, makes keys for this device, and writes the local state, still without files."""
+        urls = ways.parsed_urls(backends)
+        with contextlib.ExitStack() as stack:
+            opened: dict[str, Backend] = {}
+            for n, u in urls.items():
+                try:
+                    opened[n] = stack.enter_context(contextlib.closing(ways.opened(n, u, create=False)))
+                except BackendError as e:
+                    opened[n] = AbsentBackend(e)
+            runtime = stack.enter_context(ways.bare_runtime(opened))
+            out = join.search(sorted(opened), name, passphrase, runtime.run)
+            secret = join.require(out, name, sorted(opened))
+            keys, admin_private = join.open_rings(out, secret, runtime.run)
+            device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
+            certificate = device.certified(admin_private, keys.ns_id)
+            views = {n: Prefixed(opened[n], out.folders[n]) for n in out.folders}
+            inner = stack.enter_context(ways.bare_runtime(views))
+            start: Found = inner.run(bootstrap(keys, sorted(views)))
+            for n, why in sorted({**{n: e.message for n, e in out.failed.items()}, **start.problems}.items()):
+                on_event(Notice(f"{n}: {why}", warning=True))
+            names = _agreed_names(start, inner, sorted(views))
+            if expect is not None:
+                group = Group(
+                    keys, device, start.config, start.state.config, start.devices, start.state.devices,
+                    incarnation=os.urandom(INCARNATION_BYTES), links=start.links, certificate=certificate.encode(),
+                )  # fmt: skip
+                _check_expected(inner.run(group.get_recent(start.state)), expect)
+            links = {
+                agreed: Link(urls[n].location, out.folders[n], opened[n].identity().hex())
+                for n, agreed in names.items()
+            }
+        write_local(
+            folder, name, keys, device, certificate, start.config, start.devices, links, start.state, unfinished=True
+        )
+
+    # --- operations
+
+    def push(self, message: str = "", *, dry_run: bool = False) -> PushReport:
+        """Has what changed here agreed as a new version; merges first when others were faster.
+
+        Not retried: each call is a new version, if anything changed. Raises `NoQuorumError` when the outcome is not
+        known; the next push finds out.
+        """
+        with self._operation("push") as s:
+            if dry_run:
+                return pushing.preview(s, s.base())
+            found_again = s.settle_journal()
+            report = pushing.push(s, s.base(), s.newest(), message)
+            s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
+            return dataclasses.replace(report, found_again=report.found_again or found_again)
+
+    def pull(self, *, dry_run: bool = False) -> PullReport:
+        """Brings the folder up to the newest agreed version, merging with what changed here."""
+        with self._operation("pull") as s:
+            s.settle_journal()
+            return pulling.pull(s, s.base(), s.newest(), dry_run=dry_run)
+
+    def sync(self, message: str = "") -> tuple[PullReport, PushReport]:
+        """Pulls and pushes until both sides agree."""
+        pulled = self.pull()
+        pushed = self.push(message)
+        for _ in range(SYNC_ROUNDS_MAX):
+            if pushed.version is not None or pushed.pulled is None:
+                break
+            pushed = self.push(message)
+        return pulled, pushed
+
+    def status(self) -> Status:
+        """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
+        with self._session("status") as s:
+            return reporting.status(s, self.backends())
+
+    def log(self, *, limit: int | None = None) -> list[LogItem]:
+        """The agreed history, newest first, as of the newest version this device can learn of."""
+        with self._session("log") as s:
+            return history.log(s, s.newest(offline_ok=True), limit=limit)
+
+    def check(self, *, read_data: bool = False) -> CheckReport:
+        """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
+        with self._session("check") as s:
+            report = checking.check(s, s.newest(), read_data=read_data)
+            s.db.set(SHORT_KEY, b"%d" % report.short)
+            return report
+
+    def backends(self) -> list[BackendState]:
+        """The agreed backends, and how each fares as seen from this device now."""
+        with self._session("backends") as s:
+            return [self._backend_state(s, name) for name in sorted(b.name for b in self._config.backends)]
+
+    def link(self, name: str, url: str) -> BackendState:
+        """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
+        entry = self._config.named(name)
+        if entry is None:
+            names = ", ".join(sorted(b.name for b in self._config.backends))
+            raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
+        parsed = parse_url(url)
+        with self._locked("backend link"), contextlib.closing(ways.opened(name, parsed, create=False)) as backend:
+            folder = self._find_folder(name, backend)
+            self._links[name] = Link(parsed.location, folder, backend.identity().hex())
+            self._db.set(LINKS_KEY, encode_links(self._links))
+        self._disconnect()
+        with self._session("backend link") as s:
+            return self._backend_state(s, name)
+
+    # --- inside
+
+    def _finish_clone(self) -> CloneReport:
+        with self._operation("clone") as s:
+            newest = s.newest(offline_ok=True)
+            pulled = pulling.integrate(s, s.base(), newest)
+            voters = [e.name for e, _ in self._config.acceptors]
+            read_only = sum(n in self._links for n in voters) < self._config.quorum
+            if not read_only:
+                try:
+                    newest = s.enrol(newest)
+                except NoQuorumError as e:
+                    self.on_event(Notice(f"this device joins with its first push: {e.message}", warning=True))
+            tree = s.flat(newest)
+            return CloneReport(
+                directory=str(self.directory),
+                version=newest.state.v,
+                fingerprint=newest.state.fingerprint,
+                files=sum(e.kind is not Kind.DIR for e in tree.values()),
+                bytes=sum(e.size for e in tree.values()),
+                unlinked=tuple(sorted(e.name for e in self._config.backends if e.name not in self._links)),
+                read_only=read_only,
+                conflicts=pulled.conflicts,
+                down=dict(s.down),
+                workspace=self,
+            )
+
+    @contextlib.contextmanager
+    def _locked(self, what: str) -> Iterator[None]:
+        lock = WorkspaceLock(self.directory / STATE_DIR)
+        lock.acquire(f"metasync {what}", waiting=lambda who: self.on_event(Notice(f"waiting: the workspace is {who}")))
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _operation(self, what: str) -> Iterator[Session]:
+        """A session that may change things: under the lock, after finishing what an earlier process left."""
+        with self._locked(what), self._session(what) as s:
+            recovered = Checkout(s.db, s.tree).recover()
+            if recovered is not None:
+                self.on_event(Notice("finished a checkout that had been interrupted"))
+            for conflict in s.settle_replaced():
+                self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
+            if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
+                self.on_event(Notice("finishing a clone that had been interrupted"))
+                pulling.integrate(s, s.base(), s.newest())
+            yield s
+
+    @contextlib.contextmanager
+    def _session(self, what: str) -> Iterator[Session]:
+        if self._closed:
+            raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
+        with WorkTree(os.fsencode(self.directory)) as tree:
+            runtime, group = self._connect()
+            yield Session(
+                name=required(self._db, NAME_KEY).decode(),
+                tree=tree,
+                db=self._db,
+                runtime=runtime,
+                group=group,
+                keys=self._keys,
+                device=self._device,
+                certificate=self._certificate,
+                config=self._config,
+                chain_of=ways.chain_of,
+                names={e.backend_id: e.name for e in self._config.backends if e.name in self._links},
+                wall_ns=time.time_ns,
+                entropy=os.urandom,
+                listener=self.on_event,
+                down={n: b.why.message for n, b in self._backends.items() if isinstance(b, AbsentBackend)},
+            )
+
+    def _connect(self) -> tuple[Runtime, Group]:
+        """Opens this device's ways to the backends, once."""
+        if self._runtime is not None and self._group is not None:
+            return self._runtime, self._group
+        views: dict[str, Backend] = {}
+        for name, link in self._links.items():
+            backend: Backend
+            try:
+                backend = ways.opened(name, parse_url(link.url), create=False)
+                ways.check_identity(name, backend, link)
+            except BackendError as e:
+                backend = AbsentBackend(e)
+            self._backends[name] = backend
+            views[name] = backend if isinstance(backend, AbsentBackend) else Prefixed(backend, link.folder)
+        base = Session.stored_state(self._db)
+        self._runtime = Runtime(views, persist=self._db.set)
+        self._group = Group(
+            self._keys,
+            self._device,
+            self._config,
+            base.config,
+            Session.stored_devices(self._db, base, self._keys.ns_id),
+            base.devices,
+            incarnation=os.urandom(INCARNATION_BYTES),
+            links={a.acceptor_id: e.name for e, a in self._config.acceptors if e.name in self._links},
+            certificate=self._certificate.encode(),
+            memory=self._db.get(MEMORY_KEY) or b"",
+        )
+        return self._runtime, self._group
+
+    def _disconnect(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
+        for backend in self._backends.values():
+            backend.close()
+        self._backends = {}
+
+    def _find_folder(self, name: str, backend: Backend) -> str:
+        """The workspace's folder on a backend, by the births that the config knows."""
+        entry = self._config.named(name)
+        assert entry is not None
+        places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+        if entry.acceptor is not None:
+            places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+        for listed in backend.list(""):
+            if listed.size is not None:
+                continue
+            with contextlib.suppress(BackendError):
+                if all(
+                    birth_matches(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
+                    for i, birth in places
+                ):
+                    return listed.name
+        raise UsageError(
+            f"what is there is not the backend {name!r} of this workspace",
+            next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
+        )
+
+    def _backend_state(self, s: Session, name: str) -> BackendState:
+        entry = self._config.named(name)
+        assert entry is not None
+        link = self._links.get(name)
+        roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
+        free: int | None = None
+        state = "not linked"
+        if link is not None:
+            state = self._ask(s, name)
+            backend = self._backends[name]
+            if state == "ok" and isinstance(backend, TellsSpace):
+                with contextlib.suppress(BackendError):
+                    free = backend.space().free_bytes
+        url = link.url if link is not None else ""
+        return BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free)
+
+    def _ask(self, s: Session, name: str) -> str:
+        """`ok` if the backend answers and is the one that the config means; else why not."""
+        entry = self._config.named(name)
+        assert entry is not None
+        place, birth = entry.storage[-1].storage_id, entry.storage[-1].birth
+        if entry.acceptor is not None:
+            place, birth = entry.acceptor.acceptor_id, entry.acceptor.birth
+        reply = s.runtime.run(
+            each({name: Op(name, "get", birth_path(place), max_bytes=1024, timeout_s=ASK_TIMEOUT_S)})
+        )[name]
+        if reply.error is None:
+            return "ok" if birth_matches(reply.value, place, birth) else "replaced: not the store it was"
+        if isinstance(reply.error, UnreachableError):
+            return f"unreachable: {reply.error.message}"
+        return f"emptied or replaced: {reply.error.message}"
+
+    def close(self) -> None:
+        """Gives connections and files back. May be repeated."""
+        self._disconnect()
+        if not self._closed:
+            self._closed = True
+            self._db.close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _agreed_names(start: Found, runtime: Runtime, given: Sequence[str]) -> dict[str, str]:
+    """What the backends given to `clone` are called in the agreed config: voters by `bootstrap`, others by birth."""
+    names = {start.links[a.acceptor_id]: e.name for e, a in start.config.acceptors if a.acceptor_id in start.links}
+    for entry in start.config.backends:
+        if entry.acceptor is not None:
+            continue
+        place, birth = entry.storage[-1].storage_id, entry.storage[-1].birth
+        rest = [n for n in given if n not in names]
+        replies: Mapping[str, Reply] = runtime.run(
+            each({n: Op(n, "get", birth_path(place), max_bytes=1024, timeout_s=ASK_TIMEOUT_S) for n in rest})
+        )
+        for n, reply in replies.items():
+            if reply.error is None and birth_matches(reply.value, place, birth):
+                names[n] = entry.name
+    return names
+
+
+def _check_expected(state: State, expect: str) -> None:
+    """`WorkspaceError` unless the newest state has the fingerprint the user expects."""
+    if expect.replace("-", "").replace(" ", "").lower() != state.fingerprint.replace("-", "").lower():
+        raise WorkspaceError(
+            f"the newest version is {state.v} with fingerprint {state.fingerprint}, not {expect}",
+            next_step="Compare with `metasync status` on another device; a provider may be hiding versions.",
+        )
