@@ -56,7 +56,7 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
 def common(f: F) -> F:
     """Adds the options that every command takes."""
     for option in (
-        click.option("-C", "directory", metavar="DIR", expose_value=False, callback=_set("directory"),
+        click.option("-C", "work_in", metavar="DIR", expose_value=False, callback=_set("directory"),
                      help="Work in DIR instead of the current directory."),
         click.option("--json", is_flag=True, expose_value=False, callback=_set("json"),
                      help="Print one JSON document, errors too."),

@@ -99,8 +99,10 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
     pause = PAUSE_FIRST_S
     while True:
         left = max(deadline - (yield Now()), 0.0)
-        both = {"look": look_around(m, instance, left), "audit": _audit(m, instance, left)}
-        yield Gather(both if m.unaudited & instance.names.keys() else {"look": both["look"]})
+        branches = {"look": look_around(m, instance, left)}
+        if m.unaudited & instance.names.keys():
+            branches["audit"] = _audit(m, instance, left)
+        yield Gather(branches)
         for acceptor_id in m.rolled_back:
             instance.born.discard(acceptor_id)
         m.check_rollback(instance)
@@ -185,8 +187,7 @@ def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left
         if backend is None or acceptor_id in m.replaced:
             return False
         branches = {str(v): _slot_zero(m, instance, acceptor_id, backend, v) for v in versions}
-        if acceptor_id not in instance.born:  # what is absent counts only where the birth is right
-            branches["birth"] = read_birth(m, instance, acceptor_id)
+        branches["birth"] = read_birth(m, instance, acceptor_id)  # what is absent counts only where it is right
         got = yield Gather(branches)
         for v in versions:
             if isinstance(got[str(v)], SignedEntry):

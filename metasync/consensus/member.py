@@ -190,6 +190,7 @@ def check_config(config: Config) -> Config:
 
 def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """-> bool: the root is the one the config means. Notes it in `instance.born`, or why not in the standings."""
+    instance.born.discard(acceptor_id)
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return False
@@ -206,7 +207,6 @@ def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     else:
         why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
     m.replaced[acceptor_id] = why
-    instance.born.discard(acceptor_id)
     instance.vouched.discard(acceptor_id)
     m.judge(instance, acceptor_id)
     return False
@@ -225,28 +225,32 @@ def read_slot(m: Member, instance: Instance, acceptor_id: bytes, idx: int) -> Ta
     return reply.error if reply.error is not None else reply.value
 
 
-def read_on(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Reads a log from where it was read to, up to its end. -> Outcome `done` or `failed`.
+def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """Reads a log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
 
-    One request when nothing is new; entries that follow are read AHEAD at a time.
+    Two requests when nothing is new; entries that follow are read AHEAD at a time.
     """
     log = instance.logs[acceptor_id]
+    instance.ended.discard(acceptor_id)
     width = 1
     while log.usable:
-        first = log.next_idx
-        branches = {str(i): read_slot(m, instance, acceptor_id, first + i) for i in range(width)}
-        got: Mapping[str, Any] = yield Gather(branches)
+        branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
+        got: Mapping[str, Any] = yield Gather({"birth": read_birth(m, instance, acceptor_id), **branches})
         for i in range(width):
             found = got[str(i)]
             if isinstance(found, BackendError):
                 return m.fault(instance, acceptor_id, found)
             if found is None:
                 instance.ended.add(acceptor_id)
-                m.judge(instance, acceptor_id)
-                return Outcome("done")
+                break
             take_in(m, log, found)
             if not log.usable:
                 break
+        if not got["birth"]:
+            return Outcome("failed", "birth")
+        if acceptor_id in instance.ended:
+            m.judge(instance, acceptor_id)
+            return Outcome("done")
         width = AHEAD
     m.judge(instance, acceptor_id)
     return Outcome("failed", log.poison)
@@ -258,15 +262,6 @@ def take_in(m: Member, log: Log, data: bytes) -> None:
         m.remember_log(log)
 
 
-def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Birth and log of one acceptor, side by side. -> Outcome of `read_on`."""
-    got = yield Gather({"birth": read_birth(m, instance, acceptor_id), "log": read_on(m, instance, acceptor_id)})
-    outcome: Outcome = got["log"]
-    if not got["birth"]:
-        return Outcome("failed", "birth")
-    return outcome
-
-
 def append(
     m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: State | None, stale: Round
 ) -> Task:
@@ -275,36 +270,62 @@ def append(
     A create at the first index not read either succeeds, and then the log before it is known (Lemma A), or finds the
     slot taken, and then that entry is read and replayed and the next index tried. A reply that got lost is asked for
     again with the same bytes at the same index. PREPARE does not climb over foreign rounds above `stale`.
+
+    The birth object is read beside every create: a vote counts only where it is right, because a root that was wiped
+    accepts what it had promised not to (CONSENSUS 1.9, finding); and so does a promise, because a root that was wiped
+    has forgotten what it accepted, and another value would be chosen over it.
     """
     log = instance.logs[acceptor_id]
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
-    entry, data, unknown = None, b"", 0
+    entry, data, unknown, checked = None, b"", 0, False
     while True:
         outcome = _standing(m, log, kind, rnd, stale)
         if outcome is not None:
-            m.judge(instance, acceptor_id)
-            return outcome
+            if outcome.kind == "done" and not checked:
+                yield from read_birth(m, instance, acceptor_id)
+            return _vouched(m, instance, acceptor_id, outcome)
         if entry is None or entry.idx != log.next_idx:
             entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
             unknown = 0
-        before = yield Now()
-        reply: Reply = yield Op(backend, "create", m.place(log, entry.idx), data, timeout_s=OP_TIMEOUT_S)
+        create = _create(m, Op(backend, "create", m.place(log, entry.idx), data, timeout_s=OP_TIMEOUT_S))
+        got = yield Gather({"create": create, "birth": read_birth(m, instance, acceptor_id)})
+        reply: Reply = got["create"]
+        checked = True
         if reply.error is not None:
             unknown += 1
             if not reply.error.retryable or unknown >= CREATE_TRIES:
                 return m.fault(instance, acceptor_id, reply.error)
             yield Sleep(RETRY_FIRST_S * (1 << unknown))
-            continue
-        m.timed((yield Now()) - before)
-        if reply.value:
+        elif reply.value:
             log.append_own(entry, data)
             m.remember_log(log)
-            continue
-        error = yield from _read_taken(m, instance, acceptor_id)
-        if error is not None:
-            return m.fault(instance, acceptor_id, error)
+        else:
+            checked = False
+            error = yield from _read_taken(m, instance, acceptor_id)
+            if error is not None:
+                return m.fault(instance, acceptor_id, error)
+
+
+def _create(m: Member, op: Op) -> Task:
+    """-> Reply; takes the time."""
+    before = yield Now()
+    reply: Reply = yield op
+    if reply.error is None:
+        m.timed((yield Now()) - before)
+    return reply
+
+
+def _vouched(m: Member, instance: Instance, acceptor_id: bytes, outcome: Outcome) -> Outcome:
+    """An outcome `done` counts only with the right birth."""
+    m.judge(instance, acceptor_id)
+    if outcome.kind != "done":
+        return outcome
+    if acceptor_id not in instance.born:
+        return Outcome("failed", "birth")
+    instance.vouched.add(acceptor_id)
+    return outcome
 
 
 def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:

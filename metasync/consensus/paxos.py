@@ -32,7 +32,7 @@ from metasync.codec import Reader, u8
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Member, Outcome, append, look, read_birth
+from metasync.consensus.member import Member, append, look
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import STATE_BYTES, Change, State, decode_state, skip_version, successor
 from metasync.effects import Gather, Now, Persist, Random, Sleep, Task
@@ -185,8 +185,7 @@ class _Attempt:
         now = yield Now()
         branches: dict[str, Task] = {}
         for acceptor_id, name in i.names.items():
-            task = append(m, i, acceptor_id, kind, self.round, value, self.stale)
-            branches[name] = self._with_birth(acceptor_id, task)
+            branches[name] = append(m, i, acceptor_id, kind, self.round, value, self.stale)
         branches[_TIMER] = _timer(max(PHASE_LEAST_S, 4 * m.rtt_s))
 
         def until(results: Mapping[str, Any]) -> bool:
@@ -197,21 +196,6 @@ class _Attempt:
             return won or len(outcomes) == len(i.names) or hopeless or (contested and _TIMER in results)
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
-
-    def _with_birth(self, acceptor_id: bytes, task: Task) -> Task:
-        """A promise or vote counts only where the birth object was read beside it.
-
-        A vote, because a root that was wiped accepts what it had promised not to (CONSENSUS 1.9, finding); a promise,
-        because a root that was wiped has forgotten what it accepted, and another value would be chosen over it.
-        """
-        i = self.instance
-        i.born.discard(acceptor_id)
-        got = yield Gather({"birth": read_birth(self.m, i, acceptor_id), "append": task})
-        outcome: Outcome = got["append"]
-        if got["birth"]:
-            i.vouched.add(acceptor_id)
-            return outcome
-        return Outcome("failed", "birth") if outcome.kind == "done" else outcome
 
     def _lost(self, kind: Kind) -> Task:
         """After a phase without a quorum: go on at once, let a rival finish, or wait for acceptors to come back."""

@@ -48,7 +48,7 @@ class Contents:
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, bytes] = {}
-            self.fetch(missing, lambda located, data: got.__setitem__(located.id, bytes(data)))
+            self.fetch(missing, lambda objects: got.update((o.id, bytes(data)) for o, data in objects))
             if kind is not ObjectKind.BLOB:
                 self._cache.put_objects((i, int(kind), data) for i, data in got.items())
             out.update(got)
@@ -64,7 +64,7 @@ class Contents:
             return stop.value  # type: ignore[no-any-return]
 
     def fetch(self, ids: Iterable[bytes], deliver: Deliver) -> None:
-        """Gets objects from packs and delivers each once, verified, from worker threads, in no certain order."""
+        """Gets objects from packs and delivers them, verified, from worker threads, in no certain order."""
         plan = self.plan(ids)
         todo = iter(plan.values())
         running: set[Future[Any]] = set()

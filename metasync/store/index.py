@@ -33,6 +33,7 @@ FORMAT = 1
 TIER_SEGMENTS_MAX = 8
 TIER_BYTES_BASE = 4 << 10  # a one-file push makes a segment below this
 TIER_FACTOR = 8
+MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
 SEGMENT_OBJECTS_MAX = 500_000  # what a push puts into one segment: about 20 MiB
@@ -70,7 +71,7 @@ class PackRecord(NamedTuple):
 class IndexSegment:
     """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
 
-    __slots__ = ("_objects", "_offsets", "packs", "tombstones")
+    __slots__ = ("_asked", "_map", "_objects", "_offsets", "packs", "tombstones")
 
     def __init__(
         self, packs: tuple[PackRecord, ...], objects: bytes, tombstones: tuple[tuple[int, bytes], ...] = ()
@@ -79,6 +80,8 @@ class IndexSegment:
         self.tombstones = tombstones
         self._objects = objects
         self._offsets = range(0, len(objects), _OBJECT.size)
+        self._asked = 0
+        self._map: dict[bytes, int] | None = None
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -86,10 +89,21 @@ class IndexSegment:
     def _key(self, at: int) -> bytes:
         return self._objects[at : at + ID_BYTES]
 
+    def _first(self, object_id: bytes) -> int:
+        """The number of the first record at or after an id; past the end when no record has it, in the map's case."""
+        if self._map is None:
+            self._asked += 1
+            if self._asked * MAP_AFTER < len(self._offsets):
+                return bisect_left(self._offsets, object_id, key=self._key)
+            data = self._objects
+            firsts = reversed(self._offsets)
+            self._map = {data[at : at + ID_BYTES]: at // _OBJECT.size for at in firsts}
+        return self._map.get(object_id, len(self._offsets))
+
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every place this segment knows for an object."""
         out: list[tuple[PackRecord, Located]] = []
-        i = bisect_left(self._offsets, object_id, key=self._key)
+        i = self._first(object_id)
         while i < len(self._offsets) and self._key(self._offsets[i]) == object_id:
             out.append(self._at(self._offsets[i]))
             i += 1
@@ -144,7 +158,8 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     for s in segments:
         for record in s.packs:
             if (record.generation, record.name) not in dead:
-                keep[record.name, record.generation] = (record, [])
+                before = keep.get((record.name, record.generation))
+                keep[record.name, record.generation] = (record, before[1] if before else [])
         for record, located in s:
             if (record.generation, record.name) not in dead:
                 keep[record.name, record.generation][1].append(located)

@@ -27,7 +27,8 @@ GAP_BYTES_MAX = 64 << 10  # segments nearer than this are fetched with what lies
 OP_TIMEOUT_S = 30.0
 SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
 
-Deliver: TypeAlias = Callable[[Located, memoryview], None]
+Deliver: TypeAlias = Callable[[Sequence[tuple[Located, memoryview]]], None]
+"""Takes the objects of one segment, from a worker thread. Must copy what it keeps."""
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
 
 
@@ -218,12 +219,14 @@ def _opener(
             raise FormatError("is not the pack its name promises")
         at = packfile.offsets(record.segments)
         view = memoryview(data)
+        by_segment: dict[int, list[Located]] = {}
+        for w in wanted:
+            by_segment.setdefault(w.segment, []).append(w)
         for number in numbers:
             segment = record.segments[number]
             stored = bytes(view[at[number] - start : at[number] - start + segment.stored_bytes])
             raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
-            for located, piece in read_objects(raw, (w for w in wanted if w.segment == number), t.check):
-                deliver(located, piece)
+            deliver(list(read_objects(raw, by_segment[number], t.check)))
 
     return run
 

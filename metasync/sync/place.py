@@ -87,6 +87,7 @@ class Placer:
         for i, (_, new, _) in enumerate(changes):
             if new is not None and i not in self.left:
                 self.attempt(i, self.make_dir if new.kind is Kind.DIR else self.place)
+        self.save_strays()
         self.set_dir_modes()
         self.applied.written = len(self.seen) + len(self.touched) + len(self.made)
         return self.applied
@@ -155,7 +156,7 @@ class Placer:
                 continue
             except FileExistsError:
                 st = self.in_the_way(name, above)
-            sure = expected is not None and same_stat(expected, st)
+            sure = self.is_expected(i, expected, st)
             if stat_.S_ISDIR(st.st_mode):
                 # Not exchanged: moving a directory to another one needs rights in it that we may not have.
                 self.set_aside(change.path, name, above)
@@ -194,16 +195,25 @@ class Placer:
             # Not to be left: what lies at `temp` is the user's. The plan stays, and runs again.
             raise failed(self.tree, change.path, e) from e
 
-    def keep_old(self, i: int, name: bytes, fd: int) -> None:
-        """Moves a file from where it is to its place in `.metasync/replaced/`."""
+    def is_expected(self, i: int, expected: Row | None, st: os.stat_result) -> bool:
+        """Whether what stands at a path is what the scan saw."""
+        if expected is None or same_stat(expected, st):
+            return expected is not None
+        # An ended run may have linked it to its place among the replaced, which changed its ctime.
+        kept = _lstat(self.tree, self.kept_name(i), self.replaced) if self.again else None
+        return kept is not None and (kept.st_ino, kept.st_dev) == (st.st_ino, st.st_dev) and same_file(expected, st)
+
+    def keep_old(self, i: int, name: bytes, fd: int) -> bool:
+        """Moves a file from where it is to its place in `.metasync/replaced/`; False: by a copy, checked already."""
         disk, kept = self.disk, self.kept_name(i)
         try:
             try:
                 disk.rename_new(name, fd, kept, self.replaced)
             except FileExistsError:
-                # From a run that ended between two calls: another link to the same file, or a part of a copy of it.
-                disk.unlink(kept, self.replaced)
-                disk.rename_new(name, fd, kept, self.replaced)
+                here, there = disk.lstat(name, fd), disk.lstat(kept, self.replaced)
+                if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
+                    raise
+                disk.unlink(name, fd)  # two links to the same file, from a run that ended between two calls
         except OSError as e:
             if e.errno != errno.EXDEV:
                 raise
@@ -214,6 +224,20 @@ class Placer:
             if not _equal(st, disk.lstat(name, fd)):
                 raise _Left("changes while it is copied") from e
             disk.unlink(name, fd)
+            return False
+        return True
+
+    def save_strays(self) -> None:
+        """What was exchanged to `tmp` by an ended run, and whose path can't be reached any more, is still the user's."""
+        if not self.again:
+            return
+        for name in self.disk.names(self.tmp):
+            i = int(name)
+            try:
+                if self.disk.lstat(name, self.tmp).st_ino != self.inodes[i]:
+                    self.keep_old(i, name, self.tmp)
+            except OSError as e:
+                raise failed(self.tree, self.plan.changes[i].path, e) from e
 
     def replace(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
         """Where two names can't be exchanged: a link to the old file, then the new one over its name.
@@ -316,7 +340,7 @@ class Placer:
             return  # an earlier run has been here
         if is_dir and expected is not None and stat_.S_ISDIR(expected.mode):
             self.remove_dir(path, name, above, stays=new is None)
-        elif not is_dir and expected is not None and same_stat(expected, st):
+        elif not is_dir and self.is_expected(i, expected, st):
             self.put_away(i, change, name, above)
         elif new is None:
             raise _Left("changed here since: kept")
@@ -336,9 +360,9 @@ class Placer:
 
     def put_away(self, i: int, change: Change, name: bytes, above: int) -> None:
         """Moves the file at a path to the replaced ones, unless it turns out to have changed at that very moment."""
-        self.keep_old(i, name, above)
+        moved = self.keep_old(i, name, above)
         kept, expected = self.kept_name(i), change.expected
-        if expected is not None and _still(expected, self.disk.lstat(kept, self.replaced)):
+        if not moved or (expected is not None and same_file(expected, self.disk.lstat(kept, self.replaced))):
             return
         try:
             self.disk.rename_new(kept, self.replaced, name, above)
@@ -484,10 +508,3 @@ def _lstat(tree: WorkTree, name: bytes, fd: int) -> os.stat_result | None:
 def _equal(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_ino, a.st_size, a.st_mtime_ns, a.st_ctime_ns) == (b.st_ino, b.st_size, b.st_mtime_ns, b.st_ctime_ns)
 
-
-def _still(expected: Row, st: os.stat_result) -> bool:
-    """The same as `same_file`, but for what a copy from another file system can't keep."""
-    return same_file(expected, st) or (
-        st.st_dev != expected.dev
-        and (st.st_mode, st.st_size, st.st_mtime_ns) == (expected.mode, expected.size, expected.mtime_ns)
-    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import stat as stat_
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metasync.errors import DamagedError, WorkspaceError
@@ -232,16 +233,19 @@ def _deliver(s: Session, checkout: Checkout, entries: dict[bytes, Entry], plan: 
     small, parts = _where(remote, contents)
     total = sum(e.size for e in remote.values())
     done = 0
+    one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
     s.listener(Phase("download"))
 
-    def deliver(located: Located, data: memoryview) -> None:
+    def deliver(objects: Sequence[tuple[Located, memoryview]]) -> None:
         nonlocal done
-        for path in small.get(located.id, ()):
-            checkout.stage_whole(path, bytes(data))
-        for path, offset in parts.get(located.id, ()):
-            checkout.stage_part(path, offset, bytes(data))
-        done += located.length
-        s.listener(Progress("download", done, total, "B"))
+        with one_writer:
+            for located, data in objects:
+                for path in small.get(located.id, ()):
+                    checkout.stage_whole(path, data)
+                for path, offset in parts.get(located.id, ()):
+                    checkout.stage_part(path, offset, data)
+                done += located.length
+            s.listener(Progress("download", done, total, "B"))
 
     contents.fetch([*small, *parts], deliver)
     for path, entry in remote.items():

@@ -50,8 +50,8 @@ def row_of(entry: Entry, st: os.stat_result, *, trusted: bool) -> Row:
 
 
 def same_stat(row: Row, st: os.stat_result) -> bool:
-    """True when a file or symlink still is what the row saw: the same inode, unchanged since."""
-    return same_file(row, st) and st.st_ctime_ns == row.ctime_ns
+    """True when a path still is what the row saw: the same inode, unchanged since (of a directory: itself)."""
+    return same_file(row, st) and (st.st_ctime_ns == row.ctime_ns or stat_.S_ISDIR(row.mode))
 
 
 def same_file(row: Row, st: os.stat_result) -> bool:
@@ -60,8 +60,7 @@ def same_file(row: Row, st: os.stat_result) -> bool:
         st.st_ino == row.ino
         and st.st_dev == row.dev
         and st.st_mode == row.mode
-        and st.st_mtime_ns == row.mtime_ns
-        and st.st_size == row.size
+        and ((st.st_mtime_ns == row.mtime_ns and st.st_size == row.size) or stat_.S_ISDIR(row.mode))
     )
 
 

@@ -1,0 +1,65 @@
+"""The README's session and its library example are run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+
+
+def _block(language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert len(found) == 1, f"the README has one {language} block that is run"
+    return found[0]
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    scripts = Path(sys.executable).parent
+    return {**os.environ, "METASYNC_KEYRING": "off", "PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+
+def test_console_session(tmp_path: Path) -> None:
+    """Every command succeeds, and every line shown is printed by the command above it."""
+    script = ["set -eu"]
+    expected: list[list[str]] = []
+    for line in _block("console").splitlines():
+        if line.startswith("$ "):
+            script += [f"echo '@@{len(expected)}'", line[2:]]
+            expected.append([])
+        elif line:
+            expected[-1].append(line)
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=tmp_path,
+        env=_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    outputs = re.split(r"^@@\d+\n", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(outputs) == len(expected)
+    for output, lines in zip(outputs, expected, strict=True):
+        printed = output.splitlines()
+        for line in lines:
+            assert line in printed, f"{line!r} is not in {output!r}"
+
+
+def test_library_example(tmp_path: Path) -> None:
+    code = _block("python").replace("/tmp/metasync-readme", str(tmp_path / "stores"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["1 ['today.txt']", "['hello']"]
