@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from metasync.backends._base import Backend, BackendUrl, Probes
@@ -55,6 +57,17 @@ def parsed_urls(texts: Sequence[str]) -> dict[str, BackendUrl]:
             name, n = f"{base}-{n}", n + 1
         out[name] = url
     return out
+
+
+def refuse_inside(folder: Path, urls: Mapping[str, BackendUrl]) -> None:
+    """`UsageError` for a store inside the workspace itself: every push would push what the one before had stored."""
+    top = os.path.realpath(folder)
+    for name, url in urls.items():
+        if url.scheme == "file" and os.path.commonpath([top, os.path.realpath(url.path)]) == top:
+            raise UsageError(
+                f"the backend {name} ({url.path}) lies inside the workspace {folder}",
+                next_step="Name a folder outside of it, best on another disk.",
+            )
 
 
 def _plain(text: str) -> str:

@@ -26,7 +26,7 @@ from metasync.backends._wrap import Prefixed
 from metasync.config import Config, decode_config
 from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
 from metasync.effects import Op, Reply
-from metasync.errors import BackendError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
+from metasync.errors import BackendError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice, ignore
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.slots import COST, Cost
@@ -159,6 +159,7 @@ class Workspace:
         if not passphrase.strip():
             raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
         urls = ways.parsed_urls(backends)
+        ways.refuse_inside(folder, urls)
         copies = replicas if replicas is not None else min(DEFAULT_COPIES, len(urls))
         if copies > len(urls):
             raise UsageError(
@@ -329,7 +330,7 @@ class Workspace:
     def backends(self) -> list[BackendState]:
         """The agreed backends, and how each fares as seen from this device now."""
         with self._session("backends") as s:
-            return [self._backend_state(s, name) for name in sorted(b.name for b in self._config.backends)]
+            return self._backend_states(s, sorted(b.name for b in self._config.backends))
 
     def link(self, name: str, url: str) -> BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
@@ -338,13 +339,14 @@ class Workspace:
             names = ", ".join(sorted(b.name for b in self._config.backends))
             raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
         parsed = parse_url(url)
+        ways.refuse_inside(self.directory, {name: parsed})
         with self._locked("backend link"), contextlib.closing(ways.opened(name, parsed, create=False)) as backend:
             folder = self._find_folder(name, backend)
             self._links[name] = Link(parsed.location, folder, backend.identity().hex())
             self._db.set(LINKS_KEY, encode_links(self._links))
         self._disconnect()
         with self._session("backend link") as s:
-            return self._backend_state(s, name)
+            return self._backend_states(s, [name])[0]
 
     # --- inside
 
@@ -423,17 +425,12 @@ class Workspace:
     def _connect(self) -> tuple[Runtime, Group]:
         """Opens this device's ways to the backends, once."""
         if self._runtime is not None and self._group is not None:
+            for name in [n for n, b in self._backends.items() if isinstance(b, AbsentBackend)]:
+                view = self._way(name)  # it may be back by now
+                if not isinstance(view, AbsentBackend):
+                    self._runtime.add_backend(name, view)
             return self._runtime, self._group
-        views: dict[str, Backend] = {}
-        for name, link in self._links.items():
-            backend: Backend
-            try:
-                backend = ways.opened(name, parse_url(link.url), create=False)
-                ways.check_identity(name, backend, link)
-            except BackendError as e:
-                backend = AbsentBackend(e)
-            self._backends[name] = backend
-            views[name] = backend if isinstance(backend, AbsentBackend) else Prefixed(backend, link.folder)
+        views = {name: self._way(name) for name in self._links}
         base = Session.stored_state(self._db)
         self._runtime = Runtime(views, persist=self._db.set)
         self._group = Group(
@@ -449,6 +446,18 @@ class Workspace:
             memory=self._db.get(MEMORY_KEY) or b"",
         )
         return self._runtime, self._group
+
+    def _way(self, name: str) -> Backend:
+        """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
+        link = self._links[name]
+        try:
+            backend = ways.opened(name, parse_url(link.url), create=False)
+            ways.check_identity(name, backend, link)
+        except BackendError as e:
+            self._backends[name] = absent = AbsentBackend(e)
+            return absent
+        self._backends[name] = backend
+        return Prefixed(backend, link.folder)
 
     def _disconnect(self) -> None:
         runtime, self._runtime = self._runtime, None
@@ -479,37 +488,23 @@ class Workspace:
             next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
         )
 
-    def _backend_state(self, s: Session, name: str) -> BackendState:
-        entry = self._config.named(name)
-        assert entry is not None
-        link = self._links.get(name)
-        roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
-        free: int | None = None
-        state = "not linked"
-        if link is not None:
-            state = self._ask(s, name)
-            backend = self._backends[name]
+    def _backend_states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
+        """How backends fare; all are asked at once."""
+        states = s.check_places([n for n in names if n in self._links], timeout_s=ASK_TIMEOUT_S)
+        out = []
+        for name in names:
+            entry = self._config.named(name)
+            assert entry is not None
+            link, backend = self._links.get(name), self._backends.get(name)
+            roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
+            state = "not linked" if link is None else states.get(name, "ok")
+            free: int | None = None
             if state == "ok" and isinstance(backend, TellsSpace):
                 with contextlib.suppress(BackendError):
                     free = backend.space().free_bytes
-        url = link.url if link is not None else ""
-        return BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free)
-
-    def _ask(self, s: Session, name: str) -> str:
-        """`ok` if the backend answers and is the one that the config means; else why not."""
-        entry = self._config.named(name)
-        assert entry is not None
-        place, birth = entry.storage[-1].storage_id, entry.storage[-1].birth
-        if entry.acceptor is not None:
-            place, birth = entry.acceptor.acceptor_id, entry.acceptor.birth
-        reply = s.runtime.run(
-            each({name: Op(name, "get", birth_path(place), max_bytes=1024, timeout_s=ASK_TIMEOUT_S)})
-        )[name]
-        if reply.error is None:
-            return "ok" if birth_matches(reply.value, place, birth) else "replaced: not the store it was"
-        if isinstance(reply.error, UnreachableError):
-            return f"unreachable: {reply.error.message}"
-        return f"emptied or replaced: {reply.error.message}"
+            url = link.url if link is not None else ""
+            out.append(BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free))
+        return out
 
     def close(self) -> None:
         """Gives connections and files back. May be repeated."""

@@ -1,4 +1,4 @@
-"""The README's session and its library example are run as they stand."""
+"""The sessions in README and tutorial, and the README's library example, are run as they stand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+import pytest
+
+ROOT = Path(__file__).parent.parent
 
 
-def _block(language: str) -> str:
-    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    assert len(found) == 1, f"the README has one {language} block that is run"
-    return found[0]
+def _blocks(page: str, language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert found, f"{page} has {language} blocks that are run"
+    return "".join(found)
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
@@ -22,11 +24,12 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "METASYNC_KEYRING": "off", "PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-def test_console_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_console_session(tmp_path: Path, page: str) -> None:
     """Every command succeeds, and every line shown is printed by the command above it."""
     script = ["set -eu"]
     expected: list[list[str]] = []
-    for line in _block("console").splitlines():
+    for line in _blocks(page, "console").splitlines():
         if line.startswith("$ "):
             script += [f"echo '@@{len(expected)}'", line[2:]]
             expected.append([])
@@ -38,7 +41,7 @@ def test_console_session(tmp_path: Path) -> None:
         env=_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,14 +54,14 @@ def test_console_session(tmp_path: Path) -> None:
 
 
 def test_library_example(tmp_path: Path) -> None:
-    code = _block("python").replace("/tmp/metasync-readme", str(tmp_path / "stores"))
+    code = _blocks("README.md", "python").replace("/tmp/metasync-readme", str(tmp_path / "stores"))
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env=_environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

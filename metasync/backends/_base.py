@@ -103,7 +103,7 @@ class Probes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendUrl:
-    """A backend URL taken apart: what reaches the store, and what the workspace wants of it (shared/CLI.md).
+    """A backend URL taken apart: what reaches the store, and what the workspace wants of it.
 
     `location` keeps what identifies the store, without the `capacity`, `name` and `role` parameters.
     """

@@ -21,7 +21,15 @@ from metasync.consensus.member import check_config
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
 from metasync.consensus.states import State, genesis_state
 from metasync.effects import Gather, Op, Random, Reply, Task
-from metasync.errors import BackendError, DamagedError, ForkError, FormatError, NoQuorumError, NotFoundError
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    ForkError,
+    FormatError,
+    NoQuorumError,
+    NotFoundError,
+    UpgradeError,
+)
 from metasync.keys.chain import AdminChain
 from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceSet, decode_device_set
@@ -105,7 +113,7 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
     got = yield Gather({b: _roots(keys, b) for b in backends})
     roots: dict[bytes, tuple[str, State, SignedEntry | None]] = {}
     for backend, answer in got.items():
-        if isinstance(answer, BackendError):
+        if isinstance(answer, BackendError | UpgradeError):
             problems[backend] = answer.message
             continue
         for acceptor_id, genesis, hint in answer:
@@ -113,6 +121,9 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
         if not answer:
             problems[backend] = "holds no acceptor of this workspace"
     if not roots:
+        newer = next((answer for answer in got.values() if isinstance(answer, UpgradeError)), None)
+        if newer is not None:  # if others can be read, it is one backend's garbage
+            raise newer
         reasons = "; ".join(f"{b}: {why}" for b, why in sorted(problems.items()))
         if any(isinstance(answer, BackendError) for answer in got.values()) or not backends:
             raise NoQuorumError(f"no backend could be read ({reasons})", next_step="check the backends' URLs")
@@ -176,13 +187,13 @@ def _roots(keys: WorkspaceKeys, backend: str) -> Task:
         return reply.error
     names = [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]
     got = yield Gather({name: _root(keys, backend, bytes.fromhex(name)) for name in names})
-    errors = [root for root in got.values() if isinstance(root, BackendError)]
+    errors = [root for root in got.values() if isinstance(root, BackendError | UpgradeError)]
     good = [root for root in got.values() if isinstance(root, tuple)]
     return errors[0] if errors and not good else good
 
 
 def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
-    """-> (acceptor id, genesis, hint or None); None for something else; or the backend's error."""
+    """-> (acceptor id, genesis, hint or None); None for something else; or the error."""
     wanted = {
         "genesis": (genesis_path(acceptor_id), GENESIS_BYTES_MAX),
         "hint": (hint_path(acceptor_id), ENTRY_BYTES_MAX),
@@ -194,13 +205,15 @@ def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
         return None
     try:
         genesis = open_genesis(keys, got["genesis"], acceptor_id)
+    except UpgradeError as e:
+        return e
     except FormatError:
         return None
     hint = None
     if isinstance(got["hint"], bytes):
         try:
             hint = open_hint(keys, got["hint"], acceptor_id)
-        except FormatError:
+        except (FormatError, UpgradeError):
             hint = None  # anything but a good hint is ignored
     return acceptor_id, genesis, hint
 

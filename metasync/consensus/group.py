@@ -26,7 +26,7 @@ from metasync.consensus.meta import (
 from metasync.consensus.paxos import Journal, MakeValue, propose
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
 from metasync.effects import Gather, Op, Random, Reply, Task
-from metasync.errors import FormatError
+from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
@@ -224,7 +224,7 @@ class Group:
                 if data is not None:
                     try:
                         heads.append(open_head(self.member.keys, instance.devices, data, device_id))
-                    except FormatError:
+                    except (FormatError, UpgradeError):
                         continue  # a forged head is no head; `check` looks at backends, not at hints
             return max(heads, key=lambda h: h.v, default=None)
 

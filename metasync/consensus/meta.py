@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from metasync.consensus.states import Ref, State, decode_state
 from metasync.effects import Gather, Op, Reply, Sleep, Task
-from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError
+from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.ring import WorkspaceKeys
 
@@ -113,6 +113,7 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
     all answered and none holds it intact, `NoQuorumError` when some could not be asked.
     """
     failures: list[str] = []
+    newer: list[UpgradeError] = []
     answered = 0
 
     def one(turn: int, copy: Copy) -> Task:
@@ -129,6 +130,10 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
         answered += 1
         try:
             return copy.opened(reply.value)
+        except UpgradeError as e:  # or a byte that is wrong: another copy may be good
+            newer.append(e)
+            failures.append(f"{copy.backend}: {e.message}")
+            return None
         except FormatError as e:
             failures.append(f"{copy.backend}: {e.message}")
             return None
@@ -138,6 +143,8 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
     for found in results.values():
         if found is not None:
             return found
+    if newer:
+        raise newer[0]
     reasons = "; ".join(sorted(failures)) or "no backend is linked"
     if copies and answered == len(copies):
         raise DamagedError(f"{what} is on no backend ({reasons})", next_step="metasync check")

@@ -22,22 +22,20 @@ class SizeClass(NamedTuple):
     min_bytes: int
     average_bytes: int
     max_bytes: int
+    kind: Literal["cdc", "fixed"] = "cdc"
 
 
 class Chunker:
     """Cuts one file at a time. `whole_bytes_max`: files up to this size are one chunk."""
 
-    def __init__(
-        self, kind: Literal["cdc", "fixed"], whole_bytes_max: int, classes: Sequence[SizeClass], seed: int
-    ) -> None:
+    def __init__(self, whole_bytes_max: int, classes: Sequence[SizeClass], seed: int) -> None:
         if not classes or classes[-1].file_bytes_max is not None:
             raise ValueError("the last size class must take files of any size")
-        self.kind = kind
         self.whole_bytes_max = whole_bytes_max
         seed &= SEED_MAX
         self._classes = tuple(classes)
         self._cutters = [
-            FastCDC(c.average_bytes, min_size=c.min_bytes, max_size=c.max_bytes, seed=seed) if kind == "cdc" else None
+            FastCDC(c.average_bytes, min_size=c.min_bytes, max_size=c.max_bytes, seed=seed) if c.kind == "cdc" else None
             for c in classes
         ]
 

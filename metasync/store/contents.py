@@ -6,12 +6,12 @@ never: the working tree is the local store (D8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol, TypeVar
 
 from metasync.effects import Task
-from metasync.errors import DamagedError
+from metasync.errors import DamagedError, UnreachableError
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.objects.walk import Needs
@@ -64,30 +64,42 @@ class Contents:
             return stop.value  # type: ignore[no-any-return]
 
     def fetch(self, ids: Iterable[bytes], deliver: Deliver) -> None:
-        """Gets objects from packs and delivers them, verified, from worker threads, in no certain order."""
-        plan = self.plan(ids)
-        todo = iter(plan.values())
-        running: set[Future[Any]] = set()
+        """Gets objects from packs and delivers them, verified, from worker threads, in no certain order.
+
+        After a failure an object may be delivered twice. One whose pack is lost is taken from another that has it.
+        """
+        todo = list(self.plan(ids).values())[::-1]
+        lost: set[tuple[int, bytes]] = set()
+        running: dict[Future[Any], tuple[PackRecord, list[Located]]] = {}
         try:
-            while True:
-                for record, located in todo:
-                    running.add(self._start(self.transfer.fetch(record, located, deliver)))
-                    if len(running) >= PACKS_IN_FLIGHT:
-                        break
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
+            while todo or running:
+                while todo and len(running) < PACKS_IN_FLIGHT:
+                    record, located = todo.pop()
+                    running[self._start(self.transfer.fetch(record, located, deliver))] = (record, located)
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    future.result()
+                    record, located = running.pop(future)
+                    try:
+                        future.result()
+                    except (DamagedError, UnreachableError):
+                        lost.add((record.generation, record.name))
+                        if not all(self._places(o.id, lost) for o in located):
+                            raise
+                        todo += self.plan([o.id for o in located], lost).values()
         finally:
             for future in running:
                 future.cancel()
 
-    def plan(self, ids: Iterable[bytes]) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:
-        """Which packs to read, and what of each; packs that are needed anyway are preferred."""
+    def _places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
+        return [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]
+
+    def plan(
+        self, ids: Iterable[bytes], lost: Container[tuple[int, bytes]] = ()
+    ) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:
+        """Which packs to read, and what of each; packs that are needed anyway are preferred, `lost` ones left out."""
         plan: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]] = {}
         for object_id in dict.fromkeys(ids):
-            places = self.index.find(object_id)
+            places = self._places(object_id, lost)
             if not places:
                 raise DamagedError(
                     f"object {object_id.hex()[:16]} is in no pack that the agreed index names",

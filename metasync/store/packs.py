@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from metasync.errors import DamagedError, FormatError, UpgradeError
+from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
 from metasync.keys.ring import WorkspaceKeys
 from metasync.objects import packfile
@@ -289,12 +289,19 @@ def read_objects(
         yield item, data
 
 
-def index_of(packs: Mapping[bytes, bytes], form: PackFormat) -> dict[bytes, tuple[Header, Footer]]:
-    """What packs hold, from their bytes alone: the pack index is rebuilt from this. Damaged packs are left out."""
+def index_of(
+    packs: Mapping[bytes, bytes], form: PackFormat
+) -> tuple[dict[bytes, tuple[Header, Footer]], dict[bytes, MetaSyncError]]:
+    """What packs hold, from their bytes alone: the pack index is rebuilt from this.
+
+    Also those that could not be read, each with the reason: damaged, newer, or sealed with keys that are not ours.
+    A pack that a provider planted stops nothing.
+    """
     out: dict[bytes, tuple[Header, Footer]] = {}
+    left: dict[bytes, MetaSyncError] = {}
     for name, data in packs.items():
         try:
             out[name] = read_footer(data, name, form)
-        except FormatError:
-            continue
-    return out
+        except (FormatError, UpgradeError, WorkspaceError) as e:
+            left[name] = e
+    return out, left

@@ -69,7 +69,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
 
 def _check_meta(s: Session, agreed: Agreed, *, read_data: bool) -> tuple[CheckProblem, ...]:
     """The index, config and device set on every acceptor, and whether each is the one it should be."""
-    problems = [CheckProblem(name, b"", why) for name, why in sorted(s.standings().items())]
+    standings = {**s.check_places(sorted(s.names.values())), **s.standings()}
+    problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))

@@ -34,8 +34,8 @@ from contextlib import contextmanager, suppress
 from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import COPY_BYTES, CREATE_FLAGS, READ_FLAGS, WRITE_FLAGS, WorkTree, check_path, split
-from metasync.sync.place import MODES_KEY, Placer, failed
+from metasync.sync.fsio import COPY_BYTES, CREATE_FLAGS, READ_FLAGS, WRITE_FLAGS, WorkTree, check_path, failed, split
+from metasync.sync.place import MODES_KEY, Placer
 from metasync.sync.plan import Applied, Change, Plan, decode_plan, encode_plan
 from metasync.sync.rows import Row, row_of, same_stat, store_rows
 
@@ -78,6 +78,8 @@ class Checkout:
         if self.db.get(PLAN_KEY) is not None:
             raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
         by_path = {change.path: change for change in changes}
+        for path in self.db.unplaced().keys() & by_path.keys():
+            by_path[path] = _not_as_agreed(by_path[path])
         ordered = tuple(by_path[path] for path in sorted(by_path))
         first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
         root = self.tree.root_stat
@@ -98,7 +100,7 @@ class Checkout:
                 self._stage_here(i, change)
         return [ordered[i].path for i in sorted(self._awaited)]
 
-    def stage_whole(self, path: bytes, data: bytes) -> None:
+    def stage_whole(self, path: bytes, data: bytes | memoryview) -> None:
         """Delivers a file's whole content; from any thread, repeatable. `WorkspaceError`: wrong size, disk full."""
         i, entry = self._staged(path)
         if len(data) != entry.size:
@@ -107,7 +109,7 @@ class Checkout:
             self._write_whole(i, entry, data)
         self._awaited.discard(i)
 
-    def stage_part(self, path: bytes, offset: int, data: bytes) -> None:
+    def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
         """Delivers a piece of a file's content, in any order, from any thread; then `finish`."""
         i, entry = self._staged(path)
         if offset < 0 or offset + len(data) > entry.size:
@@ -269,7 +271,7 @@ class Checkout:
             self.disk.utime(temp, tmp, entry.mtime_ns)
             self._inodes[i] = self.disk.lstat(temp, tmp).st_ino
 
-    def _write_whole(self, i: int, entry: Entry, data: bytes) -> None:
+    def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
         temp, tmp = b"%d" % i, self.tree.state_dir(b"tmp")
         try:
             fd = self.disk.open(temp, CREATE_FLAGS, tmp)
@@ -396,6 +398,14 @@ def _row_placed(
     row = row_of(new, seen, trusted=False)
     same = st is not None and same_stat(row, st)
     return row._replace(trusted=same and seen.st_mtime_ns < stamp_ns and seen.st_ctime_ns < stamp_ns)
+
+
+def _not_as_agreed(change: Change) -> Change:
+    """The change at a path whose row holds an agreed entry that was never placed: what is there is something else."""
+    if change.expected is None:
+        return change
+    unknown = change.expected.entry._replace(content=b"", root=b"")
+    return change._replace(expected=change.expected._replace(entry=unknown))
 
 
 def _wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:

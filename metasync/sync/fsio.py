@@ -129,6 +129,13 @@ class Disk:
     def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
 
+    def look(self, name: bytes, dir_fd: int) -> os.stat_result | None:
+        """`lstat`, with None where nothing is."""
+        try:
+            return self.lstat(name, dir_fd)
+        except FileNotFoundError:
+            return None
+
     def fstat(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
@@ -393,3 +400,11 @@ class WorkTree:
                 disk.close(target)
         finally:
             disk.close(source)
+
+
+def failed(tree: WorkTree, path: bytes, cause: OSError) -> WorkspaceError:
+    """The error for a disk that stops a checkout half-way."""
+    return WorkspaceError(
+        f"Bringing {os.fsdecode(path)} into {os.fsdecode(tree.root)} failed: {cause.strerror or cause}.",
+        next_step="Nothing is lost: when the disk is well again (space, health), run again, and the rest is brought.",
+    )

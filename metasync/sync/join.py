@@ -132,6 +132,7 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
 def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys, bytes]:
     """The newest keys, and the admin's private key, from the keyrings on the backends found. `DamagedError` if none."""
     rings: dict[bytes, int] = {}
+    newer: UpgradeError | None = None
     for n, folder in sorted(out.folders.items()):
         reply = run(each({n: Op(n, "list", f"{folder}/keys")}))[n]
         names = [e.name for e in reply.value or () if _RING.fullmatch(e.name)]
@@ -142,13 +143,19 @@ def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys,
             if replies[path].error is None and sha256(data).hex() == path.rpartition("-")[2]:
                 try:
                     rings[data] = read_ring(data, secret.ns_id).epoch
+                except UpgradeError as e:
+                    newer = e
                 except FormatError:
                     continue
     for data in sorted(rings, key=lambda d: -rings[d]):
         try:
             return open_ring(data, secret.private, secret.ns_id), open_admin(data, secret.private, secret.ns_id)
+        except UpgradeError as e:
+            newer = e
         except (FormatError, PassphraseError):
             continue
+    if newer is not None:
+        raise newer
     raise DamagedError(
         "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
     )

@@ -8,11 +8,10 @@ import stat as stat_
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from metasync.errors import WorkspaceError
 from metasync.localdb import Conflict, State
 from metasync.objects.model import Kind
 from metasync.sync.absence import Noted
-from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, split
+from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
 from metasync.sync.merge import conflict_name
 from metasync.sync.plan import Applied, Change, Plan, decode_modes, encode_modes
 from metasync.sync.rows import Row, load_rows, same_file, same_stat
@@ -20,7 +19,6 @@ from metasync.sync.rows import Row, load_rows, same_file, same_stat
 MODES_KEY = "checkout.modes"
 COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
-TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
 
 # One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
 _LEFT = frozenset(
@@ -199,8 +197,8 @@ class Placer:
         """Whether what stands at a path is what the scan saw."""
         if expected is None or same_stat(expected, st):
             return expected is not None
-        # An ended run may have linked it to its place among the replaced, which changed its ctime.
-        kept = _lstat(self.tree, self.kept_name(i), self.replaced) if self.again else None
+        # An earlier try may have linked it to its place among the replaced, which changed its ctime.
+        kept = self.disk.look(self.kept_name(i), self.replaced)
         return kept is not None and (kept.st_ino, kept.st_dev) == (st.st_ino, st.st_dev) and same_file(expected, st)
 
     def keep_old(self, i: int, name: bytes, fd: int) -> bool:
@@ -228,7 +226,7 @@ class Placer:
         return True
 
     def save_strays(self) -> None:
-        """What was exchanged to `tmp` by an ended run, and whose path can't be reached any more, is still the user's."""
+        """Keeps what an ended run exchanged to `tmp`, where its path can't be reached any more: it is the user's."""
         if not self.again:
             return
         for name in self.disk.names(self.tmp):
@@ -273,9 +271,9 @@ class Placer:
     def is_placed(self, i: int, change: Change, name: bytes, above: int) -> bool:
         """Whether an earlier run gave the file its name; puts away what that run left behind."""
         temp, side = b"%d" % i, self.side_name(i)
-        staged = _lstat(self.tree, temp, self.tmp)
-        beside = _lstat(self.tree, side, above)
-        here = _lstat(self.tree, name, above)
+        staged = self.disk.look(temp, self.tmp)
+        beside = self.disk.look(side, above)
+        here = self.disk.look(name, above)
         if beside is not None and (staged is None or not self.tree.same_bytes(temp, self.tmp, side, above)):
             self.put_old(i, change, side, above, sure=True)
         elif staged is None:
@@ -298,7 +296,7 @@ class Placer:
         parent, name = split(change.path)
         above = self.tree.dir(parent)
         new, expected = change.new, change.expected
-        st = _lstat(self.tree, name, above)
+        st = self.disk.look(name, above)
         if new is None or expected is None or st is None:
             return  # deleted here since: the next scan finds it
         if not same_stat(expected, st) and not self.half_touched(change, st):
@@ -482,14 +480,6 @@ class Placer:
                     self.applied.unplaced.append(Noted(path, f"its mode could not be set: {e.strerror}"))
 
 
-def failed(tree: WorkTree, path: bytes, cause: OSError) -> WorkspaceError:
-    """The error for a disk that stops a checkout half-way."""
-    return WorkspaceError(
-        f"Bringing {os.fsdecode(path)} into {os.fsdecode(tree.root)} failed: {cause.strerror or cause}.",
-        next_step="Nothing is lost: when the disk is well again (space, health), run again, and the rest is brought.",
-    )
-
-
 def _down_to(directory: bytes) -> list[bytes]:
     """The root and all directories down to this one."""
     out = [directory]
@@ -498,13 +488,5 @@ def _down_to(directory: bytes) -> list[bytes]:
     return out[::-1]
 
 
-def _lstat(tree: WorkTree, name: bytes, fd: int) -> os.stat_result | None:
-    try:
-        return tree.disk.lstat(name, fd)
-    except FileNotFoundError:
-        return None
-
-
 def _equal(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_ino, a.st_size, a.st_mtime_ns, a.st_ctime_ns) == (b.st_ino, b.st_size, b.st_mtime_ns, b.st_ctime_ns)
-

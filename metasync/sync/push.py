@@ -71,9 +71,13 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
     journal = s.db.get(JOURNAL_KEY)
     pending = decode_journal(journal).op_id if journal is not None else None
     a = _Attempts(s.entropy(OP_ID_BYTES), message, pending)
+    s.leave_out(s.check_places(sorted(s.names.values())))  # a store that was emptied would take packs as if it were new
     for _ in range(ATTEMPTS_MAX):
         if newest.state.hash != base.state.hash:
-            if newest.state.master != base.state.master:
+            if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
+                s.adopt(newest.state)
+                a.found_again = newest.state.v
+            elif newest.state.master != base.state.master:
                 a.pulls.append(integrate(s, base, newest))
             else:
                 s.db.set(BASE_KEY, newest.state.encode())
@@ -144,8 +148,6 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     _store_scan(s, seen, drop_deleted=())  # true of the disk whatever comes, and needed if we crash before the report
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
     if not decided.mine:
-        if decided.state.op_id == a.pending:
-            a.found_again = decided.state.v
         return s.load(decided.state)
     with s.db.transaction():
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])

@@ -44,12 +44,12 @@ def settle(
         return []
     tree.forget()
     cursor = int.from_bytes(db.get(CURSOR_KEY) or b"\0", "big")
-    ordered = [r for r in records if r.n > cursor] + [r for r in records if r.n <= cursor]
+    ordered = [r for r in records if r.n >= cursor] + [r for r in records if r.n < cursor]
     work = _Settling(tree, db, now_ns, known, hash_file, version)
     for record in ordered[:SETTLE_FILES_MAX]:
         if work.bytes_hashed >= SETTLE_BYTES_MAX:
             break
-        cursor = record.n
+        cursor = record.n + 1
         work.look(record)
     gone = set(work.gone)
     with db.transaction():

@@ -24,6 +24,8 @@ from metasync.consensus import (
     Ref,
     Standing,
     State,
+    birth_matches,
+    birth_path,
     decode_journal,
     decode_state,
 )
@@ -57,6 +59,8 @@ KEPT_KEY: Final = "kept"  # ids of staged snapshots that the next push names as 
 MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
+PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
+BIRTH_ANSWER_MAX: Final = 1024
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
 
 
@@ -106,15 +110,13 @@ class Session:
     @cached_property
     def chunker(self) -> Chunker:
         c = self.config
-        return Chunker(
-            c.chunking[0].kind,
-            c.whole_bytes,
-            [
-                SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum)
-                for k in c.chunking
-            ],
-            int.from_bytes(self.keys.chunk_seed[:8], "big"),
-        )
+        classes = [
+            SizeClass(
+                None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind
+            )
+            for k in c.chunking
+        ]
+        return Chunker(c.whole_bytes, classes, int.from_bytes(self.keys.chunk_seed[:8], "big"))
 
     @cached_property
     def form(self) -> PackFormat:
@@ -289,14 +291,21 @@ class Session:
         if latest.v < journal.v:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
         agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
-        with self.db.transaction():
-            if agreed and journal.base.hash == self.base_state().hash:
-                # the agreed tree is what stood here then: what changed since is a change on top of it
-                state: State = self.runtime.run(self.group.state_at(latest, journal.v))
-                self.db.set(BASE_KEY, state.encode())
-                self.drop_kept()
+        if agreed and journal.base.hash == self.base_state().hash:
+            self.adopt(self.runtime.run(self.group.state_at(latest, journal.v)))
+        else:
             self.db.set(JOURNAL_KEY, None)
         return journal.v if agreed else None
+
+    def adopt(self, state: State) -> None:
+        """Takes an own push that had been agreed unnoticed as what the folder is at.
+
+        The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
+        """
+        with self.db.transaction():
+            self.db.set(BASE_KEY, state.encode())
+            self.db.set(JOURNAL_KEY, None)
+            self.drop_kept()
 
     def drop_kept(self) -> None:
         """Forgets what merges had staged: an agreed version holds it now."""
@@ -344,6 +353,39 @@ class Session:
             tree = self.flat(agreed, contents)
             self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
         return self._known_contents[1]
+
+    def check_places(self, names: Sequence[str], *, timeout_s: float = PLACES_TIMEOUT_S) -> dict[str, str]:
+        """Which of these backends are not, or not reachably, the stores that the config means: name -> why."""
+        births: dict[str, tuple[bytes, bytes]] = {}
+        for entry in self.config.backends:
+            if entry.name in names:
+                for place, birth in [(s.storage_id, s.birth) for s in entry.storage[-1:]] + (
+                    [(entry.acceptor.acceptor_id, entry.acceptor.birth)] if entry.acceptor is not None else []
+                ):
+                    births[f"{entry.name} {place.hex()}"] = (place, birth)
+        asked = {
+            key: _one(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
+            for key, (place, _) in births.items()
+        }
+        replies: dict[str, Reply] = self.runtime.run(_together(asked))
+        out: dict[str, str] = {}
+        for key, (place, birth) in births.items():
+            reply, name = replies[key], key.split()[0]
+            if isinstance(reply.error, UnreachableError):
+                out.setdefault(name, f"unreachable: {reply.error.message}")
+            elif isinstance(reply.error, NotFoundError):
+                out[name] = f"emptied or replaced: {reply.error.message}"
+            elif reply.error is not None:
+                out.setdefault(name, reply.error.message)
+            elif not birth_matches(reply.value, place, birth):
+                out[name] = "replaced: not the store it was"
+        return out
+
+    def leave_out(self, places: Mapping[str, str]) -> None:
+        """From here on this session neither writes packs to these backends nor reads any there: name -> why."""
+        for name, why in places.items():
+            self.down.setdefault(name, why)
+            self.transfer.down.setdefault(name, UnreachableError(f"{name}: {why}"))
 
     def standings(self) -> dict[str, str]:
         """Backends that vote and are not well, with the reason; asks all of them."""

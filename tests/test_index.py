@@ -1,0 +1,418 @@
+"""`metasync.store.index`: finds what packs hold, forgets what was dropped, and costs a push what the push is worth."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import pytest
+import zstandard
+from content_kit import blob, digest, noise, pack_all, pack_format, refuses
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasync.codec import u32
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects import packfile
+from metasync.objects.model import ObjectKind
+from metasync.objects.packfile import HEADER_BYTES, Header, Located, Segment
+from metasync.store import index
+from metasync.store.index import (
+    MERGED_BYTES_MAX,
+    TIER_BYTES_BASE,
+    TIER_FACTOR,
+    TIER_SEGMENTS_MAX,
+    Index,
+    IndexRoot,
+    IndexSegment,
+    PackRecord,
+    Ref,
+    RootItem,
+    crowded,
+    decode_root,
+    decode_segment,
+    encode_root,
+    encode_segment,
+    make_segment,
+    make_segments,
+    merge,
+)
+from metasync.store.packs import index_of
+
+HEADER = packfile.encode_header(Header(0, 1, digest(0)))
+
+
+def pack(n: int, objects: int = 3, generation: int = 1) -> tuple[PackRecord, list[Located]]:
+    """A pack of `objects` blobs whose ids depend on n."""
+    segment = Segment(100 * objects, 200 * objects, digest(n))
+    record = PackRecord(digest(-n - 1), generation, HEADER_BYTES + 100 * objects + 50, HEADER, (segment,))
+    return record, [Located(ObjectKind.BLOB, digest(n * 10_000 + i), 0, i * 10, 10) for i in range(objects)]
+
+
+def stone(record: PackRecord) -> tuple[int, bytes]:
+    return record.generation, record.name
+
+
+records = st.integers(0, 30).map(lambda n: pack(n, n % 5))
+packs_lists = st.lists(records, max_size=6, unique_by=lambda p: p[0].name)
+stones = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9).map(digest)), max_size=4)
+
+
+@given(packs_lists, stones)
+def test_segment_round_trip(packs, tombstones):
+    s = make_segment(packs, tombstones)
+    back = decode_segment(encode_segment(s))
+    assert back.packs == s.packs
+    assert list(back) == list(s)
+    assert back.tombstones == s.tombstones == tuple(sorted(set(tombstones)))
+    assert encode_segment(back) == encode_segment(s)
+    for record, located in packs:
+        for o in located:
+            assert (record, o) in back.find(o.id)
+    assert back.find(digest(-77)) == []
+    assert len(back) == sum(len(located) for _, located in packs)
+
+
+@given(packs_lists, st.randoms(use_true_random=False))
+def test_segments_are_canonical(packs, rng):
+    shuffled = [(record, rng.sample(located, len(located))) for record, located in packs]
+    rng.shuffle(shuffled)
+    assert encode_segment(make_segment(shuffled)) == encode_segment(make_segment(packs))
+
+
+def test_an_object_listed_twice_is_kept_once():
+    record, located = pack(1)
+    assert encode_segment(make_segment([(record, located * 2)])) == encode_segment(make_segment([(record, located)]))
+
+
+def test_a_pack_listed_twice_is_our_own_mistake():
+    with pytest.raises(ValueError, match="listed twice"):
+        make_segment([pack(1), pack(1)])
+
+
+def test_all_fields_of_a_pack_survive():
+    record, located = pack(1)
+    record = record._replace(size_class=3, k=4, n=6, tags=((1, b"shards"), (9, b"hash")))
+    located = [o._replace(kind=ObjectKind.DIR, encoding=1) for o in located]
+    back = decode_segment(encode_segment(make_segment([(record, located)])))
+    assert back.packs == (record,)
+    assert [o for _, o in back] == sorted(located, key=lambda o: o.id)
+
+
+# --- what decoders refuse
+
+
+def packed(plain: bytes) -> bytes:
+    return b"\1" + zstandard.ZstdCompressor().compress(plain)
+
+
+def plain(s: IndexSegment) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(encode_segment(s)[1:])
+
+
+def decode_plain(data: bytes) -> IndexSegment:
+    return decode_segment(packed(data))
+
+
+def test_hostile_tables():
+    """Damage below the compression, where it hurts."""
+    record, located = pack(1)
+    full = make_segment([pack(2), (record._replace(tags=((1, b"x"),)), located)], [(1, digest(1)), (2, digest(2))])
+    refuses(decode_plain, [plain(full), plain(make_segment([pack(3, 1)])), plain(make_segment([]))], plain, cases=6000)
+
+
+def test_hostile_segments():
+    refuses(decode_segment, [encode_segment(make_segment([pack(i) for i in range(5)]))], checked=False)
+
+
+def test_newer_formats_ask_for_an_upgrade():
+    with pytest.raises(UpgradeError):
+        decode_segment(b"\2" + encode_segment(make_segment([]))[1:])
+    with pytest.raises(UpgradeError):
+        decode_root(b"\2" + encode_root(IndexRoot())[1:])
+
+
+def raw_segment(s: IndexSegment, records: bytes) -> IndexSegment:
+    return IndexSegment(s.packs, records, s.tombstones)
+
+
+RECORD, LOCATED = pack(1)
+ONE = make_segment([(RECORD, LOCATED)])
+ROWS = [ONE.raw_objects()[i : i + 49] for i in range(0, 3 * 49, 49)]
+
+
+def altered(row: bytes, at: int, value: int) -> bytes:
+    return row[:at] + bytes((value,)) + row[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (IndexSegment((RECORD, RECORD), b""), "packs out of order"),
+        (IndexSegment(tuple(sorted([RECORD, pack(2)[0]], reverse=True)), b""), "packs out of order"),
+        (raw_segment(ONE, ROWS[1] + ROWS[0]), "objects out of order"),
+        (raw_segment(ONE, ROWS[0] * 2), "objects out of order"),
+        (raw_segment(ONE, altered(ROWS[0], 32, 0)), "no known kind"),
+        (raw_segment(ONE, altered(ROWS[0], 32, 5)), "no known kind"),
+        (raw_segment(ONE, altered(ROWS[0], 36, 1)), "in no pack"),
+        (raw_segment(ONE, altered(ROWS[0], 40, 1)), "outside its segment"),
+        (raw_segment(ONE, altered(ROWS[0], 43, 255)), "outside its segment"),
+        (raw_segment(ONE, altered(ROWS[0], 47, 255)), "outside its segment"),
+        (IndexSegment((), b"", ((2, digest(1)), (1, digest(2)))), "tombstones out of order"),
+        (IndexSegment((), b"", ((1, digest(1)), (1, digest(1)))), "tombstones out of order"),
+        (IndexSegment((RECORD._replace(k=0),), b""), "impossible numbers"),
+        (IndexSegment((RECORD._replace(k=3, n=2),), b""), "impossible numbers"),
+        (IndexSegment((RECORD._replace(size=packfile.PACK_BYTES_MAX + 1),), b""), "impossible numbers"),
+        (IndexSegment((RECORD._replace(size=100),), b""), "beyond their pack"),
+        (IndexSegment((RECORD._replace(segments=(Segment(5, (64 << 20) + 1, digest(1)),)),), b""), "too large"),
+    ],
+)
+def test_impossible_segments_are_refused(bad, why):
+    with pytest.raises(FormatError, match=why):
+        decode_segment(encode_segment(bad))
+
+
+def test_huge_counts_allocate_nothing():
+    for data in (
+        u32(2**32 - 1) + bytes(500),
+        u32(0) + u32(2**32 - 1) + bytes(500),
+        u32(0) + u32(0) + u32(2**32 - 1) + bytes(500),
+        u32(1) + digest(1) + bytes(16) + HEADER + b"\0\1\1" + u32(2**16) + bytes(500),
+        u32(1) + digest(1) + bytes(16) + HEADER + b"\0\1\1" + u32(2**32 - 1) + bytes(500),
+    ):
+        with pytest.raises(FormatError):
+            decode_plain(data)
+
+
+def test_frames_that_lie_are_refused():
+    whole = encode_segment(make_segment([pack(1)]))
+    no_size = zstandard.ZstdCompressor().compressobj()
+    for bad in (
+        b"",
+        b"\1",
+        b"\0" + whole[1:],
+        whole[:-1],
+        whole + b"\0",
+        packed(b""),
+        b"\1" + no_size.compress(plain(make_segment([pack(1)]))) + no_size.flush(),
+        b"\1\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + bytes(100),
+    ):
+        with pytest.raises(FormatError):
+            decode_segment(bad)
+
+
+root_items = st.builds(
+    RootItem,
+    st.builds(Ref, st.integers(0, 2**64 - 1), st.binary(min_size=32, max_size=32)),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+)
+
+
+@given(st.lists(root_items, max_size=10).map(tuple), st.just(()) | st.just(((5, b"tag"),)))
+def test_root_round_trip(items, tags):
+    root = IndexRoot(items, tags)
+    assert decode_root(encode_root(root)) == root
+    assert encode_root(decode_root(encode_root(root))) == encode_root(root)
+
+
+def test_hostile_roots():
+    item = RootItem(Ref(3, digest(1)), 4096, 7, 2)
+    refuses(decode_root, [encode_root(IndexRoot()), encode_root(IndexRoot((item, item), ((1, b"x"),)))], encode_root)
+    with pytest.raises(FormatError, match="segments"):
+        decode_root(b"\1" + b"\xff" * 200)
+
+
+# --- finding
+
+
+def test_find_over_several_segments():
+    (a, a_objects), (b, b_objects) = pack(1), pack(2)
+    again = [o._replace(offset=o.offset + 30) for o in a_objects]
+    both = Index([make_segment([(a, a_objects)]), make_segment([(b, [*b_objects, *again])])])
+    assert both.find(a_objects[0].id) == [(b, again[0]), (a, a_objects[0])], "the newest first"
+    assert both.find(b_objects[2].id) == [(b, b_objects[2])]
+    assert a_objects[0].id in both
+    assert digest(-5) not in both
+    assert set(both.packs()) == {stone(a), stone(b)}
+    assert Index().find(digest(1)) == []
+
+
+def test_find_of_several_places_in_one_segment():
+    (a, a_objects), (b, b_objects) = pack(1), pack(2)
+    again = [o._replace(offset=o.offset + 30) for o in a_objects]
+    both = Index([make_segment([(a, a_objects), (b, [*b_objects, *again])])])
+    for o, other in zip(a_objects, again, strict=True):
+        assert set(both.find(o.id)) == {(a, o), (b, other)}
+
+
+def test_a_tombstone_drops_a_pack_wherever_it_lies():
+    (a, a_objects), (b, b_objects) = pack(1), pack(2)
+    again = [o._replace(offset=o.offset + 30) for o in a_objects]
+    first, second = make_segment([(a, a_objects)]), make_segment([(b, [*b_objects, *again])], [stone(a)])
+    for one in (Index([first, second]), Index([merge([first, second], final=True)])):
+        assert one.find(a_objects[0].id) == [(b, again[0])]
+        assert set(one.packs()) == {stone(b)}
+    other_generation = make_segment([], [(a.generation + 1, a.name)])
+    assert Index([first, other_generation]).find(a_objects[0].id), "generation and name together"
+
+
+@given(st.lists(packs_lists, max_size=4), st.lists(st.integers(0, 30), max_size=5))
+@settings(max_examples=60)
+def test_merging_changes_no_answer(lists, dropped):
+    segments = [make_segment(packs) for packs in lists]
+    segments.append(make_segment([], [(1, digest(-n - 1)) for n in dropped]))
+    before = Index(segments)
+    for after in (
+        Index([merge(segments, final=True)]),
+        Index([merge(segments, final=False)]),
+        Index([merge(segments[:2], final=False), *segments[2:]]),
+        Index([*segments[:1], merge(segments[1:], final=False)]),
+    ):
+        assert after.packs() == before.packs()
+        for _, located in (p for packs in lists for p in packs):
+            for o in located:
+                assert set(after.find(o.id)) == set(before.find(o.id))
+    assert not merge(segments, final=True).tombstones
+    assert len(merge(segments, final=True)) <= len(before)
+
+
+def test_a_pack_listed_in_two_segments_keeps_all_its_objects():
+    record, located = pack(1)
+    again = record._replace(tags=((1, b"newer"),))
+    merged = merge([make_segment([(record, located[:2])]), make_segment([(again, located[1:])])], final=True)
+    assert merged.packs == (again,), "the newer record"
+    assert [o for _, o in merged] == sorted(located, key=lambda o: o.id)
+
+
+def test_a_very_large_push_makes_several_segments(monkeypatch):
+    monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
+    packs = [pack(n, objects=4) for n in range(7)] + [pack(9, objects=15)]
+    segments = make_segments(packs)
+    assert [len(s) for s in segments] == [8, 8, 8, 4, 15]
+    assert Index(segments).packs() == Index([make_segment(packs)]).packs()
+    assert make_segments([]) == []
+    assert index.MERGED_BYTES_MAX > 500_000 * 50
+
+
+def test_a_tombstone_that_is_merged_too_early_would_raise_the_dead():
+    """Why `final` is for merges that leave no other segment with such a pack: the caller must know."""
+    (a, a_objects), (b, b_objects) = pack(1), pack(2)
+    old, new = make_segment([(a, a_objects)]), make_segment([(b, b_objects)], [stone(a)])
+    assert Index([old, merge([new], final=False)]).find(a_objects[0].id) == []
+    assert Index([old, merge([new], final=True)]).find(a_objects[0].id) != []
+
+
+def test_an_index_is_rebuilt_from_packs_alone():
+    form = pack_format()
+    sealed = pack_all([blob(noise(900, i) + b"text" * 50) for i in range(300)], form)
+
+    def entry(name: bytes, data: bytes, header: Header, footer: packfile.Footer) -> tuple[PackRecord, list[Located]]:
+        return PackRecord(name, 1, len(data), packfile.encode_header(header), footer.segments), list(footer.objects)
+
+    original = make_segment(entry(p.name, p.data, p.header, p.footer) for p in sealed)
+    stored = {p.name: p.data for p in reversed(sealed)}
+    rebuilt = make_segment(entry(n, stored[n], *held) for n, held in index_of(stored, form)[0].items())
+    assert encode_segment(rebuilt) == encode_segment(original)
+    assert decode_segment(encode_segment(original)).packs == rebuilt.packs
+
+
+# --- tiers
+
+
+def item(size: int, n: int = 0) -> RootItem:
+    return RootItem(Ref(0, digest(n)), size, 0, 0)
+
+
+def test_tiers_by_size():
+    sizes = [0, 1, TIER_BYTES_BASE, TIER_BYTES_BASE + 1, TIER_BYTES_BASE * TIER_FACTOR, TIER_BYTES_BASE * 64 + 1]
+    assert [item(s).tier for s in sizes] == [0, 0, 0, 1, 1, 3]
+
+
+def test_the_lowest_crowded_tier_is_merged_first():
+    small, large = [item(100, i) for i in range(9)], [item(10_000, i) for i in range(9)]
+    assert crowded(IndexRoot(tuple(small[:8] + large[:8]))) == ()
+    assert crowded(IndexRoot(tuple(large + small))) == tuple(small)
+    assert crowded(IndexRoot(tuple(large + small[:8]))) == tuple(large)
+
+
+def test_no_merge_grows_beyond_one_record():
+    fitting = [item(5 << 20, i) for i in range(9)]
+    assert crowded(IndexRoot(tuple(fitting))) == tuple(fitting)
+    huge = [item(6 << 20, i) for i in range(9)]
+    assert crowded(IndexRoot(tuple(huge))) == ()
+    assert crowded(IndexRoot((*huge, *(item(9, i) for i in range(9))))) == tuple(item(9, i) for i in range(9))
+    assert MERGED_BYTES_MAX + (MERGED_BYTES_MAX >> 2) < 1 << 26, "sealed records end at 64 MiB"
+
+
+class History:
+    """An index as pushes leave it: segments by hash, and what each push wrote."""
+
+    def __init__(self) -> None:
+        self.root = IndexRoot()
+        self.segments: dict[bytes, IndexSegment] = {}
+        self.serial = 0
+
+    def store(self, s: IndexSegment) -> RootItem:
+        self.serial += 1
+        data = encode_segment(s)
+        name = digest(-1_000_000 - self.serial)
+        self.segments[name] = s
+        return RootItem(Ref(0, name), len(data), len(s), len(s.packs))
+
+    def push(self, s: IndexSegment) -> int:
+        """Adds a segment and merges what is crowded, in one commit; returns the bytes of segments written."""
+        written = self.store(s)
+        self.root = IndexRoot((*self.root.items, written))
+        total = written.size
+        while many := crowded(self.root):
+            final = len(many) == len(self.root.items)
+            merged = self.store(merge([self.segments[i.ref.hash] for i in many], final=final))
+            self.root = IndexRoot((*(i for i in self.root.items if i not in many), merged))
+            total += merged.size
+        return total
+
+    def index(self) -> Index:
+        return Index([self.segments[i.ref.hash] for i in self.root.items])
+
+
+PUSHES = 2_000
+
+
+def test_two_thousand_small_pushes():
+    history = History()
+    written: list[int] = []
+    most_segments = 0
+    for n in range(PUSHES):
+        written.append(history.push(make_segment([pack(n, objects=5)])))
+        tiers = [i.tier for i in history.root.items]
+        assert max(map(tiers.count, tiers)) <= TIER_SEGMENTS_MAX
+        most_segments = max(most_segments, len(tiers))
+    size = sum(i.size for i in history.root.items)
+    own = [len(encode_segment(make_segment([pack(n, objects=5)]))) for n in range(1, PUSHES, 100)]
+    assert median(written) == pytest.approx(median(own), rel=0.02), "the usual push writes its own segment alone"
+    assert median(written[-200:]) == pytest.approx(median(written[:200]), rel=0.05), "however large the index is"
+    assert sum(written) <= 6 * size
+    assert most_segments <= 4 * TIER_SEGMENTS_MAX
+    assert len(encode_root(history.root)) < 4096
+    whole = history.index()
+    assert len(whole.packs()) == PUSHES
+    for n in range(0, PUSHES, 97):
+        record, located = pack(n, objects=5)
+        assert whole.find(located[3].id) == [(record, located[3])]
+
+
+def test_pushes_of_all_sizes_with_packs_dropped_on_the_way():
+    history, rng = History(), random.Random(4)
+    alive: dict[tuple[int, bytes], PackRecord] = {}
+    for n in range(400):
+        record, located = pack(n, objects=rng.choice((1, 5, 60, 400)))
+        dropped = [rng.choice(list(alive)) for _ in range(rng.randrange(3)) if len(alive) > 5]
+        history.push(make_segment([(record, located)], dropped))
+        alive[stone(record)] = record
+        for d in dropped:
+            alive.pop(d, None)
+        tiers = [i.tier for i in history.root.items]
+        assert max(map(tiers.count, tiers)) <= TIER_SEGMENTS_MAX
+    assert history.index().packs() == alive

@@ -1,0 +1,418 @@
+"""`metasync.store.transfer`: R copies up, any right copy down, and every wrong one named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from content_kit import IDS, FakeBackend, blob, digest, noise, pack_all, pack_format, run
+
+from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
+from metasync.objects import packfile
+from metasync.objects.packfile import Located
+from metasync.store.index import PackRecord
+from metasync.store.mapping import Target
+from metasync.store.placement import Placement
+from metasync.store.transfer import (
+    GAP_BYTES_MAX,
+    WHOLE_BYTES_MAX,
+    CopyState,
+    Place,
+    Transfer,
+    check_pack,
+    pack_path,
+)
+
+KIB = 1 << 10
+NAMES = ("a", "b", "c", "d")
+OLD, NEW = b"o" * 16, b"n" * 16
+COPIES = 2
+GENERATION = 3
+FORM = pack_format(segment_bytes=16 * KIB, pack_bytes=4 << 20)
+
+
+def backend_id(name: str) -> bytes:
+    return name.encode() * 16
+
+
+class World:
+    """Four backends, two copies of everything, one pack stored as `upload` stores it."""
+
+    def __init__(self, *, large: bool = False) -> None:
+        count = 40 if large else 5
+        self.chunks = [blob(noise(20 * KIB, i)) for i in range(count)]
+        (self.pack,) = pack_all(self.chunks, FORM)
+        assert (len(self.pack.data) > WHOLE_BYTES_MAX) == large
+        self.backends = {name: FakeBackend() for name in NAMES}
+        self.t = self.transfer()
+        p = self.pack
+        self.record = PackRecord(p.name, GENERATION, len(p.data), p.data[: packfile.HEADER_BYTES], p.footer.segments)
+        self.order = [place.name for place in self.t.order(p.name)]
+        self.first, self.second, self.third, self.fourth = (self.backends[n] for n in self.order)
+        self.path = pack_path(NEW, GENERATION, p.name)
+
+    def transfer(self, ids: tuple[bytes, ...] = (OLD, NEW)) -> Transfer:
+        placement = Placement([Target(backend_id(n), 1 << 40) for n in NAMES], copies=COPIES)
+        return Transfer(placement, {backend_id(n): Place(n, backend_id(n), ids) for n in NAMES}, FORM, IDS.of)
+
+    def upload(self) -> tuple[str, ...]:
+        return run(self.t.upload(self.pack, GENERATION), self.backends).holders
+
+    def stored(self) -> World:
+        self.upload()
+        self.t = self.transfer()
+        for b in self.backends.values():
+            b.calls.clear()
+        return self
+
+    def fetch(self, wanted: list[Located] | None = None) -> dict[bytes, bytes]:
+        got: dict[bytes, bytes] = {}
+
+        def deliver(objects: Sequence[tuple[Located, memoryview]]) -> None:
+            for located, data in objects:
+                assert IDS.of(located.kind, data) == located.id, "nothing unverified is ever delivered"
+                got[located.id] = bytes(data)
+
+        wanted = list(self.pack.footer.objects) if wanted is None else wanted
+        run(self.t.fetch(self.record, wanted, deliver), self.backends)
+        return got
+
+    def expected(self) -> dict[bytes, bytes]:
+        return {i: data for _, i, data in self.chunks}
+
+    def check(self, *, read_data: bool) -> tuple[list[CopyState], list[CopyState]]:
+        return run(check_pack(self.t, self.record, read_data=read_data), self.backends)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def large() -> World:
+    return World(large=True).stored()
+
+
+# --- up
+
+
+def test_copies_go_to_the_first_in_the_order(world):
+    stored = run(world.t.upload(world.pack, GENERATION), world.backends)
+    assert stored.holders == tuple(world.order[:COPIES])
+    assert stored.copies == COPIES
+    for name in NAMES:
+        objects = world.backends[name].objects
+        assert objects == ({world.path: world.pack.data} if name in stored.holders else {})
+
+
+def test_a_pack_lies_under_the_newest_storage_id_and_its_generation(world):
+    h = world.pack.name.hex()
+    assert world.path == f"{NEW.hex()}/packs/3/{h[:2]}/{h}"
+
+
+FULL_NOW = FullError("no space")
+AWAY = UnreachableError("no route")
+TRIES = {"full": 1, "unreachable": 2, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("full", FULL_NOW), ("unreachable", AWAY), ("refused", RefusedError("not yours"))]
+)
+def test_a_backend_that_cannot_take_it_is_passed_over(world, kind, error):
+    world.first.full = error
+    assert world.upload() == (world.order[1], world.order[2])
+    assert world.t.down == {world.order[0]: error}
+    assert len(world.first.calls) == TRIES[kind], "what may succeed later is tried once more"
+    world.upload()
+    assert len(world.first.calls) == TRIES[kind], "and not asked again in this session"
+
+
+def test_a_backend_that_stumbles_once_still_gets_its_copy(world):
+    real, failures = world.first.do, [BackendError("slow down")]
+
+    def do(op: object) -> object:
+        if failures:
+            raise failures.pop()
+        return real(op)
+
+    world.first.do = do
+    assert world.upload() == tuple(world.order[:COPIES])
+    assert world.t.down == {}
+
+
+def test_fewer_copies_are_told(world):
+    for b in (world.first, world.second, world.fourth):
+        b.full = AWAY
+    stored = run(world.t.upload(world.pack, GENERATION), world.backends)
+    assert stored.holders == (world.order[2],)
+    assert stored.copies == COPIES
+
+
+def test_no_place_at_all(world):
+    for b in world.backends.values():
+        b.full = FULL_NOW
+    with pytest.raises(FullError, match="every backend is full"):
+        world.upload()
+    world.t = world.transfer()
+    world.second.full = AWAY
+    with pytest.raises(UnreachableError, match="no route"):
+        world.upload()
+
+
+# --- down
+
+
+def test_all_objects_come_from_one_copy(world):
+    world.stored()
+    assert world.fetch() == world.expected()
+    assert sum(len(b.calls) for b in world.backends.values()) == 1
+    assert world.t.faults == []
+    assert set(world.t.reading.values()) == {0}
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:5000] + bytes((data[5000] ^ 1,)) + data[5001:]
+
+
+def other_pack(data: bytes) -> bytes:
+    (pack,) = pack_all([blob(noise(20 * KIB, 1000 + i)) for i in range(5)], FORM)
+    return pack.data
+
+
+WRONG: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "garbage": lambda data: noise(len(data), 9),
+    "garbage that is longer": lambda data: noise(len(data) + 1, 9),
+    "longer": lambda data: data + b"\0",
+    "cut short": lambda data: data[:-1],
+    "cut to the header": lambda data: data[:38],
+    "empty": lambda data: b"",
+    "a bit flipped": flipped,
+    "another pack": other_pack,
+}
+
+
+def spoil(b: FakeBackend, path: str, how: str) -> None:
+    new = WRONG[how](b.objects[path])
+    if new is None:
+        del b.objects[path]
+    else:
+        b.objects[path] = new
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["whole", "ranges"])
+@pytest.mark.parametrize("how", WRONG)
+def test_another_copy_serves_and_the_fault_is_named(how, large):
+    world = World(large=large).stored()
+    spoil(world.first, world.path, how)
+    wanted = [world.pack.footer.objects[0], world.pack.footer.objects[-1]] if large else None
+    expected = world.expected()
+    if wanted is not None:
+        expected = {o.id: expected[o.id] for o in wanted}
+    world.t.reading[world.order[1]] = 1  # the first is asked first
+    if large and how in ("longer", "cut short"):
+        assert world.fetch(wanted) == expected, "what was asked for is right"
+        return
+    assert world.fetch(wanted) == expected
+    (fault,) = world.t.faults
+    assert (fault.backend, fault.pack, fault.missing) == (world.order[0], world.pack.name, how == "missing")
+    assert fault.why
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_without_any_right_copy_data_are_damaged(world, how):
+    world.stored()
+    spoil(world.first, world.path, how)
+    spoil(world.second, world.path, how)
+    with pytest.raises(DamagedError, match="intact on no backend"):
+        world.fetch()
+    assert {f.backend for f in world.t.faults} == set(world.order[:COPIES]), "nobody else promised a copy"
+
+
+def test_a_copy_elsewhere_is_found(world):
+    """A pack that went to the next in the order while a backend was full."""
+    world.first.full = FULL_NOW
+    world.stored()
+    world.second.objects.clear()
+    assert world.fetch() == world.expected()
+    assert [(f.backend, f.missing) for f in world.t.faults] == [(n, True) for n in world.order[:2]]
+
+
+def test_an_unreachable_backend_is_asked_once(world):
+    world.stored()
+    world.first.broken = AWAY
+    world.t.reading[world.order[1]] = 1
+    assert world.fetch() == world.fetch() == world.expected()
+    assert len(world.first.calls) == 1
+    assert world.t.faults == [], "away is no fault of the copy"
+
+
+def test_a_full_backend_still_serves_what_it_has(world):
+    world.stored()
+    (more,) = pack_all([blob(noise(9000, 77 + i)) for i in range(3)], FORM)
+    for b in world.backends.values():
+        b.full = FULL_NOW
+    with pytest.raises(FullError):
+        run(world.t.upload(more, GENERATION), world.backends)
+    assert set(world.t.down) == set(NAMES)
+    assert world.fetch() == world.expected()
+    assert world.check(read_data=True)[0] == [CopyState(n, None) for n in world.order[:COPIES]]
+
+
+def test_holders_away_is_not_damage(world):
+    world.stored()
+    world.first.broken = world.second.broken = AWAY
+    with pytest.raises(UnreachableError, match="cannot be read now"):
+        world.fetch()
+    assert world.t.faults == [], "those who never promised a copy are not blamed"
+    with pytest.raises(UnreachableError):
+        world.fetch()
+
+
+def test_one_copy_wrong_and_the_other_away(world):
+    world.stored()
+    spoil(world.first, world.path, "garbage")
+    world.second.broken = AWAY
+    with pytest.raises(DamagedError, match=f"{world.order[1]} cannot be reached"):
+        world.fetch()
+
+
+def test_reads_spread_over_holders(world):
+    world.stored()
+    world.t.reading[world.order[0]] = 10
+    world.fetch()
+    world.t.reading[world.order[0]] = 0
+    world.t.reading[world.order[1]] = 10
+    world.fetch()
+    got = [len(world.backends[n].calls) for n in world.order]
+    assert got == [1, 1, 0, 0], "the one with less to do is asked"
+
+
+def test_older_storage_ids_are_asked_when_newer_ones_lack_it(world):
+    world.t = world.transfer((OLD,))
+    world.stored()
+    world.t = world.transfer((OLD, NEW))
+    assert world.fetch() == world.expected()
+    assert world.t.faults == []
+    assert world.check(read_data=False)[0] == [CopyState(n, None) for n in world.order[:COPIES]]
+
+
+def test_a_pack_of_another_format_is_no_damage(world):
+    world.stored()
+    world.record = world.record._replace(header=b"\2" + world.record.header[1:])
+    with pytest.raises(UpgradeError):
+        world.fetch()
+
+
+def test_a_swapped_index_entry_is_noticed(world):
+    """The pack is intact, and yet the object is not what its id says: the index was wrong, so no copy can help."""
+    world.stored()
+    wrong = world.pack.footer.objects[0]._replace(id=digest(5))
+    with pytest.raises(DamagedError, match="not what its id says"):
+        world.fetch([wrong])
+
+
+# --- how much is asked for
+
+
+def asked(world: World) -> list[tuple[int, int | None, int]]:
+    return [(c.offset, c.length, c.max_bytes) for n in world.order for c in world.backends[n].calls]
+
+
+def by_segment(world: World, *numbers: int) -> list[Located]:
+    return [o for o in world.pack.footer.objects if o.segment in numbers]
+
+
+def test_a_small_pack_is_fetched_whole(world):
+    world.stored()
+    world.fetch(by_segment(world, 2))
+    assert asked(world) == [(0, None, len(world.pack.data))]
+
+
+def test_one_segment_of_a_large_pack_is_one_range(large):
+    at = packfile.offsets(large.pack.footer.segments)
+    got = large.fetch(by_segment(large, 7))
+    assert len(got) == 1
+    n = large.pack.footer.segments[7].stored_bytes
+    assert asked(large) == [(at[7], n, n)]
+
+
+def test_near_segments_are_one_range_and_far_ones_two(large):
+    at = packfile.offsets(large.pack.footer.segments)
+    assert at[5] - at[3] < GAP_BYTES_MAX < at[30] - at[6]
+    assert len(large.fetch(by_segment(large, 2, 5, 30))) == 3
+    assert [(o, n) for o, n, _ in asked(large)] == [(at[2], at[6] - at[2]), (at[30], at[31] - at[30])]
+
+
+def test_most_of_a_large_pack_is_fetched_whole(large):
+    large.fetch(by_segment(large, *range(0, 40, 2), 1))
+    assert asked(large) == [(0, None, len(large.pack.data))]
+
+
+def test_small_objects_of_one_segment_cost_one_request():
+    world = World()
+    world.chunks = [blob(noise(100, i)) for i in range(50)]
+    (world.pack,) = pack_all(world.chunks, FORM)
+    p = world.pack
+    world.record = PackRecord(p.name, GENERATION, len(p.data), p.data[:38], p.footer.segments)
+    world.stored()
+    assert world.fetch() == world.expected()
+    assert sum(len(b.calls) for b in world.backends.values()) == 1
+
+
+# --- check
+
+
+@pytest.mark.parametrize("read_data", [False, True])
+def test_check_finds_all_well(world, read_data):
+    world.stored()
+    assert world.check(read_data=read_data) == ([CopyState(n, None) for n in world.order[:COPIES]], [])
+    kinds = {c.kind for b in world.backends.values() for c in b.calls}
+    assert kinds == ({"get"} if read_data else {"stat"})
+    assert not world.third.calls, "others are asked only when something is wrong"
+
+
+@pytest.mark.parametrize("read_data", [False, True])
+@pytest.mark.parametrize("how", WRONG)
+def test_check_names_what_is_wrong(world, how, read_data):
+    world.stored()
+    spoil(world.first, world.path, how)
+    world.fourth.objects[world.path] = world.pack.data
+    states, elsewhere = world.check(read_data=read_data)
+    assert states[1] == CopyState(world.order[1], None)
+    if how in ("garbage", "a bit flipped", "another pack") and not read_data:
+        assert states[0].problem is None, "sizes are right: only reading the data shows it"
+        return
+    assert states[0].problem is not None
+    assert states[0].missing == (how == "missing")
+    if how == "missing":
+        assert states[0].problem == "missing"
+    assert elsewhere == [CopyState(world.order[3], None)], "a copy found elsewhere in its stead"
+
+
+@pytest.mark.parametrize("read_data", [False, True])
+def test_check_of_what_cannot_be_reached(world, read_data):
+    world.stored()
+    world.second.broken = AWAY
+    states, elsewhere = world.check(read_data=read_data)
+    assert states[0].problem is None
+    assert states[1].problem == "cannot be reached: no route"
+    assert not states[1].missing
+    world.check(read_data=read_data)
+    assert len(world.second.calls) == 1, "asked once in a session"
+    assert elsewhere == []
+
+
+def test_check_of_what_is_refused(world):
+    world.stored()
+    world.first.broken = RefusedError("not yours")
+    states, _ = world.check(read_data=True)
+    assert states[0] == CopyState(world.order[0], "not yours", False)
+
+
+def test_check_prefers_a_right_old_copy_to_a_wrong_new_one(world):
+    world.stored()
+    world.first.objects[pack_path(OLD, GENERATION, world.pack.name)] = world.pack.data
+    spoil(world.first, world.path, "a bit flipped")
+    assert world.check(read_data=True)[0][0] == CopyState(world.order[0], None)

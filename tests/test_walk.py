@@ -1,0 +1,212 @@
+"""`metasync.objects.walk`: trees from objects and back, one round of requests per level, hostile nodes refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from content_kit import IDS, NoSuchObject, digest, file_entry, mutated, walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects import directory, file
+from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
+from metasync.objects.walk import Tree, build, chunks, diff, flatten
+
+DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
+LINK = Entry(Kind.SYMLINK, 0, 9, 6, b"target")
+
+
+def grow(paths: dict[bytes, Entry]) -> Tree:
+    """A flat tree with the directories that the paths need."""
+    tree: Tree = {}
+    for path, entry in paths.items():
+        parent, _, _ = path.rpartition(b"/")
+        while parent:
+            tree[parent] = DIR
+            parent = parent.rpartition(b"/")[0]
+        tree.setdefault(path, entry)
+    return {p: e for p, e in tree.items() if not any(tree.get(q) not in (None, DIR) for q in above(p))}
+
+
+def above(path: bytes) -> list[bytes]:
+    parts = path.split(b"/")
+    return [b"/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+parts = st.sampled_from([b"a", b"b", b"B", b"a.", b"a-", b"\xff", b"zz"])
+paths = st.lists(parts, min_size=1, max_size=4).map(b"/".join)
+leaf_entries = st.one_of(st.integers(0, 5).map(file_entry), st.just(LINK), st.just(DIR))
+trees = st.dictionaries(paths, leaf_entries, max_size=14).map(grow)
+
+
+@given(trees)
+def test_flatten_undoes_build(tree):
+    root, nodes = build(tree, IDS)
+    assert walk(flatten(root), nodes)[0] == tree
+    assert build(dict(reversed(tree.items())), IDS) == (root, nodes), "the order of insertion does not matter"
+
+
+@given(trees, trees)
+@settings(max_examples=200)
+def test_diff_is_the_difference(a, b):
+    (a_root, a_nodes), (b_root, b_nodes) = build(a, IDS), build(b, IDS)
+    got, _ = walk(diff(a_root, b_root), {**a_nodes, **b_nodes})
+    assert got == {p: (a.get(p), b.get(p)) for p in {*a, *b} if a.get(p) != b.get(p)}
+    assert (a_root == b_root) == (a == b), "one tree, one hash"
+
+
+def test_a_walk_costs_one_round_per_level():
+    tree = grow({b"d%d/e%d/f%d" % (i % 10, i % 7, i): file_entry(i) for i in range(500)})
+    root, nodes = build(tree, IDS)
+    _, rounds = walk(flatten(root), nodes)
+    assert rounds == [(ObjectKind.DIR, 1), (ObjectKind.DIR, 10), (ObjectKind.DIR, 70)]
+
+
+def test_diff_opens_only_what_differs():
+    tree = grow({b"d%d/e%d/f%d" % (i % 10, i % 7, i): file_entry(i) for i in range(500)})
+    root, nodes = build(tree, IDS)
+    root2, nodes2 = build({**tree, b"d3/e3/new": file_entry(9)}, IDS)
+    got, rounds = walk(diff(root, root2), {**nodes, **nodes2})
+    assert set(got) == {b"d3/e3/new"}
+    assert rounds == [(ObjectKind.DIR, 2)] * 3
+    assert walk(diff(root, root), {}) == ({}, [])
+
+
+def test_a_large_directory_is_walked_through_its_inner_nodes():
+    tree = {b"d": DIR} | {b"d/file-%06d" % i: file_entry(i) for i in range(5_000)}
+    root, nodes = build(tree, IDS)
+    got, rounds = walk(flatten(root), nodes)
+    assert got == tree
+    assert len(rounds) == 3
+    new_root, new_nodes = build({**tree, b"d/file-002500": file_entry(1)}, IDS)
+    got_diff, _ = walk(diff(root, new_root), {**nodes, **new_nodes})
+    assert set(got_diff) == {b"d/file-002500"}
+
+
+def test_the_same_directory_in_two_places_is_fetched_once():
+    tree = grow({b"%s/%d" % (d, i): file_entry(i) for d in (b"x", b"y") for i in range(3)})
+    root, nodes = build(tree, IDS)
+    assert len(nodes) == 2
+    got, rounds = walk(flatten(root), nodes)
+    assert got == tree
+    assert rounds == [(ObjectKind.DIR, 1), (ObjectKind.DIR, 1)]
+
+
+def file_nodes(n: int) -> tuple[bytes, dict[bytes, bytes], list[Chunk]]:
+    listed = [Chunk(digest(i), i + 1) for i in range(n)]
+    nodes = file.encode_file(digest(-1), listed, IDS)
+    return nodes[-1][0], dict(nodes), listed
+
+
+@pytest.mark.parametrize("n", [2, 1_500, 20_000])
+def test_chunks_of_files(n):
+    root, nodes, listed = file_nodes(n)
+    got, rounds = walk(chunks((root, root)), nodes)
+    assert got == {root: tuple(listed)}
+    assert len(rounds) == (1 if n < 1_600 else 2)
+
+
+# --- nodes that no encoder wrote, each with a right id: only a device of the workspace could have made them
+
+
+def inner(level: int, *children: tuple[bytes, bytes]) -> bytes:
+    items = b"".join(len(name).to_bytes(2, "big") + name + i for name, i in children)
+    return bytes((1, level)) + len(children).to_bytes(4, "big") + items
+
+
+def listing(*names: bytes) -> bytes:
+    return directory.encode_dir([(n, file_entry(1)) for n in names], IDS)[0][1]
+
+
+A, B = listing(b"a", b"b"), listing(b"c", b"d")
+HOSTILE_DIRS = {
+    "a root with one child": ({1: A}, inner(1, (b"a", digest(1))), "one child"),
+    "a leaf at level 2": ({1: A, 2: B}, inner(2, (b"a", digest(1)), (b"c", digest(2))), "wrong level"),
+    "leaves that overlap": (
+        {1: listing(b"a", b"c"), 2: B},
+        inner(1, (b"a", digest(1)), (b"c", digest(2))),
+        "leaves out of order",
+    ),
+    "a leaf that starts elsewhere": ({1: A, 2: B}, inner(1, (b"a", digest(1)), (b"b", digest(2))), "starts elsewhere"),
+    "an empty leaf": ({1: A, 2: listing()}, inner(1, (b"a", digest(1)), (b"c", digest(2))), "starts elsewhere"),
+    "an inner node that starts elsewhere": (
+        {1: A, 2: B, 3: inner(1, (b"a", digest(1))), 4: inner(1, (b"c", digest(2)))},
+        inner(2, (b"a", digest(3)), (b"b", digest(4))),
+        "starts elsewhere",
+    ),
+    "children at two levels": (
+        {1: A, 2: B, 3: inner(1, (b"a", digest(1)))},
+        inner(2, (b"a", digest(3)), (b"c", digest(2))),
+        "wrong level",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_DIRS)
+def test_hostile_directory_nodes(case):
+    nodes, root, why = HOSTILE_DIRS[case]
+    store = {digest(i): data for i, data in nodes.items()} | {digest(0): root}
+    with pytest.raises(FormatError, match=why):
+        walk(flatten(digest(0)), store)
+    with pytest.raises(FormatError, match=why):
+        walk(diff(digest(0), digest(1)), store)
+
+
+def part(level: int, content: bytes, *children: tuple[bytes, int]) -> bytes:
+    size = sum(n for _, n in children)
+    head = bytes((1, level)) + size.to_bytes(8, "big") + content + len(children).to_bytes(4, "big")
+    return head + b"".join(i + n.to_bytes(8, "big") for i, n in children)
+
+
+NONE = bytes(32)
+HOSTILE_FILES = {
+    "a child of another size": (
+        part(0, NONE, (digest(7), 4)),
+        part(1, digest(9), (digest(1), 5), (digest(1), 5)),
+        "what its parent says",
+    ),
+    "a child at the wrong level": (
+        part(0, NONE, (digest(7), 5)),
+        part(2, digest(9), (digest(1), 5), (digest(1), 5)),
+        "what its parent says",
+    ),
+    "a child with a content hash": (
+        part(0, digest(8), (digest(7), 2), (digest(7), 3)),
+        part(1, digest(9), (digest(1), 5), (digest(1), 5)),
+        "root's alone",
+    ),
+    "a root without a content hash": (
+        part(0, NONE, (digest(7), 5)),
+        part(1, NONE, (digest(1), 5), (digest(1), 5)),
+        "root's alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_FILES)
+def test_hostile_file_nodes(case):
+    child, root, why = HOSTILE_FILES[case]
+    with pytest.raises(FormatError, match=why):
+        walk(chunks((digest(0),)), {digest(0): root, digest(1): child})
+
+
+def test_damaged_nodes_raise_nothing_but_format_errors():
+    tree = grow({b"d%d/%s%d" % (i % 3, b"n" * 200, i): file_entry(i) for i in range(400)})
+    root, nodes = build(tree, IDS)
+    file_root, file_store, _ = file_nodes(2_000)
+    rng = random.Random(5)
+    refused = 0
+    for turn in range(600):
+        store = {**nodes, **file_store}
+        victim = rng.choice(list(store))
+        store[victim] = mutated(rng, store[victim])
+        task = chunks((file_root,)) if turn % 2 else flatten(root)
+        try:
+            walk(task, store)
+        except (FormatError, UpgradeError):
+            refused += 1
+        except NoSuchObject:  # an id was damaged
+            pass
+    assert refused > 100
