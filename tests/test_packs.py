@@ -34,7 +34,7 @@ from metasync.objects.packfile import Footer, Header, Located, Segment
 from metasync.store import packs
 from metasync.store.packs import (
     OBJECT_BYTES_OVERHEAD,
-    SEGMENTS_IN_FLIGHT,
+    SEALING_MAX,
     Packer,
     PackFormat,
     SealedPack,
@@ -253,8 +253,9 @@ def test_errors_of_workers_come_out(work, at):
         packer.finish()
 
 
-def test_little_is_under_way_at_once():
+def test_little_is_under_way_at_once(monkeypatch):
     """While workers are slower than the caller, `add` blocks before memory fills."""
+    monkeypatch.setattr(packs, "SHRINKING_BYTES_MAX", 6 * 20 * KIB)
     under_way = most = 0
     lock = threading.Lock()
     with ThreadPoolExecutor(2) as pool:
@@ -277,7 +278,7 @@ def test_little_is_under_way_at_once():
 
         packed = pack_all([blob(noise(20 * KIB, i)) for i in range(100)], pack_format(), slow)
     assert len(packed) > 10
-    assert 2 < most <= SEGMENTS_IN_FLIGHT + 3, "six segments, three packs"
+    assert 2 < most <= 6 + 1 + SEALING_MAX + 1, "six segments and one on its way, two packs and one on its way"
 
 
 # --- hostile packs

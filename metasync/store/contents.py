@@ -18,7 +18,8 @@ from metasync.objects.walk import Needs
 from metasync.store.index import Index, PackRecord
 from metasync.store.transfer import Deliver, Transfer
 
-PACKS_IN_FLIGHT = 6  # packs being fetched or opened at a time: 6 x (4 MiB stored + a raw segment) bounds memory
+PACKS_IN_FLIGHT = 6  # being fetched or opened at a time
+FETCHING_BYTES_MAX = 24 << 20  # of packs as stored; each also needs room for a segment opened
 
 T = TypeVar("T")
 
@@ -44,14 +45,21 @@ class Contents:
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
         wanted = list(dict.fromkeys(ids))
-        out = self._cache.get_objects(wanted) if kind is not ObjectKind.BLOB else {}
+        if kind is ObjectKind.BLOB:
+            blobs: dict[bytes, bytes] = {}
+            self.fetch(wanted, lambda objects: blobs.update((o.id, bytes(data)) for o, data in objects))
+            return blobs
+        out = self._cache.get_objects(wanted)
         missing = [i for i in wanted if i not in out]
         if missing:
-            got: dict[bytes, bytes] = {}
-            self.fetch(missing, lambda objects: got.update((o.id, bytes(data)) for o, data in objects))
-            if kind is not ObjectKind.BLOB:
-                self._cache.put_objects((i, int(kind), data) for i, data in got.items())
-            out.update(got)
+            got: dict[bytes, tuple[int, bytes]] = {}
+            self.fetch(
+                missing,
+                lambda objects: got.update((o.id, (int(o.kind), bytes(data))) for o, data in objects),
+                neighbours=True,
+            )
+            self._cache.put_objects((i, k, data) for i, (k, data) in got.items())
+            out.update((i, got[i][1]) for i in missing)
         return out
 
     def walk(self, walk: Generator[Needs, Mapping[bytes, bytes], T]) -> T:
@@ -63,18 +71,29 @@ class Contents:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def fetch(self, ids: Iterable[bytes], deliver: Deliver) -> None:
+    def fetch(self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False) -> None:
         """Gets objects from packs and delivers them, verified, from worker threads, in no certain order.
+
+        `neighbours`: also whatever else lies in the segments that are read: a tree's directories lie side by side, so
+        a walk down a tree is one or two requests and not one per level.
 
         After a failure an object may be delivered twice. One whose pack is lost is taken from another that has it.
         """
         todo = list(self.plan(ids).values())[::-1]
         lost: set[tuple[int, bytes]] = set()
         running: dict[Future[Any], tuple[PackRecord, list[Located]]] = {}
+
+        def room() -> bool:
+            held = sum(record.size for record, _ in running.values())
+            return not running or (len(running) < PACKS_IN_FLIGHT and held + todo[-1][0].size <= FETCHING_BYTES_MAX)
+
         try:
             while todo or running:
-                while todo and len(running) < PACKS_IN_FLIGHT:
+                while todo and room():
                     record, located = todo.pop()
+                    if neighbours:
+                        read = {o.segment for o in located}
+                        located = [o for o in self.index.inside(record) if o.segment in read]
                     running[self._start(self.transfer.fetch(record, located, deliver))] = (record, located)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:

@@ -71,7 +71,7 @@ class PackRecord(NamedTuple):
 class IndexSegment:
     """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
 
-    __slots__ = ("_asked", "_map", "_objects", "_offsets", "packs", "tombstones")
+    __slots__ = ("_asked", "_by_pack", "_map", "_objects", "_offsets", "packs", "tombstones")
 
     def __init__(
         self, packs: tuple[PackRecord, ...], objects: bytes, tombstones: tuple[tuple[int, bytes], ...] = ()
@@ -82,6 +82,7 @@ class IndexSegment:
         self._offsets = range(0, len(objects), _OBJECT.size)
         self._asked = 0
         self._map: dict[bytes, int] | None = None
+        self._by_pack: dict[int, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -108,6 +109,14 @@ class IndexSegment:
             out.append(self._at(self._offsets[i]))
             i += 1
         return out
+
+    def inside(self, record: PackRecord) -> list[Located]:
+        """All objects of one of this segment's packs."""
+        if self._by_pack is None:
+            self._by_pack = {}
+            for at, (_, _, pack, _, _, _) in zip(self._offsets, _OBJECT.iter_unpack(self._objects), strict=True):
+                self._by_pack.setdefault(pack, []).append(at)
+        return [self._at(at)[1] for at in self._by_pack.get(self.packs.index(record), ())]
 
     def _at(self, at: int) -> tuple[PackRecord, Located]:
         object_id, kind, pack, segment, offset, length = _OBJECT.unpack_from(self._objects, at)
@@ -311,6 +320,10 @@ class Index:
 
     def __contains__(self, object_id: bytes) -> bool:
         return bool(self.find(object_id))
+
+    def inside(self, record: PackRecord) -> list[Located]:
+        """All objects of a pack."""
+        return next((s.inside(record) for s in self._segments if record in s.packs), [])
 
     def packs(self) -> dict[tuple[int, bytes], PackRecord]:
         """Every live pack by (generation, name)."""

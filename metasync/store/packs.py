@@ -24,7 +24,8 @@ from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Footer, Header, Located, Segment
 from metasync.translators._base import Chain, Context, IntegrityError
 
-SEGMENTS_IN_FLIGHT = 6  # raw segments waiting for a worker: 6 MiB as a rule, 6 large chunks at worst
+SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps two cores busy
+SEALING_MAX = 2  # packs in or before a worker
 PACK_KEYS_KEPT = 64  # of packs being read or written just now
 OBJECT_BYTES_OVERHEAD = 64  # what an object adds to a footer and to the index; bounds objects per pack
 
@@ -154,7 +155,8 @@ class Packer:
         self._emit = emit
         self._seen: set[bytes] = set()
         self._open: dict[bool, _Gathering] = {True: _Gathering(), False: _Gathering()}  # blobs; trees and histories
-        self._shrinking: deque[Future[_Shrunk]] = deque()
+        self._shrinking: deque[tuple[int, Future[_Shrunk]]] = deque()
+        self._shrinking_bytes = 0
         self._pack: list[_Shrunk] = []
         self._pack_bytes = self._pack_objects = 0
         self._sealing: deque[Future[SealedPack]] = deque()
@@ -191,7 +193,7 @@ class Packer:
                 self._shrink(self._open[blobs])
         self._open = {True: _Gathering(), False: _Gathering()}
         while self._shrinking:
-            self._place(self._shrinking.popleft().result())
+            self._take_shrunk()
         self._seal()
         while self._sealing:
             self._emit(self._sealing.popleft().result())
@@ -204,16 +206,23 @@ class Packer:
             context = Context(b"", 0, b"", len(raw), form.level)
             return _Shrunk(len(raw), chain.shrink(raw, context), tuple(gathering.objects))
 
-        self._shrinking.append(self._work(run))
-        while self._shrinking and (len(self._shrinking) >= SEGMENTS_IN_FLIGHT or self._shrinking[0].done()):
-            self._place(self._shrinking.popleft().result())
+        self._shrinking.append((gathering.size, self._work(run)))
+        self._shrinking_bytes += gathering.size
+        while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
+            self._take_shrunk()
+
+    def _take_shrunk(self) -> None:
+        size, future = self._shrinking.popleft()
+        self._shrinking_bytes -= size
+        self._place(future.result())
 
     def _place(self, segment: _Shrunk) -> None:
         size = len(segment.data) + OBJECT_BYTES_OVERHEAD * len(segment.objects)
         objects = self._pack_objects + len(segment.objects)
         full = len(self._pack) >= packfile.SEGMENTS_MAX or objects > packfile.OBJECTS_MAX
-        if self._pack and (full or self._pack_bytes + size > self._pack_bytes_max):
-            self._seal()
+        over = self._pack_bytes + size - self._pack_bytes_max
+        if self._pack and (full or over > max(0, size - over)):
+            self._seal()  # a segment goes where more of it fits, so that packs have their size on average
         self._pack.append(segment)
         self._pack_bytes += size
         self._pack_objects += len(segment.objects)
@@ -223,7 +232,7 @@ class Packer:
             segments, form, random = self._pack, self._form, self._entropy(packfile.RANDOM_BYTES)
             self._sealing.append(self._work(lambda: seal_pack(segments, form, random)))
             self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
-        while self._sealing and (len(self._sealing) > 2 or self._sealing[0].done()):
+        while self._sealing and (len(self._sealing) > SEALING_MAX or self._sealing[0].done()):
             self._emit(self._sealing.popleft().result())
 
 

@@ -34,10 +34,10 @@ from contextlib import contextmanager, suppress
 from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import COPY_BYTES, CREATE_FLAGS, READ_FLAGS, WRITE_FLAGS, WorkTree, check_path, failed, split
+from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, failed, split
 from metasync.sync.place import MODES_KEY, Placer
 from metasync.sync.plan import Applied, Change, Plan, decode_plan, encode_plan
-from metasync.sync.rows import Row, row_of, same_stat, store_rows
+from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
 
 __all__ = ["Applied", "Change", "Checkout"]
 
@@ -45,6 +45,7 @@ PLAN_KEY = "checkout.plan"
 INODES_KEY = "checkout.inodes"  # there: the plan is being applied
 REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
+COARSEST_NS = 2 * 10**9  # what FAT makes of a time
 TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
 
 
@@ -60,7 +61,7 @@ class Checkout:
         self.disk = tree.disk
         self.plan: Plan | None = None
         self._numbers: dict[bytes, int] = {}  # of the changes that are staged
-        self._inodes: list[int] = []
+        self._stats: dict[int, os.stat_result] = {}  # of what was staged
         self._awaited: set[int] = set()
         self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class Checkout:
             self.db.set(REPLACED_KEY, (first + len(ordered)).to_bytes(8, "big"))
         self.plan = plan
         self._numbers = {change.path: i for i, change in staged}
-        self._inodes = [0] * len(ordered)
+        self._stats = {}
         self._awaited = {i for i, change in staged if change.is_awaited}
         self._parts = {}
         self.tree.state_dir(b"tmp")
@@ -144,36 +145,6 @@ class Checkout:
                 self.disk.close(fd)
         self._awaited.discard(i)
 
-    def stage_from(self, path: bytes, source: bytes, seen: Row) -> bool:
-        """Delivers the content of another file of the working tree: for conflict copies and renames.
-
-        `seen`: the row of `source`. False: the file is not what it was then, and nothing was delivered. From one
-        thread at a time; `source` must not be open for writing by this process.
-        """
-        i, entry = self._staged(path)
-        parent, name = split(source)
-        try:
-            above = self.tree.dir(parent)
-            fd = self.disk.open(name, READ_FLAGS, above)
-        except OSError:
-            return False
-        try:
-            before = self.disk.fstat(fd)
-            if not stat_.S_ISREG(before.st_mode) or not same_stat(seen, before) or before.st_size != entry.size:
-                return False
-            at = 0
-            while at < entry.size and (piece := self.disk.read(fd, COPY_BYTES, at)):
-                self.stage_part(path, at, piece[: entry.size - at])
-                at += len(piece)
-            if at < entry.size or not same_stat(seen, self.disk.fstat(fd)):
-                with self._lock:
-                    self._parts.pop(i, None)
-                return False
-        finally:
-            self.disk.close(fd)
-        self.finish(path)
-        return True
-
     def apply(self, commit: Callable[[], None] | None = None) -> Applied:
         """Carries the plan out, once all is staged.
 
@@ -192,8 +163,9 @@ class Checkout:
             self._sync()
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
-        self.db.set(INODES_KEY, struct.pack(f"<{len(self._inodes)}Q", *self._inodes))
-        return self._carry_out(plan, self._inodes, commit, again=False)
+        inodes = [self._stats[i].st_ino if i in self._stats else 0 for i in range(len(plan.changes))]
+        self.db.set(INODES_KEY, struct.pack(f"<{len(inodes)}Q", *inodes))
+        return self._carry_out(Placer(self.db, self.tree, plan, inodes, self._stats), commit)
 
     def abandon(self) -> None:
         """Drops a plan that is still being staged; the tree was not touched. Without one: nothing."""
@@ -219,7 +191,8 @@ class Checkout:
                 "The journal of an unfinished checkout does not fit its plan.",
                 next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
             )
-        return self._carry_out(plan, struct.unpack(f"<{len(plan.changes)}Q", packed), None, again=True)
+        inodes = struct.unpack(f"<{len(plan.changes)}Q", packed)
+        return self._carry_out(Placer(self.db, self.tree, plan, inodes), None)
 
     # ---- staging
 
@@ -269,7 +242,7 @@ class Checkout:
                 self.disk.unlink(temp, tmp)
             self.disk.symlink(entry.content, temp, tmp)
             self.disk.utime(temp, tmp, entry.mtime_ns)
-            self._inodes[i] = self.disk.lstat(temp, tmp).st_ino
+            self._stats[i] = self.disk.lstat(temp, tmp)
 
     def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
         temp, tmp = b"%d" % i, self.tree.state_dir(b"tmp")
@@ -289,7 +262,7 @@ class Checkout:
         """Mode and time, before the file gets its name: it appears complete."""
         self.disk.fchmod(fd, entry.mode)
         self.disk.futime(fd, entry.mtime_ns)
-        self._inodes[i] = self.disk.fstat(fd).st_ino
+        self._stats[i] = self.disk.fstat(fd)
 
     # ---- applying
 
@@ -303,11 +276,8 @@ class Checkout:
                 with suppress(FileNotFoundError, NotADirectoryError):  # unmounted meanwhile: synced by that
                     self.disk.syncfs(self.tree.dir(path))
 
-    def _carry_out(
-        self, plan: Plan, inodes: Iterable[int], commit: Callable[[], None] | None, *, again: bool
-    ) -> Applied:
-        placer = Placer(self.db, self.tree, plan, list(inodes), again=again)
-        applied = placer.run()
+    def _carry_out(self, placer: Placer, commit: Callable[[], None] | None) -> Applied:
+        plan, applied = placer.plan, placer.run()
         try:
             self._sync()
             put, delete = self._rows(plan, placer)
@@ -354,7 +324,13 @@ class Checkout:
                     # Whether someone wrote while the time was set can't be seen from the time: read it again.
                     put[path] = row_of(new, st, trusted=False)
             elif i in placer.seen:
-                put[path] = _row_placed(new, st, placer.seen[i], placer.inodes[i], self.tree, stamp)
+                seen = placer.seen[i]
+                if seen is None:
+                    put[path] = _row_unseen(new, st, placer.inodes[i], self.tree.root_stat.st_dev)
+                else:
+                    trusted = seen.st_mtime_ns < stamp and seen.st_ctime_ns < stamp
+                    trusted = trusted and st is not None and is_unchanged(seen, st, ctime=True)
+                    put[path] = row_of(new, seen, trusted=trusted)
         return put, delete
 
     def _look(self, path: bytes, *, exactly: bool = False) -> os.stat_result | None:
@@ -386,18 +362,17 @@ class Checkout:
             self.disk.unlink(name, tmp)
 
 
-def _row_placed(
-    new: Entry, st: os.stat_result | None, seen: os.stat_result | None, inode: int, tree: WorkTree, stamp_ns: int
-) -> Row:
-    """The row of a file that was placed. It is there even if the user has removed the file since: a deletion."""
-    if seen is None:  # by an earlier run: its stat then is not known
-        if st is not None:
+def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:
+    """The row of a file that was placed, and may have been changed or removed since: to be read again.
+
+    If that is the case, its stat must not pass for the one it was placed with: mode and time are the user's then.
+    """
+    if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
+        as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS
+        if as_placed:
             return row_of(new, st, trusted=False)
-        kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
-        return Row(new, tree.root_stat.st_dev, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
-    row = row_of(new, seen, trusted=False)
-    same = st is not None and same_stat(row, st)
-    return row._replace(trusted=same and seen.st_mtime_ns < stamp_ns and seen.st_ctime_ns < stamp_ns)
+    kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
+    return Row(new, device, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
 
 
 def _not_as_agreed(change: Change) -> Change:

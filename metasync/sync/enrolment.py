@@ -19,7 +19,7 @@ from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
 from metasync.keys.ring import WorkspaceKeys, decode_keys
 from metasync.localdb import LocalDb
-from metasync.sync.session import BASE_KEY, META_KIND, UNFINISHED_KEY
+from metasync.sync.session import BASE_KEY, CLONING_KEY, META_KIND, UNFINISHED_KEY
 
 STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"
@@ -45,7 +45,14 @@ def encode_links(links: Mapping[str, Link]) -> bytes:
 
 
 def decode_links(data: bytes) -> dict[str, Link]:
-    return {n: Link(k["url"], k["folder"], k["identity"]) for n, k in json.loads(data).items()}
+    """`WorkspaceError` when they are damaged."""
+    try:
+        return {n: Link(str(k["url"]), str(k["folder"]), str(k["identity"])) for n, k in json.loads(data).items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise WorkspaceError(
+            f"the local state in {STATE_DIR} is damaged: this device's ways to the backends cannot be read",
+            next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
+        ) from e
 
 
 def required(db: LocalDb, key: str) -> bytes:
@@ -74,11 +81,11 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
 
 
 def is_unfinished(folder: Path, name: str) -> bool:
-    """True for a clone of `name` that was interrupted before its first tree was there."""
+    """True for a clone of `name` that was interrupted before its end."""
     if not (folder / STATE_DIR / DB_FILE).is_file():
         return False
     with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
-        return db.get(UNFINISHED_KEY) is not None and db.get(NAME_KEY) == name.encode()
+        return db.get(CLONING_KEY) is not None and db.get(NAME_KEY) == name.encode()
 
 
 def write_local(
@@ -111,6 +118,7 @@ def write_local(
             db.set(BASE_KEY, state.encode())
             db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
             db.set(UNFINISHED_KEY, b"1" if unfinished else None)
+            db.set(CLONING_KEY, b"1" if unfinished else None)
         building.rename(folder / STATE_DIR)
     except OSError as e:
         raise WorkspaceError(

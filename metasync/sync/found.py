@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from metasync import consensus
 from metasync.backends._base import LogForm
-from metasync.config import NO_LIMIT, Acceptor, BackendEntry, Config, RedundancyClass, Replicate, Storage
+from metasync.config import NO_LIMIT, Acceptor, BackendEntry, ChunkingClass, Config, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
 from metasync.effects import Gather, Op, Reply, Task
 from metasync.errors import BackendError, UnreachableError, UsageError
@@ -33,6 +33,11 @@ ID_BYTES: Final = 16
 NS_BYTES: Final = 16
 DEFAULT_COPIES: Final = 2
 SEGMENT_BYTES: Final = 1 << 20  # text compresses by a tenth better than in 256 KiB, and a range is still one request
+
+CHUNKING: Final = (
+    ChunkingClass(64 << 20, "cdc", 64 << 10, 256 << 10, 1 << 20),
+    ChunkingClass(NO_LIMIT, "cdc", 256 << 10, 1 << 20, 4 << 20),  # larger chunks cost memory and gain little
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def make_config(
         redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),),
         encrypted=encrypted,
         segment_bytes=SEGMENT_BYTES,
+        chunking=CHUNKING,
     ).check()
 
 

@@ -22,7 +22,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.keys.derive import sha256
-from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring, read_ring
+from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
 from metasync.sync.found import each
 
@@ -38,7 +38,10 @@ Run = Callable[[Task], Mapping[str, Reply]]
 
 @dataclass
 class Found:
-    """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened."""
+    """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
+
+    `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings.
+    """
 
     secret: SlotSecret | None = None
     folders: dict[str, str] = field(default_factory=dict)
@@ -46,50 +49,54 @@ class Found:
     tried: int = 0
     failed: dict[str, BackendError] = field(default_factory=dict)
     newer: UpgradeError | None = None
+    keys: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
 
 def search(backends: list[str], name: str, passphrase: str, run: Run) -> Found:
-    """Tries the passphrase on every key slot of every backend. `run` runs one `Op` per backend at a time."""
+    """Tries the passphrase on the key slots of every backend. `run` runs one `Op` per key at a time.
+
+    A slot is the same on all backends and named by its hash, so that it is fetched and opened once.
+    """
     out = Found()
-    folders: dict[str, list[str]] = {}
+    asked: dict[str, Op] = {}
     for n, reply in run(each({n: Op(n, "list", "") for n in backends})).items():
         if reply.error is not None:
             out.failed[n] = reply.error
+            continue
+        folders = [e.name for e in reply.value if e.size is None and _FOLDER.fullmatch(e.name)]
+        asked.update({f"{n} {folder}": Op(n, "list", f"{folder}/keys") for folder in folders[:FOLDERS_MAX]})
+    for key, reply in run(each(asked)).items():
+        n, _, folder = key.partition(" ")
+        if reply.error is not None:
+            out.failed[n] = reply.error
         else:
-            folders[n] = [e.name for e in reply.value if e.size is None and _FOLDER.fullmatch(e.name)][:FOLDERS_MAX]
-    opened: dict[bytes, SlotSecret | None] = {}
-    for n in sorted(folders):
-        for folder in folders[n]:
-            secret = _try_folder(n, folder, passphrase, run, opened, out)
-            if secret is None:
-                continue
-            out.names.add(secret.name)
-            if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
-                out.secret = secret
-                out.folders[n] = folder
+            out.keys[n, folder] = [e.name for e in reply.value]
+    holders: dict[str, list[tuple[str, str]]] = {}
+    for place, names in out.keys.items():
+        for slot in [x for x in names if _SLOT.fullmatch(x)][:SLOTS_MAX]:
+            holders.setdefault(slot, []).append(place)
+    for slot in sorted(holders, key=lambda x: (-len(holders[x]), x)):
+        places = [p for p in holders[slot] if p[1] != out.folders.get(p[0])]
+        if not places or out.tried >= TRIES_MAX:
+            continue
+        secret = _open_one(slot, places, passphrase, run, out)
+        if secret is None:
+            continue
+        out.names.add(secret.name)
+        if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
+            out.secret = secret
+            out.folders.update(places)
     return out
 
 
-def _try_folder(
-    n: str, folder: str, passphrase: str, run: Run, opened: dict[bytes, SlotSecret | None], out: Found
-) -> SlotSecret | None:
-    """The secret of the first slot in a folder that opens."""
-    reply = run(each({n: Op(n, "list", f"{folder}/keys")}))[n]
-    if reply.error is not None:
-        out.failed[n] = reply.error
-        return None
-    slots = [e.name for e in reply.value if _SLOT.fullmatch(e.name)][:SLOTS_MAX]
-    paths = [f"{folder}/keys/{slot}" for slot in slots]
-    replies = run(each({path: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX) for path in paths}))
-    found: SlotSecret | None = None
-    for path in paths:
-        data = replies[path].value
-        if replies[path].error is not None or sha256(data).hex() != path.rpartition("-")[2]:
-            continue
-        if data not in opened and len(opened) < TRIES_MAX:
-            opened[data] = _open(data, passphrase, out)
-        found = found or opened.get(data)
-    return found
+def _open_one(slot: str, places: list[tuple[str, str]], passphrase: str, run: Run, out: Found) -> SlotSecret | None:
+    """Fetches a slot from the first place that has it intact, and tries to open it."""
+    for n, folder in places:
+        path = f"{folder}/keys/{slot}"
+        reply = run(each({n: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX)}))[n]
+        if reply.error is None and sha256(reply.value).hex() == slot.rpartition("-")[2]:
+            return _open(reply.value, passphrase, out)
+    return None
 
 
 def _open(data: bytes, passphrase: str, out: Found) -> SlotSecret | None:
@@ -131,31 +138,21 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
 
 def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys, bytes]:
     """The newest keys, and the admin's private key, from the keyrings on the backends found. `DamagedError` if none."""
-    rings: dict[bytes, int] = {}
-    newer: UpgradeError | None = None
-    for n, folder in sorted(out.folders.items()):
-        reply = run(each({n: Op(n, "list", f"{folder}/keys")}))[n]
-        names = [e.name for e in reply.value or () if _RING.fullmatch(e.name)]
-        paths = [f"{folder}/keys/{ring}" for ring in names]
-        replies = run(each({path: Op(n, "get", path, max_bytes=RING_BYTES_MAX) for path in paths}))
-        for path in paths:
-            data = replies[path].value
-            if replies[path].error is None and sha256(data).hex() == path.rpartition("-")[2]:
-                try:
-                    rings[data] = read_ring(data, secret.ns_id).epoch
-                except UpgradeError as e:
-                    newer = e
-                except FormatError:
-                    continue
-    for data in sorted(rings, key=lambda d: -rings[d]):
-        try:
-            return open_ring(data, secret.private, secret.ns_id), open_admin(data, secret.private, secret.ns_id)
-        except UpgradeError as e:
-            newer = e
-        except (FormatError, PassphraseError):
-            continue
-    if newer is not None:
-        raise newer
+    rings: dict[str, list[tuple[str, str]]] = {}
+    for place in out.folders.items():
+        for ring in out.keys[place]:
+            if _RING.fullmatch(ring):
+                rings.setdefault(ring, []).append(place)
+    for ring in sorted(rings, key=lambda r: -int(r.split("-")[1])):
+        for n, folder in rings[ring]:
+            reply = run(each({n: Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX)}))[n]
+            if reply.error is not None or sha256(reply.value).hex() != ring.rpartition("-")[2]:
+                continue
+            try:
+                keys = open_ring(reply.value, secret.private, secret.ns_id)
+                return keys, open_admin(reply.value, secret.private, secret.ns_id)
+            except (FormatError, PassphraseError):
+                break  # intact, and not ours: another copy of it is no better
     raise DamagedError(
         "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
     )

@@ -14,31 +14,17 @@ from metasync.sync.absence import Noted
 from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
 from metasync.sync.merge import conflict_name
 from metasync.sync.plan import Applied, Change, Plan, decode_modes, encode_modes
-from metasync.sync.rows import Row, load_rows, same_file, same_stat
+from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
 
 MODES_KEY = "checkout.modes"
 COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
 
 # One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
-_LEFT = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.EBUSY,
-        errno.ENAMETOOLONG,
-        errno.EILSEQ,
-        errno.EINVAL,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.ENOENT,
-        errno.EISDIR,
-        errno.EEXIST,
-        errno.ENOTEMPTY,
-        errno.ETXTBSY,
-        errno.EOVERFLOW,
-    }
-)
+_DENIED = {errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY}
+_NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EOVERFLOW}
+_OTHERWISE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
+_LEFT = frozenset(_DENIED | _NO_NAME | _OTHERWISE)
 _TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
 
 
@@ -50,19 +36,28 @@ class Placer:
     """Carries one plan out. `run`, then `rows`.
 
     `inodes[i]` is the inode that was staged for change i (0: none), known before anything is touched: by it a repeated
-    run tells a new file from the old one it was exchanged with. `again`: an earlier run may have done some of it.
+    run tells a new file from the old one it was exchanged with. `staged[i]` is its stat; None of it: `again`, that is,
+    an earlier run may have done some of the plan.
 
-    After `run`: `seen` has the files that were placed, with their stat right after (None: by an earlier run, or gone),
-    `touched` those whose mode and time were set, `made` the directories, `left` what was not carried out.
+    After `run`: `seen` has the files that were placed, with their stat right after if that shows that they are still
+    what was placed; `touched` those whose mode and time were set, `made` the directories, `left` what was left.
     """
 
-    def __init__(self, db: State, tree: WorkTree, plan: Plan, inodes: Sequence[int], *, again: bool) -> None:
+    def __init__(
+        self,
+        db: State,
+        tree: WorkTree,
+        plan: Plan,
+        inodes: Sequence[int],
+        staged: Mapping[int, os.stat_result] | None = None,
+    ) -> None:
         self.db = db
         self.tree = tree
         self.disk = tree.disk
         self.plan = plan
         self.inodes = inodes
-        self.again = again
+        self.again = staged is None
+        self.staged = dict(staged or {})
         self.applied = Applied()
         self.seen: dict[int, os.stat_result | None] = {}
         self.touched: set[int] = set()
@@ -107,8 +102,11 @@ class Placer:
                 if e.errno not in _LEFT:
                     raise failed(self.tree, change.path, e) from e
                 why = e.strerror or str(e)
-                help_with = {errno.EACCES: self.unlock, errno.EPERM: self.unlock, errno.ENOENT: self.restore_dirs}
-                if e.errno in help_with and help_with[e.errno](parent):
+                if e.errno in (errno.EACCES, errno.EPERM):
+                    helped = self.unlock(parent)
+                else:
+                    helped = e.errno in (errno.ENOENT, errno.ENOTDIR) and self.restore_dirs(parent)
+                if helped:
                     why = ""
         self.left.add(i)
         noted = Noted(change.path, why or "is made and removed again and again")
@@ -133,40 +131,37 @@ class Placer:
             if e.errno != errno.EXDEV:
                 raise
             self.put_across(i, change, name, above)
-        try:
-            self.seen[i] = self.disk.lstat(name, above)
-        except FileNotFoundError:
-            self.seen[i] = None
+        # The user may have been at it in the time between two calls: only what we wrote may count as agreed.
+        st, staged = self.disk.look(name, above), self.staged.get(i)
+        self.seen[i] = st if st is not None and staged is not None and is_unchanged(staged, st) else None
 
     def put(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
         """Brings the new file from `temp` to `name`, and what is there away first, or in the same moment."""
         disk, expected = self.disk, change.expected
         for _ in range(TRIES_MAX):
-            try:
-                if expected is None:
+            if expected is None:
+                try:
                     disk.rename_new(temp, temp_fd, name, above)
                     return
-                st = disk.lstat(name, above)
+                except FileExistsError:
+                    pass
+            try:
+                st = disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
+                sure = self.is_expected(i, expected, st)
+                if stat_.S_ISDIR(st.st_mode):
+                    # Not exchanged: moving a directory to another one needs rights in it that we may not have.
+                    self.set_aside(change.path, name, above)
+                    self.tree.forget(change.path)
+                elif disk.exchange(temp, temp_fd, name, above):
+                    self.put_old(i, change, temp, temp_fd, sure=sure)
+                    return
+                elif sure:
+                    self.replace(i, change, temp, temp_fd, name, above)
+                    return
+                else:
+                    self.set_aside(change.path, name, above)
             except FileNotFoundError:
-                if expected is None:
-                    raise  # the directory itself is gone
-                expected = None  # deleted here since: a change wins over a deletion
-                continue
-            except FileExistsError:
-                st = self.in_the_way(name, above)
-            sure = self.is_expected(i, expected, st)
-            if stat_.S_ISDIR(st.st_mode):
-                # Not exchanged: moving a directory to another one needs rights in it that we may not have.
-                self.set_aside(change.path, name, above)
-                self.tree.forget(change.path)
-            elif disk.exchange(temp, temp_fd, name, above):
-                self.put_old(i, change, temp, temp_fd, sure=sure)
-                return
-            elif sure:
-                self.replace(i, change, temp, temp_fd, name, above)
-                return
-            else:
-                self.set_aside(change.path, name, above)
+                pass  # deleted here this very moment: a change wins over a deletion
             expected = None
         raise _Left("something else is made there again and again")
 
@@ -182,8 +177,9 @@ class Placer:
         try:
             expected, st = change.expected, self.disk.lstat(temp, temp_fd)
             if sure and expected is not None and same_file(expected, st):
-                self.keep_old(i, temp, temp_fd)
-                return
+                with suppress(_Left):  # else it is being written to this very moment
+                    self.keep_old(i, temp, temp_fd)
+                    return
             try:
                 self.set_aside(change.path, temp, temp_fd)
             except OSError:
@@ -219,7 +215,8 @@ class Placer:
                 disk.unlink(kept, self.replaced)
             st = disk.lstat(name, fd)
             self.tree.copy(name, fd, kept, self.replaced)
-            if not _equal(st, disk.lstat(name, fd)):
+            if not is_unchanged(st, disk.lstat(name, fd), ctime=True):
+                disk.unlink(kept, self.replaced)
                 raise _Left("changes while it is copied") from e
             disk.unlink(name, fd)
             return False
@@ -265,6 +262,7 @@ class Placer:
             self.disk.unlink(side + b".part", above)
         self.tree.copy(b"%d" % i, self.tmp, side + b".part", above)
         self.disk.rename(side + b".part", above, side, above)  # over one that an ended run left, the same bytes
+        self.staged[i] = self.disk.lstat(side, above)
         self.put(i, change, side, above, name, above)
         self.disk.unlink(b"%d" % i, self.tmp)
 
@@ -302,10 +300,13 @@ class Placer:
         if not same_stat(expected, st) and not self.half_touched(change, st):
             return  # changed here since: the same
         # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
-        if new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
-            self.disk.chmod(name, above, new.mode)
-        if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
-            self.disk.utime(name, above, new.mtime_ns)
+        try:
+            if new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
+                self.disk.chmod(name, above, new.mode)
+            if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
+                self.disk.utime(name, above, new.mtime_ns)
+        except FileNotFoundError:
+            return  # deleted here this very moment
         self.touched.add(i)
 
     def half_touched(self, change: Change, st: os.stat_result) -> bool:
@@ -438,7 +439,10 @@ class Placer:
         return changed
 
     def restore_dirs(self, directory: bytes) -> bool:
-        """Makes the directories again that the user removed while something new for them was on its way."""
+        """Makes the directories again that the user removed while something new for them was on its way.
+
+        A file in the place of one is in the way, like any other. A symlink is not: it may lead to the directory.
+        """
         made = False
         rows: Mapping[bytes, Row] | None = None
         self.tree.forget()  # descriptors of directories that are gone
@@ -448,9 +452,13 @@ class Placer:
                 rows = load_rows(self.db)
             mode = stat_.S_IMODE(rows[path].mode) if path in rows else 0o755
             try:
-                self.disk.mkdir(name, self.tree.dir(parent), mode | 0o700)
-            except FileExistsError:
-                continue
+                above = self.tree.dir(parent)
+                st = self.disk.look(name, above)
+                if st is not None and stat_.S_ISREG(st.st_mode):
+                    self.set_aside(path, name, above)
+                elif st is not None:
+                    continue
+                self.disk.mkdir(name, above, mode | 0o700)
             except OSError as e:
                 if e.errno in _LEFT:
                     return False
@@ -486,7 +494,3 @@ def _down_to(directory: bytes) -> list[bytes]:
     while out[-1]:
         out.append(split(out[-1])[0])
     return out[::-1]
-
-
-def _equal(a: os.stat_result, b: os.stat_result) -> bool:
-    return (a.st_ino, a.st_size, a.st_mtime_ns, a.st_ctime_ns) == (b.st_ino, b.st_size, b.st_mtime_ns, b.st_ctime_ns)

@@ -27,7 +27,7 @@ from metasync.sync.merge import Merge, merge
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.scan import Scan, scan
-from metasync.sync.session import BASE_KEY, KEPT_KEY, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.session import AGREED_MARK, BASE_KEY, KEPT_KEY, META_KIND, UNFINISHED_KEY, Agreed, Session
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
@@ -41,6 +41,7 @@ class ChangedMeanwhile(Exception):  # noqa: N818 - a signal within this module: 
 class Plan:
     """What a merge came to: the changes to the folder, and where their bytes are."""
 
+    base: Mapping[bytes, Entry]
     scan: Scan
     rows: dict[bytes, Row]
     merge: Merge
@@ -94,7 +95,7 @@ def integrate(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False
 def _integrate_once(s: Session, base: Agreed, target: Agreed, *, dry_run: bool) -> PullReport:
     contents = s.contents(target)
     base_tree = s.flat(base, contents)
-    news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.state != target.state else {}
+    news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.tree_root != target.tree_root else {}
     plan = _plan(s, base, base_tree, news, contents)
     report = PullReport(
         before=base.state.v,
@@ -150,7 +151,7 @@ def _plan(
         task.send({path: text.entry for path, text in texts.items()})
     except StopIteration as stop:
         result: Merge = stop.value
-    return Plan(seen, rows, result, {t.path: texts[t.path] for t in result.text})
+    return Plan(base_tree, seen, rows, result, {t.path: texts[t.path] for t in result.text})
 
 
 def _read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
@@ -189,12 +190,20 @@ def _whole(s: Session, contents: Contents, entries: list[Entry]) -> dict[bytes, 
 def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents) -> Applied:
     """Journals, stages and applies the plan; the folder is at `target` afterwards."""
     s.listener(Phase("checkout"))
-    merged = plan.merge.changes
+    merged = dict(plan.merge.changes)
+    for path in s.db.unplaced():  # what this disk could not take last time, it is offered again
+        if path not in merged and (again := plan.scan.tree.get(path)) is not None:
+            merged[path] = again
     gone = set(plan.scan.deleted)
     commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
     if plan.texts:
         commit[KEPT_KEY] = (s.db.get(KEPT_KEY) or b"") + _stage_kept(s, base, plan.texts)
     changes = [Change(p, e, None if p in gone else plan.rows.get(p)) for p, e in merged.items()]
+    s.db.put_objects(
+        (was.content, META_KIND, AGREED_MARK)
+        for p in merged
+        if (was := plan.base.get(p)) is not None and was.root and p in plan.rows and plan.rows[p].entry == was
+    )
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, commit, version=target.state.v)
     try:
@@ -310,9 +319,9 @@ def _copy_here(s: Session, checkout: Checkout, source: bytes, path: bytes, entry
 
 def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False) -> PullReport:
     """Brings the folder to `target`, or says that it is there already."""
-    if target.state.hash == base.state.hash:
+    if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
-    if target.state.master == base.state.master and not dry_run:
+    if target.state.master == base.state.master and not dry_run and not s.db.unplaced():
         s.db.set(BASE_KEY, target.state.encode())
         return PullReport(base.state.v, target.state.v, down=dict(s.down))
     return integrate(s, base, target, dry_run=dry_run)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from metasync.codec import u64
 from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Ref, decode_journal
-from metasync.errors import WorkspaceError
+from metasync.errors import UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
+from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
@@ -70,8 +70,13 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
     """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile."""
     journal = s.db.get(JOURNAL_KEY)
     pending = decode_journal(journal).op_id if journal is not None else None
-    a = _Attempts(s.entropy(OP_ID_BYTES), message, pending)
-    s.leave_out(s.check_places(sorted(s.names.values())))  # a store that was emptied would take packs as if it were new
+    text = message.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
+    if (length := len(text.encode())) > MESSAGE_BYTES_MAX:
+        raise UsageError(
+            f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
+        )
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, pending)
+    s.leave_out(s.check_places(sorted(s.names.values()), votes=False))  # an emptied store would take packs as if new
     for _ in range(ATTEMPTS_MAX):
         if newest.state.hash != base.state.hash:
             if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:

@@ -64,6 +64,18 @@ def same_file(row: Row, st: os.stat_result) -> bool:
     )
 
 
+def is_unchanged(a: os.stat_result, b: os.stat_result, *, ctime: bool = False) -> bool:
+    """Whether two stats of a path show the same file, not written to in between; `ctime`: nor renamed, nor linked."""
+    return (
+        a.st_ino == b.st_ino
+        and a.st_dev == b.st_dev
+        and a.st_size == b.st_size
+        and a.st_mtime_ns == b.st_mtime_ns
+        and a.st_mode == b.st_mode
+        and (not ctime or a.st_ctime_ns == b.st_ctime_ns)
+    )
+
+
 def pack_row(row: Row) -> bytes:
     """The bytes of a row; `unpack_row` is the inverse."""
     e = row.entry

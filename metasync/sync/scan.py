@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 from metasync.objects.model import Entry, Kind
 from metasync.sync.absence import Noted, Seen, judge
 from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state, split
-from metasync.sync.rows import Row, row_of
+from metasync.sync.rows import Row, is_unchanged, row_of
 
 __all__ = ["Content", "Counts", "Ignore", "Ingest", "Noted", "Scan", "ignored_name", "scan"]
 
@@ -347,7 +347,7 @@ class _Scanner:
             self.out.counts.bytes_read += got.size
             with _moving():
                 here = self.disk.lstat(name, above)
-            if got.size == st.st_size and _unchanged(st, after) and _unchanged(st, here):
+            if got.size == st.st_size and is_unchanged(st, after, ctime=True) and is_unchanged(st, here, ctime=True):
                 return self.entry_of(path, st, got), st
         raise _Vanished
 
@@ -361,7 +361,7 @@ class _Scanner:
                     raise _Vanished
                 target = self.disk.readlink(name, above)
                 after = self.disk.lstat(name, above)
-            if _unchanged(st, after):
+            if is_unchanged(st, after, ctime=True):
                 row = self.rows.get(path)
                 if row is not None and row.entry.kind is Kind.SYMLINK and row.entry.content == target:
                     mtime_ns = row.entry.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns
@@ -453,17 +453,6 @@ def _not_taken(name: str) -> str:
     if name.startswith(IGNORED_PREFIX) or name in IGNORED_NAMES:
         return _IGNORED
     return "some file systems take its name for .metasync" if folds_to_state(name) else ""
-
-
-def _unchanged(a: os.stat_result, b: os.stat_result) -> bool:
-    return (
-        a.st_ino == b.st_ino
-        and a.st_dev == b.st_dev
-        and a.st_size == b.st_size
-        and a.st_mtime_ns == b.st_mtime_ns
-        and a.st_ctime_ns == b.st_ctime_ns
-        and a.st_mode == b.st_mode
-    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 from metasync.config import NO_LIMIT, Config, Replicate, decode_config
 from metasync.consensus import (
@@ -31,7 +31,7 @@ from metasync.consensus import (
 )
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Gather, Op, OpKind, Reply, Task
-from metasync.errors import BackendError, NoQuorumError, NotFoundError, UnreachableError, WorkspaceError
+from metasync.errors import BackendError, FormatError, NoQuorumError, NotFoundError, UnreachableError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
@@ -58,10 +58,15 @@ NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never 
 KEPT_KEY: Final = "kept"  # ids of staged snapshots that the next push names as parents
 MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
+CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
+LOOK_S: Final = 5.0  # for a look at what nobody waits for
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
 BIRTH_ANSWER_MAX: Final = 1024
+AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,7 @@ class Session:
     def chunker(self) -> Chunker:
         c = self.config
         classes = [
-            SizeClass(
-                None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind
-            )
+            SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind)
             for k in c.chunking
         ]
         return Chunker(c.whole_bytes, classes, int.from_bytes(self.keys.chunk_seed[:8], "big"))
@@ -154,16 +157,16 @@ class Session:
         """The state that a folder is at, from its local state."""
         data = db.get(BASE_KEY)
         if data is None:
-            raise WorkspaceError("the local state does not say which version this folder is at")
-        return decode_state(data)
+            raise _damaged("it does not say which version this folder is at")
+        return local_value(decode_state, data)
 
     @staticmethod
     def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
         """The device set that a stored state names."""
         data = db.get_object(state.devices)
         if data is None:
-            raise WorkspaceError("the local state does not hold the device set of the version this folder is at")
-        return decode_device_set(data, ns_id)
+            raise _damaged("it does not hold the device set of the version this folder is at")
+        return local_value(lambda d: decode_device_set(d, ns_id), data)
 
     def base_state(self) -> State:
         """The state this folder is at."""
@@ -172,7 +175,7 @@ class Session:
     def newest_state(self) -> State:
         """The newest state this device has seen decided."""
         data = self.db.get(NEWEST_KEY)
-        return decode_state(data) if data is not None else self.base_state()
+        return local_value(decode_state, data) if data is not None else self.base_state()
 
     def base(self) -> Agreed:
         """What this folder is at, loaded. A clone that brought no tree yet is at the empty one."""
@@ -286,7 +289,7 @@ class Session:
         data = self.db.get(JOURNAL_KEY)
         if data is None:
             return None
-        journal = decode_journal(data)
+        journal = local_value(decode_journal, data)
         latest = self.ask_newest()
         if latest.v < journal.v:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
@@ -337,7 +340,9 @@ class Session:
         contents = self.contents(agreed)
 
         def known(content: bytes, size: int, path: bytes) -> bool:
-            return size == 0 or content in contents.index or content in self._agreed_contents(agreed, contents)
+            if size == 0 or content in contents.index or self.db.get_object(content) == AGREED_MARK:
+                return True
+            return content in self._agreed_contents(agreed, contents)
 
         def hash_file(fd: int) -> bytes:
             hasher = self.ids.content()
@@ -354,15 +359,20 @@ class Session:
             self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
         return self._known_contents[1]
 
-    def check_places(self, names: Sequence[str], *, timeout_s: float = PLACES_TIMEOUT_S) -> dict[str, str]:
-        """Which of these backends are not, or not reachably, the stores that the config means: name -> why."""
+    def check_places(
+        self, names: Sequence[str], *, votes: bool = True, timeout_s: float = PLACES_TIMEOUT_S
+    ) -> dict[str, str]:
+        """Which of these backends are not, or not reachably, the stores that the config means: name -> why.
+
+        `votes=False` looks at their storage alone: one request each.
+        """
         births: dict[str, tuple[bytes, bytes]] = {}
         for entry in self.config.backends:
             if entry.name in names:
-                for place, birth in [(s.storage_id, s.birth) for s in entry.storage[-1:]] + (
-                    [(entry.acceptor.acceptor_id, entry.acceptor.birth)] if entry.acceptor is not None else []
-                ):
-                    births[f"{entry.name} {place.hex()}"] = (place, birth)
+                places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+                if entry.acceptor is not None and (votes or not places):
+                    places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+                births.update({f"{entry.name} {place.hex()}": (place, birth) for place, birth in places})
         asked = {
             key: _one(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
             for key, (place, _) in births.items()
@@ -388,9 +398,15 @@ class Session:
             self.transfer.down.setdefault(name, UnreachableError(f"{name}: {why}"))
 
     def standings(self) -> dict[str, str]:
-        """Backends that vote and are not well, with the reason; asks all of them."""
-        got: dict[str, Standing] = self.runtime.run(self.group.read_births(self.newest_state()))
-        return {n: f"{s.kind}: {s.reason}" if s.reason else s.kind for n, s in got.items() if s.kind != "ok"}
+        """Backends that vote and are not well, with the reason; asks all of them for their births and logs."""
+        newest = self.newest_state()
+        with contextlib.suppress(NoQuorumError):  # a look for news ends with a quorum: this one hears the others too
+            self.runtime.run(self.group.newest_seen(newest, deadline_s=LOOK_S))
+        return _ailing(self.runtime.run(self.group.read_births(newest)))
+
+    def noted_standings(self) -> dict[str, str]:
+        """The same without asking: as they were when they were last heard."""
+        return _ailing(self.group.standings)
 
     def check_meta(self, named: Sequence[tuple[str, Ref | bytes]], *, read_data: bool) -> list[tuple[str, str, str]]:
         """Which of the objects beside the logs are missing or altered where: (what, backend, why)."""
@@ -418,6 +434,26 @@ class Session:
 
 def _one(op: Op) -> Task:
     return (yield op)
+
+
+def _ailing(standings: Mapping[str, Standing]) -> dict[str, str]:
+    ill = {n: s for n, s in standings.items() if s.kind not in ("ok", "unknown")}
+    return {n: f"{s.kind}: {s.reason}" if s.reason else s.kind for n, s in ill.items()}
+
+
+def local_value(decode: Callable[[bytes], T], data: bytes) -> T:
+    """What this device wrote itself. `WorkspaceError` when it does not decode."""
+    try:
+        return decode(data)
+    except FormatError as e:
+        raise _damaged(e.message) from e
+
+
+def _damaged(why: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"the local state in .metasync is damaged: {why}",
+        next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
+    )
 
 
 def _together(tasks: Mapping[str, Task]) -> Task:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from metasync.config import Config
-from metasync.errors import BackendError, MetaSyncError, NoQuorumError
+from metasync.errors import MetaSyncError
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reports import BackendState, ConflictReport, Status
 from metasync.sync.rows import load_rows
 from metasync.sync.scan import scan
 from metasync.sync.session import SHORT_KEY, Session
+
+DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
 
 
 def survives(config: Config) -> str:
@@ -34,15 +38,17 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     try:
         agreed = s.base()
         before = s.flat(agreed)
-    except (BackendError, MetaSyncError) as e:
+    except MetaSyncError as e:
         return Status(
             s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
             survives=survives(s.config),
         )  # fmt: skip
     try:
-        newest = s.ask_newest().v
-    except NoQuorumError as e:
+        newest = s.ask_newest(deadline_s=DEADLINE_S).v
+    except MetaSyncError as e:  # of whatever kind: what is here can be shown all the same
         problem, error = e.message, e
+    ailing = s.standings() if error is None else s.noted_standings()
+    backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
     seen = scan(s.tree, load_rows(s.db), before, Ingest(s.chunker, s.ids))
     conflicts = tuple(ConflictReport(c.path, c.copy, c.reason) for c in s.db.conflicts() if c.copy in seen.tree)
     return Status(

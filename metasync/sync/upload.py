@@ -20,7 +20,7 @@ from metasync.store.index import Index, IndexSegment, PackRecord, make_segments
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer
 
-UPLOADS_IN_FLIGHT = 6  # sealed packs under way: 6 x 4 MiB as a rule, each sent to R backends from the same bytes
+UPLOADING_BYTES_MAX = 24 << 20  # of sealed packs under way, each sent to its R backends from the same bytes
 
 
 class Upload:
@@ -51,7 +51,8 @@ class Upload:
         self._listener = listener
         self._entropy = entropy
         self._running: list[Future[Any]] = []
-        self._room = threading.Semaphore(UPLOADS_IN_FLIGHT)
+        self._uploading_bytes = 0
+        self._changed = threading.Condition()
         self._packer: Packer | None = None
 
     def __contains__(self, object_id: bytes) -> bool:
@@ -67,12 +68,20 @@ class Upload:
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
-        while not self._room.acquire(timeout=0.2):  # in slices, so that a failed upload is seen while waiting
-            self._raise_failed()
+        size = len(pack.data)
+        with self._changed:
+            while self._uploading_bytes and self._uploading_bytes + size > UPLOADING_BYTES_MAX:
+                self._changed.wait()
+            self._uploading_bytes += size
         self._raise_failed()
         future = self._start(self.transfer.upload(pack, self.generation))
-        future.add_done_callback(lambda _f: self._room.release())
+        future.add_done_callback(lambda _f: self._ended(size))
         self._running.append(future)
+
+    def _ended(self, size: int) -> None:
+        with self._changed:
+            self._uploading_bytes -= size
+            self._changed.notify_all()
 
     def _raise_failed(self) -> None:
         for future in self._running:

@@ -1,0 +1,213 @@
+"""The local state: what is written is there, all or nothing, for any thread and after any death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasync.errors import UpgradeError, WorkspaceError
+from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
+from metasync.objects.model import Entry, Kind
+from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
+
+FILE = Entry(Kind.FILE, 0o644, -5, 7, b"h" * 32, b"", ((7, b"x"),))
+
+
+def test_values_stay_over_a_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with LocalDb.open(path) as db:
+        state: State = db
+        state.set("a", b"1")
+        state.set("b", b"")
+        state.set("c", b"gone")
+        state.set("c", None)
+        state.put_conflicts([Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)])
+        state.put_replaced([ReplacedFile(3, b"f", b"h" * 32)])
+        state.put_unplaced({b"d/f": "permission denied"})
+    with LocalDb.open(path) as db:
+        assert (db.get("a"), db.get("b"), db.get("c")) == (b"1", b"", None)
+        assert db.conflicts() == [Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)]
+        assert db.replaced() == [ReplacedFile(3, b"f", b"h" * 32)]
+        assert db.unplaced() == {b"d/f": "permission denied"}
+        db.delete_conflicts([b"f.conflict.1"])
+        db.delete_replaced([3])
+        db.delete_unplaced([b"d/f", b"not there"])
+        assert (db.conflicts(), db.replaced(), db.unplaced()) == ([], [], {})
+        assert db._execute("PRAGMA journal_mode")[0][0] == "wal"
+        assert db._execute("PRAGMA synchronous")[0][0] == 2
+
+
+def test_objects(tmp_path: Path) -> None:
+    with LocalDb.open(tmp_path / "state.db") as db:
+        many = [(b"%032d" % i, 3, b"data %d" % i) for i in range(1200)]
+        db.put_objects(many)
+        db.put_objects([(many[0][0], 3, b"data 0")])
+        assert db.get_object(many[7][0]) == b"data 7"
+        assert db.get_object(b"none") is None
+        assert db.get_objects([m[0] for m in many] + [b"none"]) == {i: data for i, _, data in many}
+        assert db.objects_bytes() == sum(len(m[2]) for m in many)
+        assert db.drop_objects_except([many[5][0]]) == 1199
+        assert db.get_objects([m[0] for m in many]) == {many[5][0]: many[5][2]}
+        db.stage_object(b"z" * 32, 1, b"blob")
+        db.stage_object(b"a" * 32, 2, b"file")
+        assert db.staged() == [(b"a" * 32, 2, b"file"), (b"z" * 32, 1, b"blob")]
+        db.clear_staged([b"a" * 32, b"other"])
+        assert db.staged() == [(b"z" * 32, 1, b"blob")]
+
+
+def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+    with LocalDb.open(tmp_path / "state.db") as db:
+
+        def fails() -> None:
+            with db.transaction():
+                db.set("a", b"1")
+                db.put_unplaced({b"x": "y"})
+                raise KeyError("a")
+
+        with pytest.raises(KeyError):
+            fails()
+        assert db.get("a") is None
+        assert db.unplaced() == {}
+        with db.transaction():
+            db.set("a", b"outer")
+            with pytest.raises(KeyError):
+                fails()
+            assert db.get("a") == b"outer"
+            with db.transaction():
+                db.set("b", b"inner")
+        assert (db.get("a"), db.get("b")) == (b"outer", b"inner")
+
+
+def test_threads_share_it(tmp_path: Path) -> None:
+    with LocalDb.open(tmp_path / "state.db") as db:
+        db.set("n", b"0")
+
+        def add() -> None:
+            for _ in range(10):
+                with db.transaction():
+                    db.set("n", b"%d" % (int(db.get("n") or b"0") + 1))
+
+        threads = [threading.Thread(target=add) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert db.get("n") == b"50"
+
+
+def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"my diary" * 1000)
+    with pytest.raises(WorkspaceError, match="not a database") as told:
+        LocalDb.open(path)
+    assert told.value.next_step
+    assert path.read_bytes() == b"my diary" * 1000
+
+    other = tmp_path / "other.db"
+    db = sqlite3.connect(other)
+    db.execute("CREATE TABLE t (x)")
+    db.close()
+    with pytest.raises(WorkspaceError, match="not MetaSync's"):
+        LocalDb.open(other)
+    with pytest.raises(WorkspaceError, match="unable to open"):
+        LocalDb.open(tmp_path / "missing" / "state.db")
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    LocalDb.open(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UpgradeError, match="format 99") as told:
+        LocalDb.open(path)
+    assert "Upgrade" in told.value.next_step
+
+
+def test_a_use_after_close_is_our_error(tmp_path: Path) -> None:
+    db = LocalDb.open(tmp_path / "state.db")
+    db.close()
+    with pytest.raises(WorkspaceError):
+        db.get("a")
+
+
+KILLED = """
+import sys
+from metasync.localdb import LocalDb
+db = LocalDb.open(sys.argv[1])
+n = 0
+while True:
+    n += 1
+    with db.transaction():
+        db.set("a", b"%d" % n)
+        db.put_unplaced({b"%d" % i: "x" for i in range(200)})
+        db.set("b", b"%d" % n)
+    print(n, flush=True)
+"""
+
+
+def test_kill_leaves_whole_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+            told = [line for line in process.stdout.read().split(b"\n") if line]
+        with LocalDb.open(path) as db:
+            assert db.get("a") == db.get("b")
+            if told:
+                assert int(db.get("a") or b"0") >= int(told[-1])  # what was said to be written is there
+
+
+kinds = st.sampled_from(list(Kind))
+small = st.binary(max_size=64)
+times = st.integers(-(2**63), 2**63 - 1)
+sizes = st.integers(0, 2**64 - 1)
+tags = st.dictionaries(st.integers(0, 65535), small, max_size=3).map(lambda d: tuple(sorted(d.items())))
+rows = st.builds(
+    Row,
+    st.builds(Entry, kinds, st.integers(0, 0o7777), times, sizes, small, small, tags),
+    sizes,
+    sizes,
+    sizes,
+    times,
+    times,
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+
+
+@given(rows)
+def test_rows_come_back_as_they_were(row: Row) -> None:
+    assert unpack_row(pack_row(row)) == row
+
+
+@given(rows, st.data())
+def test_damaged_rows_are_named(row: Row, data: st.DataObject) -> None:
+    packed = pack_row(row)
+    cut = data.draw(st.integers(0, len(packed) - 1))
+    with pytest.raises(WorkspaceError):
+        unpack_row(packed[:cut])
+
+
+def test_rows_load_as_stored(tmp_path: Path) -> None:
+    row = Row(FILE, 1, 2, 7, -5, 6, 0o100644, True)
+    with LocalDb.open(tmp_path / "state.db") as db:
+        many = {os.fsencode(f"d{i % 9}/f{i}"): row._replace(ino=i) for i in range(300)}
+        store_rows(db, many.items())
+        assert load_rows(db) == many
+        assert type(load_rows(db)[b"d0/f0"].entry.kind) is Kind
+        db.delete_rows([b"d0/f0", b"none"])
+        assert len(load_rows(db)) == 299

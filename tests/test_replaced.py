@@ -1,0 +1,220 @@
+"""What was replaced: dropped when a decided version holds it, brought back when it was written to late, else kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workdir import DIR, Link, Workspace, digest, entries, entry, errno_error, files_under, read, write
+
+from metasync.localdb import ReplacedFile
+from metasync.sync import replaced
+from metasync.sync.checkout import Change, Checkout
+from metasync.sync.replaced import QUIET_NS, settle
+from metasync.sync.rows import load_rows
+
+OLD: dict[bytes, Any] = {
+    b"a.txt": b"old a",
+    b"d": DIR,
+    b"d/b": b"old b",
+    b"d/e": DIR,
+    b"d/e/c": b"old c",
+    b"l": Link(b"x"),
+}
+
+
+class Settling:
+    """Settles with a set of known contents, and counts what was read."""
+
+    def __init__(self, work: Workspace, *known: bytes) -> None:
+        self.work = work
+        self.known = {digest(data) for data in known}
+        self.asked: list[tuple[bytes, int, bytes]] = []
+        self.hashed = 0
+
+    def __call__(self, later_ns: int = 2 * QUIET_NS) -> list[Any]:
+        def known(content: bytes, size: int, path: bytes) -> bool:
+            self.asked.append((content, size, path))
+            return content in self.known
+
+        def hash_file(fd: int) -> bytes:
+            self.hashed += 1
+            return digest(os.read(fd, 1 << 20))
+
+        return settle(self.work.tree, self.work.db, self.work.tree.clock_ns() + later_ns, known, hash_file, 5)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Any:
+    with Workspace(tmp_path) as found:
+        write(found.root, OLD)
+        found.base = dict(found.scan_past().tree)
+        yield found
+
+
+def kept(work: Workspace) -> list[bytes]:
+    return sorted(files_under(work.root / ".metasync" / "replaced"))
+
+
+def replace_all(work: Workspace) -> None:
+    work.check_out({b"a.txt": b"new a"})
+
+
+def test_nothing_to_do(work: Workspace) -> None:
+    assert settle(None, work.db, 0, None, None) == []  # type: ignore[arg-type]  # the disk is not touched at all
+
+
+def test_known_contents_are_dropped_after_ten_quiet_minutes(work: Workspace) -> None:
+    replace_all(work)
+    settling = Settling(work, b"old a", b"old b", b"old c")
+    settling.known.add(b"x")  # the link's target
+    assert settling(QUIET_NS // 2) == []
+    assert (kept(work), settling.asked) == ([b"old a", b"old b", b"old c"], [])
+    assert settling() == []
+    assert (kept(work), work.db.replaced()) == ([], [])
+    assert os.listdir(work.root / ".metasync" / "replaced") == []
+    assert set(settling.asked) == {
+        (digest(b"old a"), 5, b"a.txt"),
+        (digest(b"old b"), 5, b"d/b"),
+        (digest(b"old c"), 5, b"d/e/c"),
+        (b"x", 1, b"l"),
+    }
+
+
+def test_unknown_and_unchanged_stays_and_is_read_once(work: Workspace) -> None:
+    replace_all(work)
+    settling = Settling(work, b"old b")
+    for _ in range(3):
+        assert settling() == []
+        assert kept(work) == [b"old a", b"old c"]
+    assert settling.hashed == 3
+    settling.known.add(digest(b"old a"))
+    settling()
+    assert kept(work) == [b"old c"]
+
+
+def test_a_late_write_comes_back(work: Workspace) -> None:
+    with work.at(b"a.txt").open("r+b") as a, work.at(b"d/e/c").open("r+b") as c:
+        replace_all(work)
+        a.write(b"late words in a")
+        c.write(b"late words in c")
+    settling = Settling(work, b"old a", b"old b", b"old c")
+    found = settling()
+    assert [(f.path, f.copy, f.version) for f in found] == [
+        (b"a.txt", b"a.conflict.1.txt", 5),
+        (b"d/e/c", b"c.conflict.1", 5),  # its directory is gone: in the next one up
+    ]
+    assert work.db.conflicts() == found
+    assert work.at(b"a.conflict.1.txt").read_bytes() == b"late words in a"
+    assert work.at(b"c.conflict.1").read_bytes() == b"late words in c"
+    assert [r.path for r in work.db.replaced()] == [b"l"]
+    assert {b"a.conflict.1.txt", b"c.conflict.1"} < work.scan().tree.keys()
+
+
+def test_a_late_write_of_something_known_is_dropped(work: Workspace) -> None:
+    with work.at(b"a.txt").open("r+b") as a:
+        replace_all(work)
+        a.write(b"new a")
+    settling = Settling(work, b"new a")
+    assert settling() == []
+    assert b"new a" not in kept(work)
+
+
+def test_a_write_after_the_first_look_is_seen(work: Workspace) -> None:
+    with work.at(b"a.txt").open("r+b") as a:
+        replace_all(work)
+        settling = Settling(work)
+        assert settling() == []
+        a.write(b"later still")
+    assert [c.copy for c in settling()] == [b"a.conflict.1.txt"]
+
+
+def test_a_write_while_it_is_read_is_not_quiet(work: Workspace) -> None:
+    with work.at(b"a.txt").open("r+b", buffering=0) as a:
+        replace_all(work)
+        now = work.tree.clock_ns() + 2 * QUIET_NS
+
+        def hash_file(fd: int) -> bytes:
+            content = digest(os.read(fd, 100))
+            a.write(b"typed on")
+            return content
+
+        settle(work.tree, work.db, now, lambda *args: True, hash_file)
+    assert any(data.startswith(b"typed on") for data in kept(work))
+
+
+def test_copies_never_replace(work: Workspace) -> None:
+    with work.at(b"a.txt").open("r+b") as a:
+        replace_all(work)
+        a.write(b"late words")
+    work.at(b"a.conflict.1.txt").write_bytes(b"there already")
+    assert [c.copy for c in Settling(work)()] == [b"a.conflict.2.txt"]
+    assert work.at(b"a.conflict.1.txt").read_bytes() == b"there already"
+
+
+def test_a_directory_swapped_for_a_link_leads_nowhere(
+    work: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    with work.at(b"d/b").open("r+b") as b:
+        replace_all(work)
+        b.write(b"late words")
+    work.at(b"d").symlink_to(outside)
+    assert [c.copy for c in Settling(work)()] == [b"b.conflict.1"]
+    assert os.listdir(outside) == []
+
+
+def test_unreadable_ones_stay(work: Workspace) -> None:
+    replace_all(work)
+
+    def fails(fd: int) -> bytes:
+        raise errno_error(5)()
+
+    now = work.tree.clock_ns() + 2 * QUIET_NS
+    assert settle(work.tree, work.db, now, lambda *args: True, fails) == []
+    assert kept(work) == [b"old a", b"old b", b"old c"]
+    assert len(work.db.replaced()) == 3  # the link needs no reading
+
+
+def test_records_without_files_go(work: Workspace) -> None:
+    work.db.put_replaced([ReplacedFile(77, b"x", b"")])
+    assert Settling(work)() == []
+    assert work.db.replaced() == []
+
+
+@pytest.mark.parametrize("bound", ["files", "bytes"])
+def test_bounded_work_goes_round(work: Workspace, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    many = {b"m%02d" % i: b"%05d" % i for i in range(20)}
+    write(work.root, many)
+    rows_before = work.scan_past()
+    work.base = dict(rows_before.tree)
+    work.check_out(dict(OLD))
+    if bound == "files":
+        monkeypatch.setattr(replaced, "SETTLE_FILES_MAX", 6)
+    else:
+        monkeypatch.setattr(replaced, "SETTLE_BYTES_MAX", 30)
+    settling = Settling(work, *[many[b"m%02d" % i] for i in range(10, 20)])
+    for call in range(1, 5):
+        settling()
+        assert settling.hashed <= 6 * call
+    assert kept(work) == [b"%05d" % i for i in range(10)]  # the unknown ones did not hold up the others
+
+
+def test_nothing_a_crash_leaves_is_without_a_record(work: Workspace) -> None:
+    rows = load_rows(work.db)
+    checkout = Checkout(work.db, work.tree)
+    new = entries({**OLD, b"a.txt": b"new a"})
+    checkout.begin([Change(b"a.txt", new[b"a.txt"], rows[b"a.txt"]), Change(b"n", entry(b""), None)])
+    checkout.stage_whole(b"a.txt", b"new a")
+
+    def dies() -> None:
+        raise KeyError("dies in the closing transaction")
+
+    with pytest.raises(KeyError):
+        checkout.apply(dies)
+    assert work.db.replaced() == []
+    Checkout(work.db, work.tree).recover()
+    assert [r.path for r in work.db.replaced()] == [b"a.txt"]
+    assert read(work.root)[b"a.txt"].data == b"new a"
