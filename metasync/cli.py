@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +20,13 @@ from typing import Any, TypeVar
 import click
 
 from metasync import __version__, render
-from metasync.errors import MetaSyncError, UsageError
+from metasync.errors import MetaSyncError
 from metasync.events import Event, Notice, Progress
+from metasync.passphrase import passphrase
 from metasync.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_ORDER = (5, 7, 6, 1, 3, 4)
-PASSPHRASE_COMMAND_TIMEOUT_S = 60
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Console:
         if isinstance(event, Notice):
             if not self.options.quiet or event.warning:
                 self.clear()
-                click.echo(("warning: " if event.warning else "") + event.text, err=True)
+                click.echo(render.printable(("warning: " if event.warning else "") + event.text), err=True)
         elif isinstance(event, Progress) and self._bar is not None:
             self._bar.show(event)
 
@@ -110,7 +109,7 @@ class Console:
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             for line in lines:
-                click.echo(line)
+                click.echo(render.printable(line))
         raise Finish(code)
 
 
@@ -133,34 +132,6 @@ class _Bar:
             sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
             self._width = 0
-
-
-def passphrase(*, confirm: bool = False) -> str:
-    """From the environment or a prompt; never from an argument (`METASYNC_PASSPHRASE`, `_FILE`, `_COMMAND`)."""
-    env = os.environ
-    if value := env.get("METASYNC_PASSPHRASE"):
-        return value
-    if path := env.get("METASYNC_PASSPHRASE_FILE"):
-        try:
-            return Path(path).read_text("utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as e:
-            raise UsageError(f"the passphrase file {path} cannot be read: {e}") from e
-    if command := env.get("METASYNC_PASSPHRASE_COMMAND"):
-        try:
-            done = subprocess.run(  # noqa: S602 - the user's own command, as in restic and borg
-                command, shell=True, capture_output=True, check=False, timeout=PASSPHRASE_COMMAND_TIMEOUT_S
-            )
-            if done.returncode:
-                raise UsageError(f"METASYNC_PASSPHRASE_COMMAND ended with {done.returncode}")
-            return done.stdout.decode("utf-8").rstrip("\r\n")
-        except (subprocess.TimeoutExpired, UnicodeDecodeError) as e:
-            raise UsageError("METASYNC_PASSPHRASE_COMMAND gave no passphrase") from e
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "no passphrase: there is no terminal to ask on",
-            next_step="Set METASYNC_PASSPHRASE_FILE (or METASYNC_PASSPHRASE, or METASYNC_PASSPHRASE_COMMAND).",
-        )
-    return str(click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True))
 
 
 @contextlib.contextmanager
@@ -220,6 +191,7 @@ def init(
         "",
         "Next: metasync push",
     ]
+    report.workspace.close()
     console.report("init", lines, render.value(report))
 
 
@@ -251,12 +223,18 @@ def clone(options: Options, directory: Path, name: str, backends: tuple[str, ...
         f"Cloned {name} into {report.directory}: version {report.version} ({report.fingerprint}),"
         f" {render.count(report.files, 'file')}, {render.size(report.bytes)}.",
     ]
+    if report.problem:
+        lines.append(f"There may be newer versions; this is the newest that could be proven: {report.problem}")
+        lines.append("Run `metasync pull` when more backends are reachable.")
     lines += [f"Not linked here: {n}. Link it: metasync backend link {n} URL" for n in report.unlinked]
     if report.read_only:
         lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
     lines += render.conflicts(report.conflicts)
     lines += [f"warning: {n}: {why}" for n, why in sorted(report.down.items())]
-    console.report("clone", lines, render.value(report), [3] if report.conflicts else [])
+    report.workspace.close()
+    codes = [3] if report.conflicts else []
+    codes += [5] if report.problem and not report.read_only else []
+    console.report("clone", lines, render.value(report), codes)
 
 
 @cli.command()
@@ -436,57 +414,83 @@ def demo(options: Options, keep: bool) -> None:
     raise Finish(show.run(click.echo if not (options.quiet or options.json) else lambda _line: None, keep=keep))
 
 
-def _fail(error: MetaSyncError, options: Options, command: str) -> int:
+def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
+    """Says what went wrong: one JSON document on stdout, or lines on stderr."""
+    message, next_step = render.printable(message), render.printable(next_step)
     if options.json:
-        document = {
-            "command": command,
-            "exit_code": error.exit_code,
-            "error": {"kind": type(error).__name__, "message": error.message, "next_step": error.next_step},
-        }
-        click.echo(json.dumps(document, indent=2))
+        error = {"kind": kind, "message": message, "next_step": next_step}
+        click.echo(json.dumps({"command": command, "exit_code": code, "error": error}, indent=2))
     else:
-        click.echo(f"metasync: {error.message}", err=True)
-        if error.next_step:
-            click.echo(error.next_step, err=True)
+        click.echo(f"metasync: {message}", err=True)
+        if next_step:
+            click.echo(next_step, err=True)
     if options.verbose:
         traceback.print_exc()
-    return error.exit_code
+    return code
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """The command that was meant, as far as it can be told before the words are understood."""
+    names: list[str] = []
+    group: click.Command = cli
+    for word in words:
+        if isinstance(group, click.Group) and word in group.commands:
+            group = group.commands[word]
+            names.append(word)
+    return " ".join(names)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
-    options = Options()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a terminal that knows fewer characters gets the others escaped
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     words = list(sys.argv[1:] if argv is None else argv)
-    command = next((w for w in words if not w.startswith("-")), "")
+    options = Options(json="--json" in words)  # an error before it was understood is to be one document as well
+    sys.exit(_run(words, options, _command_of(words)))
+
+
+def _run(words: list[str], options: Options, command: str) -> int:
     try:
         cli.main(args=words, prog_name="metasync", standalone_mode=False, obj=options)
-        code = 0
     except Finish as e:
-        code = e.code
+        return e.code
     except MetaSyncError as e:
-        code = _fail(e, options, command)
+        return _fail(options, command, e.exit_code, type(e).__name__, e.message, e.next_step)
     except click.exceptions.Exit as e:
-        code = e.exit_code
-    except click.exceptions.Abort:
-        click.echo("metasync: interrupted; safe to run again", err=True)
-        code = 130
+        return e.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _fail(options, command, 130, "Interrupted", "interrupted; safe to run again")
+    except click.exceptions.NoArgsIsHelpError as e:
+        if options.json:
+            return _fail(options, command, 2, "UsageError", "no command was given", "See metasync --help.")
+        e.show()
+        return 2
     except click.ClickException as e:
         if options.json:
-            document = {"kind": "UsageError", "message": e.format_message(), "next_step": "See metasync --help."}
-            click.echo(json.dumps({"command": command, "exit_code": 2, "error": document}, indent=2))
-        else:
-            e.show()
-        code = 2
-    except KeyboardInterrupt:
-        click.echo("metasync: interrupted; safe to run again", err=True)
-        code = 130
+            return _fail(options, command, 2, "UsageError", e.format_message(), "See metasync --help.")
+        e.show()
+        return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except Exception as e:
-        if options.verbose:
-            raise
-        click.echo(f"metasync: an error of MetaSync's own: {type(e).__name__}: {e}", err=True)
-        click.echo("Nothing that was agreed is lost. Run again with --verbose, and report what it prints.", err=True)
-        code = 1
-    sys.exit(code)
+        return 1
+    except OSError as e:
+        what = f"{os.fsdecode(e.filename)}: {e.strerror}" if isinstance(e.filename, str | bytes) else str(e)
+        return _fail(
+            options,
+            command,
+            1,
+            type(e).__name__,
+            f"{command or 'metasync'} failed: {what}",
+            "Check the path, its rights and its disk, then run again; nothing that was agreed is lost.",
+        )
+    except Exception as e:  # noqa: BLE001 - whatever it is, its user gets a message and scripts their document
+        return _fail(
+            options,
+            command,
+            1,
+            type(e).__name__,
+            f"an error of MetaSync's own: {type(e).__name__}: {e}",
+            "Nothing that was agreed is lost. Run again with --verbose, and report what it prints.",
+        )
+    return 0

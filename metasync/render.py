@@ -24,8 +24,18 @@ LISTED_MAX = 20  # paths shown per kind before "and N more"
 
 def text(path: bytes) -> str:
     """A path for people and for JSON: UTF-8 where it is, `\\xNN` for other bytes and for control characters."""
-    shown = path.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown)
+    return printable(path.decode("utf-8", "surrogateescape"))
+
+
+def printable(line: str) -> str:
+    """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def size(n: int) -> str:
@@ -78,7 +88,7 @@ def _left_out(items: Sequence[Skipped], head: str) -> list[str]:
 
 
 def _down(down: Mapping[str, str]) -> list[str]:
-    return [f"warning: {name}: {why}" for name, why in sorted(down.items())]
+    return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
 
 
 def pull(r: PullReport) -> list[str]:
@@ -123,6 +133,7 @@ def status(s: Status) -> list[str]:
     lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
     if s.newest is None:
         lines.append(f"The newest agreed version is unknown: {s.problem}")
+        lines += [s.error.next_step] if s.error is not None and s.error.next_step else []
     elif s.newest > s.version:
         lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
     else:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -25,6 +25,7 @@ from metasync.errors import BackendError, NoQuorumError, RefusedError, Unreachab
 CONNECTIONS: Final = 8  # calls at once on one backend
 QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
+WAIT_STEP_S: Final = 0.2  # how long a waiting main thread may sit without looking for signals
 LINGER_S: Final = 0.5  # given to writes under way when a runtime closes
 
 _T = TypeVar("_T")
@@ -172,15 +173,18 @@ class Runtime:
         run = self._started(task)
         future = run.future
         assert future is not None
+        ends = None if deadline_s is None else time.monotonic() + deadline_s
         try:
-            return future.result(timeout=deadline_s)
-        except TimeoutError:
-            if future.done():
-                raise  # the task's own
-            raise NoQuorumError(
-                f"not finished within {deadline_s:g} s; what was sent may be committed",
-                next_step="run again: it will be found out",
-            ) from None
+            while True:
+                left = WAIT_STEP_S if ends is None else min(WAIT_STEP_S, max(ends - time.monotonic(), 0.0))
+                done, _ = wait([future], timeout=left)
+                if done:
+                    return future.result()
+                if ends is not None and time.monotonic() >= ends:
+                    raise NoQuorumError(
+                        f"not finished within {deadline_s:g} s; what was sent may be committed",
+                        next_step="run again: it will be found out",
+                    )
         finally:
             if not future.done():
                 self._post(lambda: self._abandon(run))
@@ -317,12 +321,14 @@ class Runtime:
         else:
             raise TypeError(f"not an effect: {effect!r}")
 
-    def _wait(self, run: _Run) -> int:
-        """A token by which the run is woken, once."""
+    def _wait(self, run: _Run, otherwise: Any = None) -> int:
+        """A token by which the run is woken, once, with a value or with what it gets `otherwise`."""
         token = self._next_token
         self._next_token += 1
         run.waiting = token
-        self._waiting[token] = lambda value, error: self._ready.append((run, value, error))
+        self._waiting[token] = lambda value, error: self._ready.append(
+            (run, otherwise if value is None else value, error)
+        )
         return token
 
     def _wake(self, token: int, value: Any, error: BaseException | None) -> None:
@@ -360,13 +366,14 @@ class Runtime:
     # calls on backends
 
     def _call(self, run: _Run, op: Op) -> None:
-        token = self._wait(run)
+        text = f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"
+        token = self._wait(run, Reply(error=UnreachableError(text)))
         backend, pool = self._backends.get(op.backend), self._pools.get(op.backend)
         if backend is None or pool is None:
             self._wake(token, Reply(error=UnreachableError(f"no backend is linked as {op.backend}")), None)
             return
         late = self.clock() + op.timeout_s
-        self._waiting_op(token, op)
+        self._timer(token, op.timeout_s)
 
         def job() -> None:
             # Reads that nobody waits for any more are not sent; writes are, they may complete a quorum's copies.
@@ -377,19 +384,6 @@ class Runtime:
 
         if not pool.submit(job):
             self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
-
-    def _waiting_op(self, token: int, op: Op) -> None:
-        """The reply comes from the backend or, after the op's timeout, from here."""
-        resume = self._waiting[token]
-
-        def resumed(reply: Any, error: BaseException | None) -> None:
-            if reply is None:
-                text = f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"
-                reply = Reply(error=UnreachableError(text))
-            resume(reply, error)
-
-        self._waiting[token] = resumed
-        self._timer(token, op.timeout_s)
 
     # branches
 

@@ -24,7 +24,7 @@ from metasync.backends._base import Backend, TellsSpace
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.config import Config, decode_config
-from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
+from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap, checked_memory
 from metasync.effects import Op, Reply
 from metasync.errors import BackendError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice, ignore
@@ -58,7 +58,7 @@ from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, each, found
 from metasync.sync.fsio import WorkTree
 from metasync.sync.lock import WorkspaceLock
 from metasync.sync.reports import BackendState, CheckReport, ConflictReport, LogItem, PullReport, PushReport, Status
-from metasync.sync.session import MEMORY_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+from metasync.sync.session import CLONING_KEY, MEMORY_KEY, SHORT_KEY, UNFINISHED_KEY, Session, local_value
 
 SYNC_ROUNDS_MAX: Final = 10
 ASK_TIMEOUT_S: Final = 10.0
@@ -79,7 +79,10 @@ class InitReport:
 
 @dataclass(frozen=True)
 class CloneReport:
-    """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet."""
+    """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
+
+    `problem`: why it is not known whether `version` is the newest; "" when it is.
+    """
 
     directory: str
     version: int
@@ -91,6 +94,7 @@ class CloneReport:
     conflicts: tuple[ConflictReport, ...]
     down: dict[str, str]
     workspace: Workspace = field(repr=False)
+    problem: str = ""
 
 
 class Workspace:
@@ -105,7 +109,7 @@ class Workspace:
         self.on_event = on_event
         self._db = db
         self._keys, self._device, self._certificate = load_secret(directory, db)
-        self._config: Config = decode_config(required(db, CONFIG_KEY))
+        self._config: Config = local_value(decode_config, required(db, CONFIG_KEY))
         self._links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
         self._backends: dict[str, Backend] = {}
         self._runtime: Runtime | None = None
@@ -253,27 +257,30 @@ class Workspace:
                 except BackendError as e:
                     opened[n] = AbsentBackend(e)
             runtime = stack.enter_context(ways.bare_runtime(opened))
-            out = join.search(sorted(opened), name, passphrase, runtime.run)
+            out = join.search(sorted(opened), name, passphrase, runtime.run, everywhere=False)
             secret = join.require(out, name, sorted(opened))
             keys, admin_private = join.open_rings(out, secret, runtime.run)
             device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
             certificate = device.certified(admin_private, keys.ns_id)
-            views = {n: Prefixed(opened[n], out.folders[n]) for n in out.folders}
-            inner = stack.enter_context(ways.bare_runtime(views))
-            start: Found = inner.run(bootstrap(keys, sorted(views)))
-            for n, why in sorted({**{n: e.message for n, e in out.failed.items()}, **start.problems}.items()):
+            places = {n: (n, folder) for n, folder in sorted(out.folders.items())}
+            places |= {f"{n} {f}": (n, f) for n, folders in sorted(out.unread.items()) for f in folders}
+            inner = stack.enter_context(
+                ways.bare_runtime({key: Prefixed(opened[n], folder) for key, (n, folder) in places.items()})
+            )
+            start: Found = inner.run(bootstrap(keys, list(places)))
+            names = _agreed_names(start, inner, list(places))
+            for n, why in sorted(_problems(out, start, places, names).items()):
                 on_event(Notice(f"{n}: {why}", warning=True))
-            names = _agreed_names(start, inner, sorted(views))
             if expect is not None:
                 group = Group(
                     keys, device, start.config, start.state.config, start.devices, start.state.devices,
                     incarnation=os.urandom(INCARNATION_BYTES), links=start.links, certificate=certificate.encode(),
                 )  # fmt: skip
                 _check_expected(inner.run(group.get_recent(start.state)), expect)
-            links = {
-                agreed: Link(urls[n].location, out.folders[n], opened[n].identity().hex())
-                for n, agreed in names.items()
-            }
+            links = {}
+            for key, agreed in names.items():
+                n, inside = places[key]
+                links[agreed] = Link(urls[n].location, inside, opened[n].identity().hex())
         write_local(
             folder, name, keys, device, certificate, start.config, start.devices, links, start.state, unfinished=True
         )
@@ -352,16 +359,20 @@ class Workspace:
 
     def _finish_clone(self) -> CloneReport:
         with self._operation("clone") as s:
-            newest = s.newest(offline_ok=True)
-            pulled = pulling.integrate(s, s.base(), newest)
+            problem = ""
             voters = [e.name for e, _ in self._config.acceptors]
             read_only = sum(n in self._links for n in voters) < self._config.quorum
-            if not read_only:
-                try:
-                    newest = s.enrol(newest)
-                except NoQuorumError as e:
-                    self.on_event(Notice(f"this device joins with its first push: {e.message}", warning=True))
+            try:
+                if not read_only:
+                    s.enrol()  # agreeing on anything tells what is newest: no look before it is needed
+                    newest = s.load(s.newest_state())
+                else:
+                    newest = s.newest()
+            except NoQuorumError as e:  # better an older version than none, if that is said
+                newest, problem = s.newest_seen(), e.message
+            pulled = pulling.integrate(s, s.base(), newest)
             tree = s.flat(newest)
+            s.db.set(CLONING_KEY, None)
             return CloneReport(
                 directory=str(self.directory),
                 version=newest.state.v,
@@ -372,6 +383,7 @@ class Workspace:
                 read_only=read_only,
                 conflicts=pulled.conflicts,
                 down=dict(s.down),
+                problem=problem,
                 workspace=self,
             )
 
@@ -405,7 +417,7 @@ class Workspace:
         with WorkTree(os.fsencode(self.directory)) as tree:
             runtime, group = self._connect()
             yield Session(
-                name=required(self._db, NAME_KEY).decode(),
+                name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
                 tree=tree,
                 db=self._db,
                 runtime=runtime,
@@ -443,7 +455,7 @@ class Workspace:
             incarnation=os.urandom(INCARNATION_BYTES),
             links={a.acceptor_id: e.name for e, a in self._config.acceptors if e.name in self._links},
             certificate=self._certificate.encode(),
-            memory=self._db.get(MEMORY_KEY) or b"",
+            memory=local_value(checked_memory, self._db.get(MEMORY_KEY) or b""),
         )
         return self._runtime, self._group
 
@@ -518,6 +530,19 @@ class Workspace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _problems(
+    out: join.Found, start: Found, places: Mapping[str, tuple[str, str]], names: Mapping[str, str]
+) -> dict[str, str]:
+    """Why backends that were given to `clone` are not used."""
+    used = {places[key][0] for key in names}
+    problems = {n: e.message for n, e in out.failed.items()}
+    for key, why in start.problems.items():
+        problems.setdefault(places[key][0], why)
+    for n in out.unread:
+        problems.setdefault(n, "holds nothing of this workspace")
+    return {n: why for n, why in problems.items() if n not in used}
 
 
 def _agreed_names(start: Found, runtime: Runtime, given: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from metasync.consensus.founding import Found, Founded, bootstrap, found
 from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
 from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
-from metasync.consensus.member import Standing
+from metasync.consensus.member import Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
 
@@ -31,6 +31,7 @@ __all__ = [
     "birth_matches",
     "birth_path",
     "bootstrap",
+    "checked_memory",
     "decode_journal",
     "decode_state",
     "encode_birth",

@@ -2,7 +2,7 @@
 
 State u stands, as the base of every entry of version u+1, in the acceptors' logs; so an ancestor is fetched from slot
 0 of the next version, or from `const/` once that log is trimmed, and its hash proves it. Steps along `skip` make the
-walk logarithmic.
+walk short (`states`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +11,6 @@ from metasync.config import Config, decode_config
 from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
 from metasync.consensus.genesis import (
     GENESIS_BYTES_MAX,
-    birth_matches,
     birth_path,
     encode_birth,
     genesis_path,
@@ -19,13 +19,14 @@ from metasync.consensus.genesis import (
 )
 from metasync.consensus.member import check_config
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
-from metasync.consensus.states import State, genesis_state
+from metasync.consensus.states import State, follows, genesis_state
 from metasync.effects import Gather, Op, Random, Reply, Task
 from metasync.errors import (
     BackendError,
     DamagedError,
     ForkError,
     FormatError,
+    MetaSyncError,
     NoQuorumError,
     NotFoundError,
     UpgradeError,
@@ -36,6 +37,7 @@ from metasync.keys.devices import DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
 FOUND_TIMEOUT_S: Final = 30.0
+LOOK_TIMEOUT_S: Final = 10.0  # backends are read one after the other until one shows the config
 ROOTS_MAX: Final = 64  # acceptors that one backend's folder may show; more is not ours
 
 
@@ -106,72 +108,109 @@ def found(
 def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
     """Where a new device starts: reads genesis and hints on all reachable backends. -> Found.
 
-    Follow with `Group.get_recent(found.state)`. `DamagedError` when no backend holds a genesis, `NoQuorumError` when
-    none could be read, `ForkError` when two contradict each other.
+    One backend is read first; on the others only the acceptors that its config knows are asked for. Births are left to
+    `Group.get_recent(found.state)`, which is to follow. `DamagedError` when no backend holds a genesis, `NoQuorumError`
+    when none could be read, `ForkError` when two contradict each other.
     """
     problems: dict[str, str] = {}
-    got = yield Gather({b: _roots(keys, b) for b in backends})
-    roots: dict[bytes, tuple[str, State, SignedEntry | None]] = {}
-    for backend, answer in got.items():
-        if isinstance(answer, BackendError | UpgradeError):
-            problems[backend] = answer.message
-            continue
-        for acceptor_id, genesis, hint in answer:
-            roots[acceptor_id] = (backend, genesis, hint)
-        if not answer:
-            problems[backend] = "holds no acceptor of this workspace"
+    listed: dict[str, Any] = yield Gather({b: _listed(b) for b in backends})
+    got: dict[str, Any] = {}
+    first: Config | None = None
+    rest = list(backends)
+    while rest and first is None:
+        backend = rest.pop(0)
+        got[backend] = yield from _roots(keys, backend, listed[backend])
+        if isinstance(got[backend], list) and got[backend]:
+            acceptor_id, genesis, _ = got[backend][0]
+            with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
+                first = yield from _config_of(keys, {acceptor_id: (backend, genesis, None)}, genesis)
+    known = None if first is None else {a.acceptor_id.hex() for _, a in first.acceptors}
+    others = {b: _roots(keys, b, _only(listed[b], known)) for b in rest}
+    got.update((yield Gather(others)))
+    roots = _by_acceptor(got, problems)
     if not roots:
-        newer = next((answer for answer in got.values() if isinstance(answer, UpgradeError)), None)
-        if newer is not None:  # if others can be read, it is one backend's garbage
-            raise newer
-        reasons = "; ".join(f"{b}: {why}" for b, why in sorted(problems.items()))
-        if any(isinstance(answer, BackendError) for answer in got.values()) or not backends:
-            raise NoQuorumError(f"no backend could be read ({reasons})", next_step="check the backends' URLs")
-        raise DamagedError(f"no backend holds a genesis of this workspace ({reasons})")
+        raise _no_beginning(backends, got, problems)
     if len({genesis for _, genesis, _ in roots.values()}) > 1:
         raise ForkError(
             "backends show different beginnings of this workspace: "
             + ", ".join(f"{b} {g.fingerprint}" for b, g, _ in roots.values()),
             next_step="give `clone` only backends that belong together",
         )
-    state, config, devices = yield from _start(keys, roots)
-    links = {}
-    for backend, acceptor in config.acceptors:
-        root = roots.get(acceptor.acceptor_id)
-        if root is None:
-            continue
-        reply: Reply = yield Op(root[0], "get", birth_path(acceptor.acceptor_id), max_bytes=ENTRY_BYTES_MAX)
-        if reply.error is None and birth_matches(reply.value, acceptor.acceptor_id, acceptor.birth):
-            links[acceptor.acceptor_id] = root[0]
-        else:
-            problems[root[0]] = f"is not the {backend.name} that the config means"
+    state, config, devices = yield from _start(keys, roots, first)
+    members = {a.acceptor_id for _, a in config.acceptors}
+    links = {acceptor_id: backend for acceptor_id, (backend, _, _) in roots.items() if acceptor_id in members}
     return Found(state, config, devices, links, problems)
 
 
-def _start(keys: WorkspaceKeys, roots: Mapping[bytes, tuple[str, State, SignedEntry | None]]) -> Task:
-    """-> (State, Config, DeviceSet): the newest hint that a device admitted by its base signed, else the genesis."""
+def _by_acceptor(
+    got: Mapping[str, Any], problems: dict[str, str]
+) -> dict[bytes, tuple[str, State, SignedEntry | None]]:
+    """The acceptors that were found, and notes on the backends that show none, or another's."""
+    roots: dict[bytes, tuple[str, State, SignedEntry | None]] = {}
+    for backend, answer in got.items():
+        if isinstance(answer, BackendError | UpgradeError):
+            problems[backend] = answer.message
+            continue
+        for acceptor_id, genesis, hint in answer:
+            if acceptor_id in roots:
+                problems[backend] = f"holds the same acceptor as {roots[acceptor_id][0]}: one is a copy of the other"
+                continue
+            roots[acceptor_id] = (backend, genesis, hint)
+        if not answer:
+            problems[backend] = "holds no acceptor of this workspace"
+    return roots
+
+
+def _no_beginning(backends: Sequence[str], got: Mapping[str, Any], problems: Mapping[str, str]) -> MetaSyncError:
+    newer = next((answer for answer in got.values() if isinstance(answer, UpgradeError)), None)
+    if newer is not None:  # if others could be read, it would be one backend's garbage
+        return newer
+    reasons = "; ".join(f"{b}: {why}" for b, why in sorted(problems.items()))
+    if any(isinstance(answer, BackendError) for answer in got.values()) or not backends:
+        return NoQuorumError(f"no backend could be read ({reasons})", next_step="check the backends' URLs")
+    return DamagedError(
+        f"no backend holds a genesis of this workspace ({reasons})", next_step="give more of its backends"
+    )
+
+
+def _start(
+    keys: WorkspaceKeys, roots: Mapping[bytes, tuple[str, State, SignedEntry | None]], config: Config | None
+) -> Task:
+    """-> (State, Config, DeviceSet): the newest hint that a device admitted by its base signed, else the genesis.
+
+    `config`: the one the genesis names, if it was read already.
+    """
+    genesis = next(iter(roots.values()))[1]
+    configs = {} if config is None else {genesis.config: config}
+    sets: dict[bytes, DeviceSet] = {}
+
+    def devices_of(state: State) -> Task:
+        if state.devices not in sets:
+            sets[state.devices] = decode_device_set((yield from _const_of(keys, roots, state.devices)), keys.ns_id)
+        return sets[state.devices]
+
+    def loaded(state: State) -> Task:
+        if state.config not in configs:
+            configs[state.config] = yield from _config_of(keys, roots, state)
+        return state, configs[state.config], (yield from devices_of(state))
+
     hints = [hint for _, _, hint in roots.values() if hint is not None]
     hints.sort(key=lambda hint: hint.entry.v, reverse=True)
     for hint in hints:
         value = hint.entry.value
         assert value is not None
         try:
-            judges = yield from _const_of(keys, roots, hint.entry.base.devices)
-            devices = decode_device_set(judges, keys.ns_id)
-            public = devices.key_of(hint.entry.device_id, hint.entry.certificate)
-            if public is None or not hint.verifies(public):
+            public = (yield from devices_of(hint.entry.base)).key_of(hint.entry.device_id, hint.entry.certificate)
+            if public is None or not hint.verifies(public) or not follows(value, hint.entry.base):
                 continue
-            return (yield from _loaded(keys, roots, value))
+            return (yield from loaded(value))
         except (FormatError, DamagedError, NoQuorumError):
             continue  # an older hint, or the genesis, is as good a start
-    genesis = next(iter(roots.values()))[1]
-    return (yield from _loaded(keys, roots, genesis))
+    return (yield from loaded(genesis))
 
 
-def _loaded(keys: WorkspaceKeys, roots: Mapping[bytes, Any], state: State) -> Task:
-    config = decode_config((yield from _const_of(keys, roots, state.config)))
-    devices = decode_device_set((yield from _const_of(keys, roots, state.devices)), keys.ns_id)
-    return state, check_config(config), devices
+def _config_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], state: State) -> Task:
+    return check_config(decode_config((yield from _const_of(keys, roots, state.config))))
 
 
 def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
@@ -180,13 +219,24 @@ def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) ->
     return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
 
 
-def _roots(keys: WorkspaceKeys, backend: str) -> Task:
-    """-> [(acceptor id, genesis, hint or None)] that lie on a backend, or its error."""
+def _listed(backend: str) -> Task:
+    """-> the ids that lie in a backend's folder, or its error."""
     reply: Reply = yield Op(backend, "list", "")
     if reply.error is not None:
         return reply.error
-    names = [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]
-    got = yield Gather({name: _root(keys, backend, bytes.fromhex(name)) for name in names})
+    return [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]
+
+
+def _only(listed: Any, known: set[str] | None) -> Any:
+    """Those ids that are acceptors as far as is known."""
+    return [name for name in listed if name in known] if known is not None and isinstance(listed, list) else listed
+
+
+def _roots(keys: WorkspaceKeys, backend: str, listed: Any) -> Task:
+    """-> [(acceptor id, genesis, hint or None)] of the ids listed on a backend, or its error."""
+    if not isinstance(listed, list):
+        return listed
+    got = yield Gather({name: _root(keys, backend, bytes.fromhex(name)) for name in listed})
     errors = [root for root in got.values() if isinstance(root, BackendError | UpgradeError)]
     good = [root for root in got.values() if isinstance(root, tuple)]
     return errors[0] if errors and not good else good
@@ -194,32 +244,27 @@ def _roots(keys: WorkspaceKeys, backend: str) -> Task:
 
 def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
     """-> (acceptor id, genesis, hint or None); None for something else; or the error."""
-    wanted = {
-        "genesis": (genesis_path(acceptor_id), GENESIS_BYTES_MAX),
-        "hint": (hint_path(acceptor_id), ENTRY_BYTES_MAX),
-    }
-    got = yield Gather({key: _get(backend, path, most) for key, (path, most) in wanted.items()})
-    if isinstance(got["genesis"], BackendError):
-        return got["genesis"]
-    if got["genesis"] is None:
-        return None
+    data = yield from _get(backend, genesis_path(acceptor_id), GENESIS_BYTES_MAX)
+    if data is None or isinstance(data, BackendError):
+        return data
     try:
-        genesis = open_genesis(keys, got["genesis"], acceptor_id)
+        genesis = open_genesis(keys, data, acceptor_id)
     except UpgradeError as e:
         return e
     except FormatError:
         return None
     hint = None
-    if isinstance(got["hint"], bytes):
+    data = yield from _get(backend, hint_path(acceptor_id), ENTRY_BYTES_MAX)
+    if isinstance(data, bytes):
         try:
-            hint = open_hint(keys, got["hint"], acceptor_id)
+            hint = open_hint(keys, data, acceptor_id)
         except (FormatError, UpgradeError):
             hint = None  # anything but a good hint is ignored
     return acceptor_id, genesis, hint
 
 
 def _get(backend: str, path: str, most: int) -> Task:
-    reply: Reply = yield Op(backend, "get", path, max_bytes=most)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
     if isinstance(reply.error, NotFoundError):
         return None
     return reply.error if reply.error is not None else reply.value

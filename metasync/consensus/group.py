@@ -25,7 +25,7 @@ from metasync.consensus.meta import (
 )
 from metasync.consensus.paxos import Journal, MakeValue, propose
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
-from metasync.effects import Gather, Op, Random, Reply, Task
+from metasync.effects import Gather, Op, Random, Reply, Task, Work
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
@@ -42,7 +42,9 @@ class Group:
     `incarnation`: 16 random bytes, drawn anew for every Group and never persisted. `links`: acceptor id -> the name
     under which the runtime reaches its backend; acceptors without one count as down. `memory`: what `self.memory` was
     when the local state was last saved (b"" at first), to be saved together with the newest known state.
-    `certificate`: this device's, needed until the agreed device set holds it. Run one task of a Group at a time.
+    `certificate`: this device's, needed until the agreed device set holds it. Tasks that read or write single objects
+    may run side by side; those that look at logs (`get_recent`, `newest_seen`, `propose`, `find_op`, `state_at`) one at
+    a time.
 
     Tasks raise `NoQuorumError`, `ForkError`, `UpgradeError`; a wait without quorum ends after `deadline_s`.
     """
@@ -94,17 +96,20 @@ class Group:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
         return newest_seen(self.member, self._enter, known, deadline_s)
 
-    def propose(self, base: State, make_value: MakeValue, *, deadline_s: float = DEADLINE_S) -> Task:
+    def propose(
+        self, base: State, make_value: MakeValue, *, op_id: bytes | None = None, deadline_s: float = DEADLINE_S
+    ) -> Task:
         """Agrees version base.v + 1. -> Decided(state, mine).
 
         `make_value` is called at most once, after a quorum promised, and returns a `Change` (or a task that does):
-        every pack and meta object it names must be confirmed by then. Not mine: rebase, propose on `state`. Persists
-        `paxos.JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
+        every pack and meta object it names must be confirmed by then. Not mine: rebase, propose on `state`. `op_id`:
+        give that of a journaled change again, so that what an earlier process left behind is known to be mine. Persists
+        `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
         """
 
         def task() -> Task:
             instance = yield from self._enter(base)
-            return (yield from propose(self.member, instance, make_value, deadline_s))
+            return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
 
         return task()
 
@@ -191,12 +196,13 @@ class Group:
 
     # what nothing depends on
 
-    def write_hint(self, base: State, state: State) -> Task:
-        """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due (every 16 versions).
+    def write_hint(self, base: State, state: State, *, now: bool = False) -> Task:
+        """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due: at every 16th version, and
+        at powers of two before that, so that a young workspace has one too; or `now`.
 
         -> how many confirmed it. Raises nothing for a backend that fails.
         """
-        return self._aside(self._hints(base, state) if state.v % HINT_EVERY == 0 else {})
+        return self._aside(self._hints(base, state) if now or _hint_is_due(state.v) else {})
 
     def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
         """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""
@@ -280,8 +286,8 @@ class Group:
         return m.instance
 
     def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:
-        random = yield Random(32)
-        return seal_object(self.member.keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)
+        random, keys = (yield Random(32)), self.member.keys
+        return (yield Work(lambda: seal_object(keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)))
 
     def _put(self, base: State, paths: Mapping[bytes, str], sealed: bytes, what: str) -> Task:
         links = self.member.links
@@ -291,6 +297,8 @@ class Group:
 
     def _hints(self, base: State, state: State) -> dict[str, Task]:
         m = self.member
+        known = m.device_sets.get(base.devices)
+        admitted = known is not None and known.get(m.identity.device_id) is not None
 
         def one(acceptor_id: bytes, link: str) -> Task:
             entropy = yield Random(48)
@@ -305,7 +313,7 @@ class Group:
                 value=state,
                 entry_id=entropy[32:],
                 device_id=m.identity.device_id,
-                certificate=m.certificate,
+                certificate=b"" if admitted else m.certificate,
             )
             data = seal_hint(m.keys, entry, m.identity.sign_private, entropy[:32])
             return (yield from _put_one(link, hint_path(acceptor_id), data))
@@ -321,6 +329,10 @@ class Group:
 
         got = yield Gather(branches, until, deadline_s=ASIDE_S)
         return sum(got.values())
+
+
+def _hint_is_due(v: int) -> bool:
+    return v % HINT_EVERY == 0 or v & (v - 1) == 0
 
 
 def _put_one(backend: str, path: str, data: bytes) -> Task:

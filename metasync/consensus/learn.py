@@ -24,7 +24,6 @@ from metasync.consensus.paxos import look_around, no_quorum, settle
 from metasync.consensus.states import State
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task
 from metasync.errors import DamagedError, ForkError, FormatError, NoQuorumError, NotFoundError, UpgradeError
-from metasync.keys.derive import sha256
 
 GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
 GALLOP_GROWTH: Final = 16
@@ -53,6 +52,7 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
     deadline = (yield Now()) + deadline_s
     current = known
     absent_above: int | None = None
+    stepped = False
     while True:
         instance: Instance = yield from enter(current)
         instance.begin()
@@ -62,6 +62,10 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         yield from _probe(m, instance, deadline)
         if instance.quiet():
             return current
+        decided = instance.decided()
+        if decided is not None and not stepped:
+            stepped, current = True, decided  # one version more is the common case: no need to look far ahead
+            continue
         if instance.progress():
             top = yield from _gallop(m, instance, deadline)
             if top is not None:
@@ -99,12 +103,7 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
     pause = PAUSE_FIRST_S
     while True:
         left = max(deadline - (yield Now()), 0.0)
-        branches = {"look": look_around(m, instance, left)}
-        if m.unaudited & instance.names.keys():
-            branches["audit"] = _audit(m, instance, left)
-        yield Gather(branches)
-        for acceptor_id in m.rolled_back:
-            instance.born.discard(acceptor_id)
+        yield from look_around(m, instance, left)
         m.check_rollback(instance)
         instance.check_fork()
         if instance.read() >= instance.quorum or instance.decided() is not None or instance.progress():
@@ -184,7 +183,7 @@ def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left
 
     def one(acceptor_id: bytes) -> Task:
         backend = m.backend_of(instance, acceptor_id)
-        if backend is None or acceptor_id in m.replaced:
+        if backend is None or acceptor_id in m.replaced or acceptor_id in m.unaudited:
             return False
         branches = {str(v): _slot_zero(m, instance, acceptor_id, backend, v) for v in versions}
         branches["birth"] = read_birth(m, instance, acceptor_id)  # what is absent counts only where it is right
@@ -251,43 +250,3 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
             )
         return entry.base
     return None
-
-
-# What the device remembers of each acceptor.
-
-
-def _audit(m: Member, instance: Instance, left: float) -> Task:
-    """Once per process, every acceptor must still show the last entry that it was seen to hold.
-
-    One with the right birth that shows nothing there, or another entry, was rolled back: it is left out, and named.
-    """
-
-    def one(acceptor_id: bytes, backend: str) -> Task:
-        remembered = m.memory[acceptor_id]
-        seen = remembered.seen
-        path = entry_path(m.keys, remembered.epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
-        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        if isinstance(reply.error, NotFoundError):
-            why = f"entry {seen.idx} of version {seen.v} is gone"
-        elif reply.error is not None:
-            return False
-        elif sha256(reply.value) != seen.hash:
-            why = f"entry {seen.idx} of version {seen.v} is another"
-        else:
-            m.unaudited.discard(acceptor_id)
-            return True
-        if (yield from read_birth(m, instance, acceptor_id)):
-            m.rolled_back[acceptor_id] = why
-            m.unaudited.discard(acceptor_id)
-            m.backend_of(instance, acceptor_id)
-            return True
-        return False
-
-    due = {a: m.backend_of(instance, a) for a in instance.names if a in m.unaudited}
-    branches = {a.hex(): one(a, link) for a, link in due.items() if link is not None}
-
-    def until(results: Mapping[str, Any]) -> bool:
-        good = sum(answer is True for answer in results.values())
-        return len(instance.names) - len(branches) + good >= instance.quorum
-
-    yield Gather(branches, until, deadline_s=left)

@@ -18,7 +18,7 @@ from metasync.consensus.replay import Log
 from metasync.consensus.states import State
 from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 from metasync.errors import BackendError, ForkError, FormatError, NotFoundError, UpgradeError
-from metasync.keys.derive import FORMAT, UPGRADE, check_format
+from metasync.keys.derive import FORMAT, UPGRADE, check_format, sha256
 from metasync.keys.devices import DeviceIdentity, DeviceSet
 from metasync.keys.ring import WorkspaceKeys
 
@@ -28,7 +28,7 @@ RTT_MAX_S: Final = 2.0
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)
 RETRY_FIRST_S: Final = 0.05
-AHEAD: Final = 3  # entries read side by side once a log is known to hold one: PREPARE, ACCEPT and the end
+AHEAD: Final = 2  # entries read side by side once a log is known to hold one: ACCEPT after PREPARE, and the end
 STATES_CACHED: Final = 256
 MEMORY_MAX: Final = 1024
 
@@ -87,6 +87,7 @@ class Member:
         self.standings: dict[str, Standing] = {}
         self.rolled_back: dict[bytes, str] = {}
         self.replaced: dict[bytes, str] = {}
+        self.suspects: dict[bytes, str] = {}
         self.configs: dict[bytes, Config] = {}
         self.device_sets: dict[bytes, DeviceSet] = {}
         self.states: dict[bytes, State] = {}
@@ -228,14 +229,22 @@ def read_slot(m: Member, instance: Instance, acceptor_id: bytes, idx: int) -> Ta
 def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Reads a log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
 
-    Two requests when nothing is new; entries that follow are read AHEAD at a time.
+    Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are read
+    AHEAD at a time.
     """
     log = instance.logs[acceptor_id]
     instance.ended.discard(acceptor_id)
+    if m.backend_of(instance, acceptor_id) is None:
+        return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     width = 1
     while log.usable:
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
-        got: Mapping[str, Any] = yield Gather({"birth": read_birth(m, instance, acceptor_id), **branches})
+        branches["birth"] = read_birth(m, instance, acceptor_id)
+        if acceptor_id in m.unaudited:
+            branches["audit"] = audit(m, instance, acceptor_id)
+        got: Mapping[str, Any] = yield Gather(branches)
+        if not got.get("audit", True):
+            return _unaudited(m, instance, acceptor_id)
         for i in range(width):
             found = got[str(i)]
             if isinstance(found, BackendError):
@@ -254,6 +263,43 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         width = AHEAD
     m.judge(instance, acceptor_id)
     return Outcome("failed", log.poison)
+
+
+def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """Once per process, an acceptor must still show the last entry that it was seen to hold. -> bool: it does.
+
+    One that shows nothing there, or another entry, was rolled back (or emptied: its birth object tells which).
+    """
+    remembered = m.memory[acceptor_id]
+    seen = remembered.seen
+    backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return False
+    path = entry_path(m.keys, remembered.epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    if isinstance(reply.error, NotFoundError):
+        m.suspects[acceptor_id] = f"entry {seen.idx} of version {seen.v} is gone"
+        return False
+    if reply.error is not None:
+        m.fault(instance, acceptor_id, reply.error)
+        return False
+    if sha256(reply.value) != seen.hash:
+        m.suspects[acceptor_id] = f"entry {seen.idx} of version {seen.v} is another"
+        return False
+    m.unaudited.discard(acceptor_id)
+    m.suspects.pop(acceptor_id, None)
+    return True
+
+
+def _unaudited(m: Member, instance: Instance, acceptor_id: bytes) -> Outcome:
+    """After an audit that failed, with the birth object read beside it."""
+    instance.ended.discard(acceptor_id)
+    why = m.suspects.pop(acceptor_id, "")
+    if why and acceptor_id in instance.born:
+        m.rolled_back[acceptor_id] = why
+        m.backend_of(instance, acceptor_id)
+    instance.born.discard(acceptor_id)
+    return Outcome("failed", why or "it was not audited")
 
 
 def take_in(m: Member, log: Log, data: bytes) -> None:
@@ -279,6 +325,10 @@ def append(
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
+    if acceptor_id in m.unaudited:
+        both = {"audit": audit(m, instance, acceptor_id), "birth": read_birth(m, instance, acceptor_id)}
+        if not (yield Gather(both))["audit"]:
+            return _unaudited(m, instance, acceptor_id)
     entry, data, unknown, checked = None, b"", 0, False
     while True:
         outcome = _standing(m, log, kind, rnd, stale)
@@ -384,3 +434,9 @@ def decode_memory(data: bytes) -> tuple[Remembered, ...]:
     if n > MEMORY_MAX or not ascending([m.seen.acceptor_id for m in out]):
         raise FormatError("memory of acceptors: too many, or out of order")
     return tuple(out)
+
+
+def checked_memory(data: bytes) -> bytes:
+    """The same bytes, if they are a memory. `FormatError`."""
+    decode_memory(data)
+    return data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from metasync.consensus.states import Ref, State, decode_state
-from metasync.effects import Gather, Op, Reply, Sleep, Task
+from metasync.effects import Gather, Op, Reply, Sleep, Task, Work
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.ring import WorkspaceKeys
@@ -129,7 +129,7 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
             return None
         answered += 1
         try:
-            return copy.opened(reply.value)
+            return (yield Work(lambda: copy.opened(reply.value)))
         except UpgradeError as e:  # or a byte that is wrong: another copy may be good
             newer.append(e)
             failures.append(f"{copy.backend}: {e.message}")

@@ -168,6 +168,7 @@ class _Attempt:
                 change = yield from change
             assert isinstance(change, Change)
             self.deadline += (yield Now()) - before  # making a value may upload gigabytes
+            assert self.op_id in (None, change.op_id)
             self.op_id = change.op_id
             self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
         return self.own
@@ -269,13 +270,16 @@ class _Attempt:
         return no_quorum(self.m, self.instance, sent=self.sent)
 
 
-def propose(m: Member, instance: Instance, make_value: MakeValue, deadline_s: float) -> Task:
+def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
     """Agrees the value of `instance`: one's own, or what somebody else proposed. -> Decided.
+
+    `op_id`: of the change, where it is known beforehand: a value of an earlier process with it is then `mine` too.
 
     `NoQuorumError` when no quorum answers within `deadline_s` (not counting the making of the value): it says whether
     the own value may be decided all the same. `ForkError`, `UpgradeError`.
     """
     attempt = _Attempt(m, instance, make_value, (yield Now()) + deadline_s)
+    attempt.op_id = op_id
     state = yield from attempt.run()
     m.remember_state(instance.base)
     m.remember_state(state)
@@ -308,12 +312,19 @@ def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: 
 def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
     """What to tell when too few acceptors answered, with each one's reason."""
     names = sorted(instance.names.values())
-    reasons = "; ".join(f"{n}: {s.reason or s.kind}" for n in names if (s := m.standings.get(n)) and s.kind != "ok")
+    reasons = "; ".join(
+        f"{n}: {(s.reason or s.kind).removeprefix(f'{n}: ')}"
+        for n in names
+        if (s := m.standings.get(n)) and s.kind != "ok"
+    )
     text = f"version {instance.v}: no quorum of {instance.quorum} of {len(names)} backends"
     text += f" ({reasons})" if reasons else " in time"
     if sent:
         return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
-    return NoQuorumError(text, next_step="run again when the backends are reachable")
+    step = "run again when the backends are reachable"
+    if any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
+        step = "tell this device the way to them: metasync backend link NAME URL"
+    return NoQuorumError(text, next_step=step)
 
 
 def _timer(seconds: float) -> Task:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 FORMAT: Final = 1
+FORMAT_PLAUSIBLE: Final = 31  # below printable text: a login page must not be taken for a newer version
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 HEADER_BYTES: Final = 42
@@ -82,10 +83,10 @@ def derive(key: bytes, label: str, salt: bytes = b"") -> bytes:
 
 
 def check_format(fmt: int, what: str) -> None:
-    """Raises `UpgradeError` for a format byte above ours, `FormatError` for zero."""
-    if fmt > FORMAT:
+    """Raises `UpgradeError` for a format byte above ours, `FormatError` for zero and for what is no number of ours."""
+    if FORMAT < fmt <= FORMAT_PLAUSIBLE:
         raise UpgradeError(f"{what} has format {fmt}; this program knows {FORMAT}", next_step=UPGRADE)
-    if fmt < 1:
+    if fmt != FORMAT:
         raise FormatError(f"{what}: format {fmt}")
 
 

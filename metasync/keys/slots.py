@@ -126,8 +126,8 @@ def make_slot(
 
 
 def slot_path(data: bytes) -> str:
-    """Where a slot of these bytes lies on every backend."""
-    return f"keys/slot-{sha256(data).hex()}"
+    """Where a slot of these bytes lies on every backend. The kind is clear in the slot, so it may stand in the name."""
+    return f"keys/slot-{data[1]}-{sha256(data).hex()}"
 
 
 def read_slot(data: bytes) -> Slot:

@@ -19,6 +19,7 @@ from metasync.store.index import Index, PackRecord
 from metasync.store.transfer import Deliver, Transfer
 
 PACKS_IN_FLIGHT = 6  # being fetched or opened at a time
+TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along: those of 15,000 files
 FETCHING_BYTES_MAX = 24 << 20  # of packs as stored; each also needs room for a segment opened
 
 T = TypeVar("T")
@@ -74,8 +75,8 @@ class Contents:
     def fetch(self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False) -> None:
         """Gets objects from packs and delivers them, verified, from worker threads, in no certain order.
 
-        `neighbours`: also whatever else lies in the segments that are read: a tree's directories lie side by side, so
-        a walk down a tree is one or two requests and not one per level.
+        `neighbours`: also the directories and histories that lie beside them: a tree lies together in its pack, so a
+        walk down it is one or two requests and not one per level.
 
         After a failure an object may be delivered twice. One whose pack is lost is taken from another that has it.
         """
@@ -92,8 +93,7 @@ class Contents:
                 while todo and room():
                     record, located = todo.pop()
                     if neighbours:
-                        read = {o.segment for o in located}
-                        located = [o for o in self.index.inside(record) if o.segment in read]
+                        located = self._with_neighbours(record, located)
                     running[self._start(self.transfer.fetch(record, located, deliver))] = (record, located)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -108,6 +108,15 @@ class Contents:
         finally:
             for future in running:
                 future.cancel()
+
+    def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
+        """What else to take along: the pack's whole trees where they are small, else all in the segments asked for."""
+        inside = self.index.inside(record)
+        trees = [o for o in inside if o.kind is not ObjectKind.BLOB]
+        if sum(record.segments[i].stored_bytes for i in {o.segment for o in trees}) <= TREES_BYTES_MAX:
+            return trees
+        read = {o.segment for o in located}
+        return [o for o in inside if o.segment in read]
 
     def _places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         return [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]

@@ -139,12 +139,16 @@ class Transfer:
         cost = record.size
         home = self.placement.primary(record.name)
         last: list[BackendError | FormatError] = []
-        for place in self._readers(record):
+        readers = self._readers(record)
+        readers += [p for p in self.order(record.name) if self.away(p)]  # before giving up: they may be back
+        for place in readers:
             self.reading[place.name] = self.reading.get(place.name, 0) + cost
             try:
                 problem = yield from self._fetch_from(place, record, wanted, deliver)
             finally:
                 self.reading[place.name] -= cost
+            if isinstance(problem, UnreachableError) and place.name not in self.down:
+                readers.append(place)
             if problem is None:
                 return
             last.append(problem)
@@ -156,6 +160,13 @@ class Transfer:
                     self.faults.append(Fault(place.name, record.name, problem.message, missing))
         away = [n for n, e in sorted(self.down.items()) if isinstance(e, UnreachableError)]
         where = f" ({', '.join(away)} cannot be reached)" if away else ""
+        if any(i not in self.places for i in home) and all(
+            isinstance(e, UnreachableError | NotFoundError) for e in last
+        ):
+            raise UnreachableError(
+                f"pack {record.name.hex()[:16]} lies on backends that this device has no way to{where}",
+                next_step="`metasync backend list` names them; `metasync backend link NAME URL` links one.",
+            )
         if away and all(isinstance(e, UnreachableError | NotFoundError) for e in last):
             raise UnreachableError(
                 f"pack {record.name.hex()[:16]} cannot be read now{where}", next_step="Try again when they are back."

@@ -30,7 +30,7 @@ FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
 SLOTS_MAX: Final = 16  # per workspace
 TRIES_MAX: Final = 512  # slots opened in all: each costs a fifth of a second and 64 MiB
 _FOLDER = re.compile(r"[0-9a-f]{32}")
-_SLOT = re.compile(r"slot-[0-9a-f]{64}")
+_SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
 _RING = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
 
 Run = Callable[[Task], Mapping[str, Reply]]
@@ -40,7 +40,8 @@ Run = Callable[[Task], Mapping[str, Reply]]
 class Found:
     """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
 
-    `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings.
+    `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
+    backends that were not looked into, because the workspace was found on others before.
     """
 
     secret: SlotSecret | None = None
@@ -50,34 +51,49 @@ class Found:
     failed: dict[str, BackendError] = field(default_factory=dict)
     newer: UpgradeError | None = None
     keys: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    unread: dict[str, list[str]] = field(default_factory=dict)
 
 
-def search(backends: list[str], name: str, passphrase: str, run: Run) -> Found:
-    """Tries the passphrase on the key slots of every backend. `run` runs one `Op` per key at a time.
+def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywhere: bool = True) -> Found:
+    """Tries the passphrase on key slots. `run` runs one `Op` per key at a time.
 
-    A slot is the same on all backends and named by its hash, so that it is fetched and opened once.
+    A slot is the same on all backends and named by its hash, so that it is fetched and opened once. Unless
+    `everywhere`, the search ends at the first backend that has the workspace; which folders of the others are the same
+    workspace's, its config tells.
     """
     out = Found()
-    asked: dict[str, Op] = {}
     for n, reply in run(each({n: Op(n, "list", "") for n in backends})).items():
         if reply.error is not None:
             out.failed[n] = reply.error
             continue
         folders = [e.name for e in reply.value if e.size is None and _FOLDER.fullmatch(e.name)]
-        asked.update({f"{n} {folder}": Op(n, "list", f"{folder}/keys") for folder in folders[:FOLDERS_MAX]})
-    for key, reply in run(each(asked)).items():
-        n, _, folder = key.partition(" ")
-        if reply.error is not None:
-            out.failed[n] = reply.error
-        else:
-            out.keys[n, folder] = [e.name for e in reply.value]
+        out.unread[n] = folders[:FOLDERS_MAX]
+    turns = [list(out.unread)] if everywhere else [[n] for n in out.unread]
+    for turn in turns:
+        if out.secret is not None:
+            break
+        asked = {f"{n} {folder}": Op(n, "list", f"{folder}/keys") for n in turn for folder in out.unread.pop(n)}
+        for key, reply in run(each(asked)).items():
+            n, _, folder = key.partition(" ")
+            if reply.error is not None:
+                out.failed[n] = reply.error
+            else:
+                out.keys[n, folder] = [e.name for e in reply.value]
+        _try_slots(name, passphrase, run, out)
+    return out
+
+
+def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
+    """Opens what the passphrase opens of the slots listed so far."""
     holders: dict[str, list[tuple[str, str]]] = {}
     for place, names in out.keys.items():
         for slot in [x for x in names if _SLOT.fullmatch(x)][:SLOTS_MAX]:
             holders.setdefault(slot, []).append(place)
+    phrase = _is_phrase(passphrase)
     for slot in sorted(holders, key=lambda x: (-len(holders[x]), x)):
+        recovery = slot.startswith(f"slot-{RECOVERY}-")
         places = [p for p in holders[slot] if p[1] != out.folders.get(p[0])]
-        if not places or out.tried >= TRIES_MAX:
+        if not places or out.tried >= TRIES_MAX or (recovery and not phrase):
             continue
         secret = _open_one(slot, places, passphrase, run, out)
         if secret is None:
@@ -86,7 +102,14 @@ def search(backends: list[str], name: str, passphrase: str, run: Run) -> Found:
         if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
             out.secret = secret
             out.folders.update(places)
-    return out
+
+
+def _is_phrase(passphrase: str) -> bool:
+    try:
+        normalise_phrase(passphrase)
+    except PassphraseError:
+        return False
+    return True
 
 
 def _open_one(slot: str, places: list[tuple[str, str]], passphrase: str, run: Run, out: Found) -> SlotSecret | None:
@@ -138,6 +161,7 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
 
 def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys, bytes]:
     """The newest keys, and the admin's private key, from the keyrings on the backends found. `DamagedError` if none."""
+    newer: UpgradeError | None = None
     rings: dict[str, list[tuple[str, str]]] = {}
     for place in out.folders.items():
         for ring in out.keys[place]:
@@ -151,8 +175,13 @@ def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys,
             try:
                 keys = open_ring(reply.value, secret.private, secret.ns_id)
                 return keys, open_admin(reply.value, secret.private, secret.ns_id)
+            except UpgradeError as e:
+                newer = e  # or made up: whoever keeps it can give any bytes the name of their hash
+                break
             except (FormatError, PassphraseError):
                 break  # intact, and not ours: another copy of it is no better
+    if newer is not None:
+        raise newer
     raise DamagedError(
         "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
     )

@@ -197,7 +197,7 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     gone = set(plan.scan.deleted)
     commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
     if plan.texts:
-        commit[KEPT_KEY] = (s.db.get(KEPT_KEY) or b"") + _stage_kept(s, base, plan.texts)
+        commit[KEPT_KEY] = _stage_kept(s, base, plan.texts)
     changes = [Change(p, e, None if p in gone else plan.rows.get(p)) for p, e in merged.items()]
     s.db.put_objects(
         (was.content, META_KIND, AGREED_MARK)
@@ -226,9 +226,12 @@ def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> 
         s.db.stage_object(object_id, int(kind), data)
 
     with s.db.transaction():
-        parent = base.state.master if base.snapshot is not None else None
+        parents: tuple[bytes, ...] = (base.state.master,) if base.snapshot is not None else ()
+        kept = s.db.get(KEPT_KEY)
+        if kept is not None:
+            parents += (kept,)
         ingest = Ingest(s.chunker, s.ids, sink=stage)
-        return kept_snapshot(texts, parent, s.device.device_id, s.wall_ns(), s.ids, ingest, stage)
+        return kept_snapshot(texts, parents, s.device.device_id, s.wall_ns(), s.ids, ingest, stage)
 
 
 def _deliver(s: Session, checkout: Checkout, entries: dict[bytes, Entry], plan: Plan, contents: Contents) -> None:

@@ -34,7 +34,6 @@ from metasync.sync.upload import Upload, known_in
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
-ID_BYTES = 32
 
 
 @dataclass
@@ -76,7 +75,6 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
     a = _Attempts(s.entropy(OP_ID_BYTES), text, pending)
-    s.leave_out(s.check_places(sorted(s.names.values()), votes=False))  # an emptied store would take packs as if new
     for _ in range(ATTEMPTS_MAX):
         if newest.state.hash != base.state.hash:
             if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
@@ -127,7 +125,14 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
     if a.upload is None or not a.upload.counting(base.state.min_gen, base.state.epoch):
         a.upload = Upload(
-            s.transfer, s.form, base.state.gen, s.runtime.start, s.runtime.submit_work, s.listener, s.entropy
+            s.transfer,
+            s.form,
+            base.state.gen,
+            start=s.runtime.start,
+            work=s.runtime.submit_work,
+            listener=s.listener,
+            entropy=s.entropy,
+            before=s.check_unheard_places,
         )
     upload = a.upload
     ingest = Ingest(s.chunker, s.ids, sink=upload.add, known=known_in(base.index, upload))
@@ -236,7 +241,7 @@ def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) 
         if not known(object_id):
             upload.add(ObjectKind(kind), object_id, data)
     parents = [base.state.master] if base.snapshot is not None else []
-    parents += [kept[i : i + ID_BYTES] for i in range(0, len(kept), ID_BYTES)][-8:]
+    parents += [kept] if kept else []
     tags = ((VERSION_TAG, u64(base.state.v + 1)),)
     data = encode_snapshot(Snapshot(root, tuple(parents), s.device.device_id, s.wall_ns(), a.message, tags))
     snapshot_id = s.ids.of(ObjectKind.SNAPSHOT, data)

@@ -30,7 +30,7 @@ from metasync.consensus import (
     decode_state,
 )
 from metasync.consensus.meta import const_path, meta_path
-from metasync.effects import Gather, Op, OpKind, Reply, Task
+from metasync.effects import Gather, Now, Op, OpKind, Reply, Task
 from metasync.errors import BackendError, FormatError, NoQuorumError, NotFoundError, UnreachableError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
@@ -55,13 +55,15 @@ from metasync.translators._base import Chain
 
 BASE_KEY: Final = "base"  # the state this folder is at
 NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never gone back behind
-KEPT_KEY: Final = "kept"  # ids of staged snapshots that the next push names as parents
+KEPT_KEY: Final = "kept"  # id of a staged snapshot (with others behind it) that the next push names as a parent
 MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
 CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
+UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
+AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
 BIRTH_ANSWER_MAX: Final = 1024
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
@@ -200,7 +202,11 @@ class Session:
             if not offline_ok:
                 raise
             self.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
-            return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=5.0)))
+            return self.newest_seen()
+
+    def newest_seen(self) -> Agreed:
+        """The newest state that any reachable backend proves decided; there may be newer ones."""
+        return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=LOOK_S)))
 
     def _remember(self, state: State) -> None:
         """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
@@ -278,7 +284,7 @@ class Session:
     def propose(self, base: State, change: Change) -> Decided:
         """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
         try:
-            decided: Decided = self.runtime.run(self.group.propose(base, lambda: change))
+            decided: Decided = self.runtime.run(self.group.propose(base, lambda: change, op_id=change.op_id))
         finally:
             self._note_standings()
         self._remember(decided.state)
@@ -315,15 +321,29 @@ class Session:
         self.db.set(KEPT_KEY, None)
         self.db.clear_staged([i for i, _, _ in self.db.staged()])
 
-    def enrol(self, newest: Agreed) -> Agreed:
-        """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`."""
+    def enrol(self) -> None:
+        """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`.
+
+        Starts from the newest state known: what is agreed on top of it is learned by trying.
+        """
         op_id = self.entropy(16)
-        while newest.devices.get(self.device.device_id) is None:
-            digest = self.put_const(newest.state, newest.devices.with_device(self.certificate).encode())
-            decided = self.propose(newest.state, Change(op_id=op_id, devices=digest))
-            newest = self.load(decided.state)
+        state = self.newest_state()
+        if self.devices_of(state).get(self.device.device_id) is not None:
+            state = self.ask_newest()  # an earlier process had this device agreed
+        while (devices := self.devices_of(state)).get(self.device.device_id) is None:
+            digest = self.put_const(state, devices.with_device(self.certificate).encode())
+            decided = self.propose(state, Change(op_id=op_id, devices=digest))
+            if decided.mine:
+                with contextlib.suppress(BackendError, NoQuorumError):
+                    self.runtime.run(self.group.write_hint(state, decided.state, now=True))
+            state = decided.state if decided.mine else self.ask_newest()
         self.db.set(JOURNAL_KEY, None)
-        return newest
+
+    def devices_of(self, state: State) -> DeviceSet:
+        """The device set that a decided state names."""
+        return decode_device_set(
+            self._cached([(state.devices, self.group.get_const(state.devices))])[0], self.keys.ns_id
+        )
 
     def after_commit(self, base: State, state: State) -> None:
         """Tells the others, as far as backends take it: this device's head, and every now and then a hint."""
@@ -374,7 +394,7 @@ class Session:
                     places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
                 births.update({f"{entry.name} {place.hex()}": (place, birth) for place, birth in places})
         asked = {
-            key: _one(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
+            key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
             for key, (place, _) in births.items()
         }
         replies: dict[str, Reply] = self.runtime.run(_together(asked))
@@ -391,11 +411,21 @@ class Session:
                 out[name] = "replaced: not the store it was"
         return out
 
+    def check_unheard_places(self) -> None:
+        """Leaves out stores that were emptied or replaced: they would take packs as if new.
+
+        Those that vote were asked for their births with the newest state; this asks those that were not heard then.
+        """
+        heard = {name for name, standing in self.group.standings.items() if standing.kind == "ok"}
+        names = [name for name in sorted(self.names.values()) if name not in heard and name not in self.transfer.down]
+        if names:
+            self.leave_out(self.check_places(names, votes=False, timeout_s=UNHEARD_TIMEOUT_S))
+
     def leave_out(self, places: Mapping[str, str]) -> None:
         """From here on this session neither writes packs to these backends nor reads any there: name -> why."""
         for name, why in places.items():
             self.down.setdefault(name, why)
-            self.transfer.down.setdefault(name, UnreachableError(f"{name}: {why}"))
+            self.transfer.down.setdefault(name, UnreachableError(why))
 
     def standings(self) -> dict[str, str]:
         """Backends that vote and are not well, with the reason; asks all of them for their births and logs."""
@@ -454,6 +484,15 @@ def _damaged(why: str) -> WorkspaceError:
         f"the local state in .metasync is damaged: {why}",
         next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
     )
+
+
+def _asked(op: Op) -> Task:
+    """One call, and once more if it failed quickly in a way that may pass."""
+    before = yield Now()
+    reply: Reply = yield op
+    if reply.error is not None and reply.error.retryable and (yield Now()) - before < AGAIN_S:
+        reply = yield op
+    return reply
 
 
 def _together(tasks: Mapping[str, Task]) -> Task:

@@ -55,7 +55,7 @@ def merge_texts(
 
 def kept_snapshot(
     merged: Mapping[bytes, MergedText],
-    parent: bytes | None,
+    parents: tuple[bytes, ...],
     device: bytes,
     time_ns: int,
     ids: Ids,
@@ -63,6 +63,8 @@ def kept_snapshot(
     stage: Callable[[ObjectKind, bytes, bytes], None],
 ) -> bytes:
     """Stages a snapshot of the files as they were before they were merged; returns its id.
+
+    `parents`: the snapshot they were based on, and the one kept by an earlier merge that no push has carried yet.
 
     `ingest` has `stage` as its sink and knows no object yet, so that every blob of those files is staged too.
     """
@@ -76,7 +78,6 @@ def kept_snapshot(
     root_id, nodes = walk.build(tree, ids)
     for node_id, data in nodes.items():
         stage(ObjectKind.DIR, node_id, data)
-    parents = (parent,) if parent is not None else ()
     snapshot = encode_snapshot(Snapshot(root_id, parents, device, time_ns, "before a merge by lines"))
     snapshot_id = ids.of(ObjectKind.SNAPSHOT, snapshot)
     stage(ObjectKind.SNAPSHOT, snapshot_id, snapshot)

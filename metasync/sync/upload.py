@@ -6,7 +6,6 @@ next one, as long as its generation is not fenced and its key epoch is still the
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,7 +25,8 @@ UPLOADING_BYTES_MAX = 24 << 20  # of sealed packs under way, each sent to its R 
 class Upload:
     """Packs objects and stores the packs while the caller goes on reading.
 
-    `start` runs a task, `work` a function in a worker; both return futures (the runtime's).
+    `start` runs a task, `work` a function in a worker; both return futures (the runtime's). `before` is called once,
+    before the first pack is sent.
     """
 
     def __init__(
@@ -34,10 +34,12 @@ class Upload:
         transfer: Transfer,
         form: PackFormat,
         generation: int,
+        *,
         start: Callable[[Task], Future[Any]],
         work: Callable[[Callable[[], Any]], Future[Any]],
         listener: Listener,
-        entropy: Callable[[int], bytes] = os.urandom,
+        entropy: Callable[[int], bytes],
+        before: Callable[[], None],
     ) -> None:
         self.transfer = transfer
         self.form = form
@@ -50,6 +52,7 @@ class Upload:
         self._work = work
         self._listener = listener
         self._entropy = entropy
+        self._before: Callable[[], None] | None = before
         self._running: list[Future[Any]] = []
         self._uploading_bytes = 0
         self._changed = threading.Condition()
@@ -68,6 +71,9 @@ class Upload:
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before()
         size = len(pack.data)
         with self._changed:
             while self._uploading_bytes and self._uploading_bytes + size > UPLOADING_BYTES_MAX:

@@ -1,0 +1,129 @@
+"""A fixed workspace for the tests of agreement's records: keys, devices, a base state, entries good and forged."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from metasync.codec import u32, u64
+from metasync.consensus import entries as entries_module
+from metasync.consensus.entries import Entry, Kind, Round, seal_entry
+from metasync.consensus.states import ZERO_HASH, Change, Ref, State, genesis_state, successor
+from metasync.keys import AdminChain, make_device_set, new_device, new_keys
+from metasync.keys.derive import Header, RecordKind, seal, sign, sign_public
+
+
+def drawn(what: str, n: int = 32) -> bytes:
+    """n bytes that look random and are the same everywhere: SHAKE-256 of a name."""
+    return hashlib.shake_256(what.encode()).digest(n)
+
+
+ADMIN = drawn("admin")
+CHAIN = AdminChain((sign_public(ADMIN),))
+NS_ID = CHAIN.ns_id
+KEYS = new_keys(NS_ID, drawn("keys", 96))
+ALICE = new_device("alice's laptop", drawn("alice", 80))
+BOB = new_device("bob's phone", drawn("bob", 80))
+CAROL = new_device("carol, not admitted yet", drawn("carol", 80))
+MALLORY = new_device("mallory, revoked", drawn("mallory", 80))
+DEVICES = make_device_set(
+    CHAIN,
+    [(1, drawn("slot"))],
+    [d.certified(ADMIN, NS_ID) for d in (ALICE, BOB)],
+    [MALLORY.device_id],
+    [sign_public(MALLORY.sign_private)],
+)
+ACCEPTOR = drawn("acceptor", 16)
+OTHER_ACCEPTOR = drawn("other acceptor", 16)
+INCARNATION = drawn("incarnation", 16)
+RIVAL = drawn("rival", 16)
+OWNER = drawn("owner", 16)
+
+GENESIS = genesis_state(
+    ns_id=NS_ID, config=drawn("config"), devices=drawn("devices"), keyring=drawn("keyring"), epoch=1
+)
+BASE = successor(
+    GENESIS,
+    Change(drawn("op 1", 16), master=drawn("master 1"), index=Ref(0, drawn("index 1"))),
+    skip=GENESIS.hash,
+    writer=OWNER,
+)
+
+
+def value(op: str = "op 2", writer: bytes = INCARNATION, **more: Any) -> State:
+    """A state that may follow BASE."""
+    change = Change(drawn(op, 16), master=drawn(f"master of {op}"))
+    return replace(successor(BASE, change, skip=GENESIS.hash, writer=writer), **more)
+
+
+X = value("op x")
+Y = value("op y", RIVAL)
+
+
+def entry(kind: Kind = Kind.PREPARE, n: int = 1, **more: Any) -> Entry:
+    """An entry at index 0 of ACCEPTOR's log of version 2, unless said otherwise."""
+    given: dict[str, Any] = {
+        "acceptor_id": ACCEPTOR,
+        "v": 2,
+        "idx": 0,
+        "prev_entry": ZERO_HASH,
+        "base": BASE,
+        "kind": kind,
+        "round": Round(n, INCARNATION),
+        "value": None if kind is Kind.PREPARE else X,
+        "entry_id": drawn("entry", 16),
+        "device_id": ALICE.device_id,
+        **more,
+    }
+    return Entry(**given)
+
+
+def sealed(e: Entry, *, device: Any = ALICE, random: str = "record") -> bytes:
+    return seal_entry(KEYS, e, device.sign_private, drawn(random))
+
+
+def forged(
+    e: Entry,
+    *,
+    body: bytes | None = None,
+    signature: bytes | None = None,
+    binding: bytes | None = None,
+    header: Header | None = None,
+    log_key: bytes | None = None,
+    kind: RecordKind = RecordKind.ENTRY,
+    pad_to: int = 512,
+) -> bytes:
+    """An entry as somebody seals it who holds the log key and does what he likes."""
+    header = header or Header(kind, e.base.era, e.base.epoch, drawn("record"))
+    body = entries_module._encode(e) if body is None else body
+    if signature is None:
+        signature = sign(ALICE.sign_private, "entry 1", header.encode() + body)
+    if binding is None:
+        binding = e.base.ns_id + e.acceptor_id + u64(e.v) + u32(e.idx)
+    return seal(log_key or KEYS.log_key(1), header, body + signature, binding=binding, pad_to=pad_to)
+
+
+class Writer:
+    """Writes a log: entries at ascending indexes, each naming the one before."""
+
+    def __init__(self, acceptor_id: bytes = ACCEPTOR) -> None:
+        self.acceptor_id = acceptor_id
+        self.entries: list[bytes] = []
+
+    def add(self, kind: Kind, n: int, *, device: Any = ALICE, raw: bytes | None = None, **more: Any) -> Writer:
+        before = hashlib.sha256(self.entries[-1]).digest() if self.entries else ZERO_HASH
+        e = entry(kind, n, acceptor_id=self.acceptor_id, idx=len(self.entries), prev_entry=before)
+        e = replace(e, device_id=device.device_id, **more)
+        data = seal_entry(KEYS, e, device.sign_private, drawn(f"record {len(self.entries)}"))
+        self.entries.append(raw if raw is not None else data)
+        return self
+
+    def prepare(self, n: int, incarnation: bytes = INCARNATION, **more: Any) -> Writer:
+        return self.add(Kind.PREPARE, n, round=Round(n, incarnation), **more)
+
+    def accept(self, n: int, state: State, incarnation: bytes = INCARNATION, **more: Any) -> Writer:
+        return self.add(Kind.ACCEPT, n, round=Round(n, incarnation), value=state, **more)
+
+    def decided(self, state: State, **more: Any) -> Writer:
+        return self.add(Kind.DECIDED, 0, round=Round(0, bytes(16)), value=state, **more)

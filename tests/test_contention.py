@@ -1,0 +1,231 @@
+"""Many processes at once: eight devices that push at the same moment, and two processes in one folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+from crash_kit import (
+    CHEAP,
+    NAME,
+    PASSPHRASE,
+    Child,
+    check_log,
+    content_id,
+    quiet_environment,
+    read_past,
+    read_tree,
+    run_clone,
+    run_push,
+    same_trees,
+)
+
+from metasync.errors import WorkspaceError
+from metasync.workspace import Workspace
+
+quiet_environment()
+
+DEVICES = 8
+ROUNDS = 3
+LIMIT_S = 60.0
+
+
+def push_when(directory: str, message: str, at: float) -> tuple[int | None, int, float]:
+    """Pushes at the moment `at`; -> (version, versions merged first, seconds)."""
+    with Workspace.open(directory) as w:
+        time.sleep(max(0.0, at - time.time()))
+        start = time.monotonic()
+        report = w.push(message)
+        merged = report.pulled.version - report.pulled.before if report.pulled is not None else 0
+        return report.version, merged, time.monotonic() - start
+
+
+def pull_all(directory: str) -> int:
+    with Workspace.open(directory) as w:
+        return w.pull().version
+
+
+def crowd(
+    root: Path,
+    urls: list[str],
+    *,
+    devices: int = DEVICES,
+    rounds: int = ROUNDS,
+    before_round: Callable[[int], None] = lambda _: None,
+    sick: Collection[str] = (),
+) -> None:
+    """All devices push a file of their own and an edit of a shared one, at the same moment, several times.
+
+    `sick`: backends that `before_round` takes away for some time; copies may be missing there.
+    """
+    began = time.monotonic()
+    places = {f"device{i}": root / f"device{i}" for i in range(devices)}
+    first = places["device0"]
+    first.mkdir()
+    for i in range(devices):
+        (first / f"shared{i}.txt").write_text("".join(f"line {n}\n" for n in range(9)))
+    with Workspace.init(
+        first, name=NAME, backends=urls, passphrase=PASSPHRASE, kdf=CHEAP, device_name="device0"
+    ).workspace as w:
+        pushed = {"first": w.push("first").version or 0}
+    clones = [Child(run_clone, str(places[d]), urls, NAME, d) for d in places if d != "device0"]
+    for clone in clones:
+        clone.wait()
+    print(f"\nset-up and {devices - 1} clones at once: {time.monotonic() - began:.1f} s")
+    written: set[bytes] = set()
+    for number in range(rounds):
+        for i, place in enumerate(places.values()):
+            mine = place / f"of{i}"
+            mine.mkdir(exist_ok=True)
+            (mine / f"round{number}").write_bytes(os.urandom(200))
+            written.add((mine / f"round{number}").read_bytes())
+            shared = place / f"shared{i}.txt"
+            lines = shared.read_text().splitlines(keepends=True)
+            lines[number] = f"line {number} by device {i}\n"
+            shared.write_text("".join(lines))
+        before_round(number)
+        start = time.monotonic()
+        at = time.time() + 0.4
+        running = {d: Child(push_when, str(p), f"{d} round {number}", at) for d, p in places.items()}
+        done = {d: child.wait() for d, child in running.items()}
+        took = sorted(seconds for _, _, seconds in done.values())
+        lost = sorted(merged for _, merged, _ in done.values())
+        print(
+            f"round {number}: {time.monotonic() - start:.1f} s; a push took {took[0]:.2f} to {took[-1]:.2f} s,"
+            f" median {took[len(took) // 2]:.2f}; versions merged first {lost}"
+        )
+        for d, (version, _, _) in done.items():
+            assert version is not None, f"{d}: nothing pushed in round {number}"
+            pushed[f"{d} round {number}"] = version
+    assert len(set(pushed.values())) == len(pushed), "two pushes report one version"
+    pulls = [Child(pull_all, str(p)) for p in places.values()]
+    versions = {pull.wait() for pull in pulls}
+    assert len(versions) == 1, versions
+    trees = {d: read_tree(p) for d, p in places.items()}
+    same_trees(trees)
+    final = trees["device0"]
+    assert {node.data for node in final.values()} >= written, "a file is missing"
+    for i in range(devices):
+        text = final[b"shared%d.txt" % i].data.decode()
+        assert text.count(f"by device {i}") == rounds, text
+    assert not [p for p in final if b".conflict." in p], "nobody edited another's lines"
+    with Workspace.open(first) as w:
+        past = read_past(w, read_blobs=True)
+        check_log(past, pushed)
+        assert len([s for s in past.main if s.message]) == len(pushed)
+        missing = [node for node in final.values() if node.kind != "dir" and content_id(w, node) not in past.contents]
+        assert not missing
+        report = w.check(read_data=True)
+        assert not report.lost
+        for problem in (*report.problems, *report.meta_problems):
+            assert problem.backend in sick, problem
+            assert "missing" in problem.problem, problem
+        assert not report.short or sick
+    took_s = time.monotonic() - began
+    print(f"in all: {took_s:.1f} s, {len(pushed)} pushes")
+    assert took_s < LIMIT_S
+
+
+def test_eight_processes_push_at_once(tmp_path: Path) -> None:
+    crowd(tmp_path, [f"file://{tmp_path}/b{i}" for i in range(3)])
+
+
+def test_the_first_pushes_of_a_workspace_race(tmp_path: Path) -> None:
+    """Before version 1 there is no tree: everybody's first tree is merged with an empty base."""
+    urls = [f"file://{tmp_path}/b{i}" for i in range(3)]
+    Workspace.init(tmp_path / "d0", name=NAME, backends=urls, passphrase=PASSPHRASE, kdf=CHEAP).workspace.close()
+    for i in (1, 2, 3):
+        run_clone(str(tmp_path / f"d{i}"), urls, NAME, f"d{i}")
+    for i in range(4):
+        (tmp_path / f"d{i}/same").write_bytes(b"the same\n")
+        (tmp_path / f"d{i}/mine{i}").write_bytes(b"%d" % i)
+        (tmp_path / f"d{i}/clash").write_bytes(b"\0%d" % i)
+    at = time.time() + 0.4
+    running = [Child(push_when, str(tmp_path / f"d{i}"), f"m{i}", at) for i in range(4)]
+    pushed = {f"m{i}": child.wait()[0] for i, child in enumerate(running)}
+    for i in range(4):
+        pull_all(str(tmp_path / f"d{i}"))
+    trees = {f"d{i}": read_tree(tmp_path / f"d{i}") for i in range(4)}
+    same_trees(trees)
+    got = {path: node.data for path, node in trees["d0"].items()}
+    assert {got[b"mine%d" % i] for i in range(4)} == {b"0", b"1", b"2", b"3"}
+    clashes = {data for path, data in got.items() if path.startswith(b"clash")}
+    assert clashes == {b"\0%d" % i for i in range(4)}
+    assert len([p for p in got if p.startswith(b"same")]) == 1, "equal bytes are no conflict"
+    with Workspace.open(tmp_path / "d0") as w:
+        check_log(read_past(w), pushed)
+
+
+def hold(directory: str, seconds: float) -> None:
+    with Workspace.open(directory) as w, w._locked("push"):
+        time.sleep(seconds)
+
+
+def test_two_processes_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
+    urls = [f"file://{tmp_path}/b{i}" for i in range(3)]
+    place = tmp_path / "d"
+    place.mkdir()
+    Workspace.init(place, name=NAME, backends=urls, passphrase=PASSPHRASE, kdf=CHEAP).workspace.close()
+    for number in range(3):
+        for i in range(4):
+            (place / f"r{number}-{i}").write_bytes(os.urandom(5000))
+        running = [Child(run_push, str(place), f"{number}-{i}") for i in range(2)]
+        running.append(Child(pull_all, str(place)))
+        versions = [running[0].wait()[0], running[1].wait()[0]]
+        running[2].wait()
+        # One takes all, the other finds nothing left; none sees a conflict with itself.
+        assert len([v for v in versions if v is not None]) == 1, versions
+    assert not [p for p in read_tree(place) if b"conflict" in p]
+    with Workspace.open(place) as w:
+        assert len(w.log()) == 3
+
+
+def test_the_second_process_waits_until_the_first_ends(tmp_path: Path) -> None:
+    place = tmp_path / "d"
+    Workspace.init(
+        place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
+    ).workspace.close()
+    holder = Child(hold, str(place), 1.0)
+    holder.ready()
+    time.sleep(0.4)
+    heard: list[str] = []
+    start = time.monotonic()
+    with Workspace.open(place, on_event=lambda e: heard.append(str(e))) as w:
+        w.push()
+    assert time.monotonic() - start > 0.3
+    assert any("waiting" in text and "process" in text for text in heard), heard
+    holder.wait()
+
+
+def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "d"
+    Workspace.init(
+        place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
+    ).workspace.close()
+    holder = Child(hold, str(place), 60.0)
+    holder.ready()
+    time.sleep(0.4)
+    assert holder.kill()
+    start = time.monotonic()
+    with Workspace.open(place) as w:
+        w.push()
+    assert time.monotonic() - start < 2
+
+
+def test_a_holder_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from metasync.sync import lock
+
+    monkeypatch.setattr(lock.WorkspaceLock.acquire, "__kwdefaults__", {"wait_s": 0.2, "waiting": None})
+    place = tmp_path / "d"
+    Workspace.init(
+        place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
+    ).workspace.close()
+    holder = Child(hold, str(place), 60.0)
+    holder.ready()
+    time.sleep(0.4)
+    with Workspace.open(place) as w, pytest.raises(WorkspaceError, match=r"process \d+ \(metasync push\)"):
+        w.push()
+    assert holder.kill()

@@ -1,0 +1,312 @@
+"""Property tests of the agreement core: random schedules, faults, crashes; and mutants that must be caught.
+
+METASYNC_PAXOS_RUNS sets how many schedules are run (default 320). A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from paxos_world import Faults, Process, Workspace, World, change, make_workspace, true_value
+
+from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
+from metasync.consensus import instance as instance_module
+from metasync.consensus import learn as learn_module
+from metasync.consensus import member as member_module
+from metasync.consensus import paxos as paxos_module
+from metasync.consensus import replay as replay_module
+from metasync.consensus.states import decode_state
+from metasync.effects import Op, Persist, Random, Reply, Sleep, Task
+from metasync.errors import ForkError, MetaSyncError, NoQuorumError, UnreachableError
+
+RUNS = int(os.environ.get("METASYNC_PAXOS_RUNS", "320"))
+
+
+class History:
+    """What clients were told, to be held against what is true in the end."""
+
+    def __init__(self) -> None:
+        self.decided: list[State] = []
+        self.ours: dict[bytes, int] = {}
+        self.started: set[bytes] = set()
+        self.helped = 0
+        self.found_again = 0
+        self.unknown = 0
+
+
+def client(
+    ws: Workspace, history: History, disk: dict[str, Any], who: int, incarnation: bytes, ops: int, slow_s: float
+) -> Task:
+    """Pushes `ops` operations, one after the other, over any number of crashes; the disk outlives the process."""
+
+    def value(op_id: bytes) -> Task:
+        yield Sleep(slow_s * (yield Random(1))[0] / 255)
+        return change(op_id, (yield Random(32)))
+
+    group = ws.group(incarnation, who % len(ws.identities), memory=disk.get("memory", b""))
+    known = decode_state(disk["known"]) if "known" in disk else ws.genesis
+    while True:
+        try:
+            latest = yield from group.get_recent(known)
+            assert latest.v >= known.v
+            history.decided.append(latest)
+            known = latest
+            disk["known"], disk["memory"] = known.encode(), group.memory
+            done = disk.setdefault("done", 0)
+            if done >= ops:
+                return known
+            op_id = bytes([who + 1, done + 1]) * 8
+            if JOURNAL_KEY in disk:
+                journal = decode_journal(disk[JOURNAL_KEY])
+                fate = yield from group.find_op(known, journal)
+                if fate and journal.op_id == op_id:
+                    history.ours[op_id] = journal.v
+                    history.found_again += 1
+                    disk["done"] = done + 1
+                    yield Persist(JOURNAL_KEY, None)
+                    continue
+            history.started.add(op_id)
+            outcome: Decided = yield from group.propose(known, lambda op_id=op_id: value(op_id))
+            history.decided.append(outcome.state)
+            history.helped += not outcome.mine and outcome.state.writer != incarnation
+            known = outcome.state
+            disk["known"], disk["memory"] = known.encode(), group.memory
+            if outcome.state.op_id == op_id:
+                history.ours[op_id] = outcome.state.v
+                disk["done"] = done + 1
+                yield Persist(JOURNAL_KEY, None)
+        except NoQuorumError:
+            history.unknown += 1
+            yield Sleep(1.0)
+
+
+@contextlib.contextmanager
+def patience(rtts: float | None) -> Iterator[None]:
+    """Makes proposers impatient, so that they preempt each other."""
+    before = paxos_module.PATIENCE_RTTS
+    paxos_module.PATIENCE_RTTS = before if rtts is None else rtts
+    try:
+        yield
+    finally:
+        paxos_module.PATIENCE_RTTS = before
+
+
+def schedule(seed: int) -> dict[str, int]:
+    """One random schedule from beginning to end; raises AssertionError or ForkError when agreement breaks.
+
+    Every other one is rough: nobody is polite to a rival, making a value takes long, and much is lost.
+    """
+    rng = random.Random(seed)
+    rough = seed % 2 == 1
+    n = 3 if rough else rng.choice((3, 3, 3, 4, 5))
+    world = World(seed, [f"b{i}" for i in range(n)])
+    ws = make_workspace(world, devices=3)
+    world.faults = Faults(
+        lost_request=rng.choice((0, 0, 0.05, 0.2)),
+        lost_reply=rng.choice((0, 0, 0.05, 0.2)),
+        late=rng.choice((0, 0, 0.02, 0.1)),
+        late_s=rng.choice((1.0, 5.0, 40.0)),
+    )
+    if rough:
+        world.faults = Faults(rng.choice((0, 0.2, 0.4)), rng.choice((0, 0.2)), rng.choice((0.05, 0.3)), late_s=3.0)
+    history = History()
+    clients, ops = rng.choice((2, 3, 4)), rng.choice((1, 2, 3))
+    disks: list[dict[str, Any]] = [{} for _ in range(clients)]
+    processes: list[Process | None] = [None] * clients
+    crashes = 0
+
+    def boot(who: int) -> None:
+        incarnation = rng.randbytes(16)
+        task = client(ws, history, disks[who], who, incarnation, ops, 0.5 if rough else 0.0)
+        processes[who] = world.start(f"client {who}", task, disks[who])
+
+    def crash(who: int) -> None:
+        process = processes[who]
+        if process is not None and not process.done:
+            nonlocal crashes
+            crashes += 1
+            world.kill(process)
+            processes[who] = None
+            world.at(rng.choice((0.0, 0.1, 3.0)), lambda: boot(who))
+
+    for who in range(clients):
+        world.at(rng.random() * 0.3, lambda who=who: boot(who))
+    for _ in range(rng.choice((5, 20, 40)) if rough else rng.choice((0, 1, 3, 6))):
+        world.at(rng.random() * 4, lambda: crash(rng.randrange(clients)))
+    minority = rng.sample(sorted(world.stores), (n - 1) // 2)
+    wiped = rng.random() < 0.3
+
+    def wipe(name: str) -> None:
+        if world.in_flight[name]:  # between a birth read and the create beside it lies the known residual window
+            world.at(0.003, lambda: wipe(name))
+        else:
+            world.stores[name].clear()
+
+    if wiped:
+        world.at(rng.random() * 3, lambda: wipe(minority[0]))
+    else:
+        for name in minority:
+            if rng.random() < 0.5:
+                world.at(rng.random() * 3, lambda name=name: world.down.add(name))
+                world.at(3 + rng.random() * 10, lambda name=name: world.down.discard(name))
+    world.at(20.0, lambda: setattr(world, "faults", Faults()))
+    with patience(0.3 if rough else None):
+        world.run(lambda: all(p is not None and p.done for p in processes), limit_s=2000)
+    for who, process in enumerate(processes):
+        assert process is not None
+        if process.error is not None:
+            raise process.error
+        assert process.done, f"client {who} never got through"
+    judge = ws.group(b"\xee" * 16)
+    world.do(judge.get_recent(ws.genesis))
+    check(world, ws, history, clients * ops, known_to_last=ws.genesis, judge=judge)
+    return {
+        "crashes": crashes,
+        "helped": history.helped,
+        "found_again": history.found_again,
+        "unknown": history.unknown,
+        "wiped": wiped,
+    }
+
+
+def check(world: World, ws: Workspace, history: History, ops: int, *, known_to_last: State, judge: Any) -> None:
+    latest = world.do(judge.get_recent(known_to_last))
+    assert true_value(world, ws, latest) is None
+    chain = [ws.genesis]
+    for v in range(1, latest.v + 1):
+        chain.append(world.do(judge.state_at(latest, v)))
+    for before, after in pairwise(chain):
+        assert after.prev == before.hash
+        assert after.skip == chain[after.v & (after.v - 1)].hash
+        assert true_value(world, ws, before) in (after, None)
+    for state in history.decided:
+        assert state.v < len(chain), f"version {state.v} was lost"
+        assert chain[state.v] == state, f"version {state.v} was told to be something else"
+    by_op: dict[bytes, list[int]] = {}
+    for state in chain[1:]:
+        by_op.setdefault(state.op_id, []).append(state.v)
+    assert all(len(vs) == 1 for vs in by_op.values()), "an operation was committed twice"
+    assert set(by_op) == history.started
+    assert {op: vs[0] for op, vs in by_op.items()} == history.ours
+    assert len(by_op) == ops
+
+
+BATCHES = 16
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_random_schedules_agree(batch: int) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(batch, RUNS, BATCHES):
+        try:
+            for key, count in schedule(seed).items():
+                totals[key] = totals.get(key, 0) + count
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+    if RUNS >= 320:
+        # The faults must have happened, or nothing was tested.
+        assert totals["crashes"]
+        assert totals["helped"]
+        assert totals["wiped"]
+
+
+def broken(run: Callable[[int], Any], seeds: Iterator[int] | range) -> int | None:
+    """The first seed at which a mutant is caught, or None."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except (AssertionError, ForkError, MetaSyncError):
+            return seed
+    return None
+
+
+MUTANT_SEEDS = range(5001, 5800, 2)
+
+
+def test_mutant_accept_ignores_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        replay_module, "accept_effective", lambda promised, votes, rnd, value, base: votes.get(rnd, value) == value
+    )
+    monkeypatch.setattr(member_module, "_standing", _standing_without_promises)
+    assert broken(schedule, MUTANT_SEEDS) is not None
+
+
+def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, stale: Any) -> Any:
+    if kind is member_module.Kind.ACCEPT:
+        return member_module.Outcome("done") if rnd in log.votes else None
+    return STANDING(m, log, kind, rnd, stale)
+
+
+STANDING = member_module._standing
+
+
+def test_mutant_own_value_in_spite_of_an_accepted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_module.Instance, "evidence", lambda self: None)
+    assert broken(schedule, MUTANT_SEEDS) is not None
+
+
+def test_mutant_quorum_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = instance_module.Instance.__init__
+
+    def smaller(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.quorum = max(1, self.quorum - 1)
+
+    monkeypatch.setattr(instance_module.Instance, "__init__", smaller)
+    assert broken(schedule, MUTANT_SEEDS) is not None
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_mutant_incarnation_reused(reused: bool) -> None:
+    """The ACCEPTs of a first life land after a second life proposed. With a fresh incarnation that is harmless; with
+    the same one there are two values in one round, which is noticed and never followed."""
+    world = World(1, ["a", "b", "c"])
+    ws = make_workspace(world)
+    held: list[Op] = []
+
+    def hold(op: Op) -> Reply | None:
+        if op.kind != "create" or len(op.data) < 1500:  # a PREPARE has 1024 bytes, an ACCEPT 1536
+            return None
+        held.append(op)
+        return Reply(error=UnreachableError("lost"))
+
+    world.fault_hook = hold
+    first = world.start("first life", ws.group(b"1" * 16).propose(ws.genesis, lambda: change(b"1" * 16)))
+    world.run(lambda: len(held) >= 3)
+    world.kill(first)
+    late = {op.backend: op for op in held}
+    world.fault_hook = lambda op: hold(op) if op.backend == "c" else None
+    second = ws.group(b"1" * 16 if reused else b"2" * 16, 0)
+    decided = world.do(second.propose(ws.genesis, lambda: change(b"2" * 16)))
+    assert decided.mine
+    world.fault_hook = lambda op: None
+    for op in late.values():
+        world.stores[op.backend].do(op)
+    world.stuck.add("a")
+    third = ws.group(b"3" * 16, 1).propose(ws.genesis, lambda: change(b"3" * 16))
+    if reused:
+        with pytest.raises(ForkError, match="two values"):
+            world.do(third)
+    else:
+        assert world.do(third).state == decided.state
+
+
+def test_mutant_births_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_module, "birth_matches", lambda data, place, digest: True)
+
+    def blind(m: Any, instance: Any, acceptor_id: bytes) -> Task:
+        instance.born.add(acceptor_id)
+        return True
+        yield
+
+    monkeypatch.setattr(member_module, "read_birth", blind)
+    monkeypatch.setattr(learn_module, "read_birth", blind)
+    caught = broken(schedule, range(5171, 5971, 2))  # about one schedule in a hundred has such a wipe
+    assert caught is not None

@@ -1,0 +1,653 @@
+"""Writes `tests/vectors/agreement/*.json` anew: one file per named case, with what must come of it.
+
+    python tests/vectors/make_agreement.py
+
+A change of format shows as a diff of these files, and none may show otherwise. Nothing here draws chance.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+from agreement_kit import (  # noqa: E402
+    ACCEPTOR,
+    ADMIN,
+    ALICE,
+    BASE,
+    BOB,
+    CAROL,
+    CHAIN,
+    DEVICES,
+    GENESIS,
+    INCARNATION,
+    KEYS,
+    MALLORY,
+    NS_ID,
+    OTHER_ACCEPTOR,
+    OWNER,
+    RIVAL,
+    Writer,
+    X,
+    Y,
+    drawn,
+    entry,
+    forged,
+    sealed,
+    value,
+)
+
+from metasync.codec import u16, u32, u64  # noqa: E402
+from metasync.config import (  # noqa: E402
+    NO_LIMIT,
+    Acceptor,
+    BackendEntry,
+    ChunkingClass,
+    Config,
+    Erasure,
+    RedundancyClass,
+    Replicate,
+    Storage,
+)
+from metasync.consensus import entries as entries_module  # noqa: E402
+from metasync.consensus.entries import Kind, Round, Seen, seal_hint  # noqa: E402
+from metasync.consensus.genesis import encode_birth, seal_genesis  # noqa: E402
+from metasync.consensus.heads import Head, seal_head  # noqa: E402
+from metasync.consensus.member import Remembered, encode_memory  # noqa: E402
+from metasync.consensus.meta import seal_object  # noqa: E402
+from metasync.consensus.paxos import Journal  # noqa: E402
+from metasync.consensus.states import STATE_BYTES  # noqa: E402
+from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256  # noqa: E402
+from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public  # noqa: E402
+from metasync.keys.devices import make_device_set, recertified  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parent / "agreement"
+OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"
+CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)
+Case = dict[str, Any]
+Cases = Iterator[tuple[str, Case]]
+
+
+def plain(x: Any) -> Any:
+    """A value as JSON shows it: bytes in hex, records by field, enums by name."""
+    if isinstance(x, bytes):
+        return x.hex()
+    if isinstance(x, Enum):
+        return x.name
+    if hasattr(x, "_asdict"):
+        return {k: plain(v) for k, v in x._asdict().items()}
+    if is_dataclass(x) and not isinstance(x, type):
+        return {"is": type(x).__name__, **{f.name: plain(getattr(x, f.name)) for f in fields(x)}}
+    if isinstance(x, dict):
+        return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, tuple | list):
+        return [plain(v) for v in x]
+    return x
+
+
+def case(what: str, about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+    return {
+        "what": what,
+        "about": about,
+        "expect": expect,
+        **{k: plain(v) for k, v in more.items()},
+        "data": data.hex(),
+    }
+
+
+def cut(data: bytes, at: int, put: bytes) -> bytes:
+    """`data` with other bytes at a place."""
+    return data[:at] + put + data[at + len(put) :]
+
+
+def states() -> Cases:
+    good = X.encode()
+    yield "state-genesis", case("state", "version 0, nobody's", GENESIS.encode(), value=GENESIS, hash=GENESIS.hash)
+    yield "state", case("state", "version 2", good, value=X, hash=X.hash)
+    yield "state-bad-format-0", case("state", "format 0", cut(good, 0, b"\0"), FORMAT)
+    yield "state-bad-newer", case("state", "format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "state-bad-min-fmt", case("state", "for programs that know format 2", cut(good, 1, b"\2"), UPGRADE)
+    yield "state-bad-short", case("state", "a byte is missing", good[:-1], FORMAT)
+    yield "state-bad-long", case("state", "a byte too many", good + b"\0", FORMAT)
+    yield "state-bad-empty", case("state", "no bytes", b"", FORMAT)
+
+
+def a_config() -> Config:
+    def backend(i: int, *, votes: bool) -> BackendEntry:
+        acceptor = Acceptor(drawn(f"acceptor {i}", 16), "log", sha256(drawn(f"birth {i}"))) if votes else None
+        storage = (Storage(drawn(f"storage {i}", 16), sha256(drawn(f"storage birth {i}"))),)
+        return BackendEntry(bytes([i]) * 16, f"b{i}", "file", i << 30, drawn(f"identity {i}"), storage, acceptor)
+
+    return Config(
+        tuple(backend(i, votes=i < 4) for i in range(1, 5)),
+        redundancy=(RedundancyClass(1 << 20, Replicate(3)), RedundancyClass(NO_LIMIT, Erasure(2, 4))),
+        chunking=(
+            ChunkingClass(1 << 20, "cdc", 4096, 16384, 65536),
+            ChunkingClass(NO_LIMIT, "fixed", 1 << 20, 1 << 20, 1 << 20),
+        ),
+        chains=(("compress", "encrypt", "integrity"), ("encrypt", "integrity")),
+        prev_config=drawn("previous config"),
+        tags=((7, b"unknown"),),
+    )
+
+
+def configs() -> Cases:
+    config = a_config()
+    good = config.encode()
+    about = "four backends, three of which vote, two classes of everything"
+    numbers = {"n": config.n, "quorum": config.quorum, "meta_copies": config.meta_copies, "survives": config.survives}
+    yield "config", case("config", about, good, value=config, **numbers)
+    yield "config-bad-newer", case("config", "format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "config-bad-format-0", case("config", "format 0", cut(good, 0, b"\0"), FORMAT)
+    yield "config-bad-mode", case("config", "an unknown mode", cut(good, 1, b"\2"), FORMAT)
+    yield "config-bad-f", case("config", "liars in crash mode", cut(good, 2, b"\1"), FORMAT)
+    yield "config-bad-bft", case("config", "Byzantine mode with too few", cut(good, 1, b"\1\1"), FORMAT)
+    yield "config-bad-flag", case("config", "an encrypted flag of 2", cut(good, 3, b"\2"), FORMAT)
+    yield "config-bad-count", case("config", "65535 backends", cut(good, 4, b"\xff\xff"), FORMAT)
+    swapped = replace(config, backends=config.backends[::-1])
+    yield "config-bad-order", case("config", "backends descend", raw_config(swapped), FORMAT)
+    twice = replace(config, backends=(config.backends[0], replace(config.backends[1], name="b1"), *config.backends[2:]))
+    yield "config-bad-name-twice", case("config", "two backends have one name", raw_config(twice), FORMAT)
+    nobody = replace(config, backends=tuple(replace(b, acceptor=None) for b in config.backends))
+    yield "config-bad-nobody-votes", case("config", "no acceptor", raw_config(nobody), FORMAT)
+    none = replace(config, redundancy=(RedundancyClass(NO_LIMIT, Replicate(0)),))
+    yield "config-bad-no-copies", case("config", "no copies", raw_config(none), FORMAT)
+    open_end = replace(config, redundancy=(RedundancyClass(5, Replicate(2)),))
+    yield "config-bad-open-end", case("config", "the last size class ends", raw_config(open_end), FORMAT)
+    yield "config-bad-chain", case("config", "no translator chain", raw_config(replace(config, chains=())), FORMAT)
+    yield "config-bad-short", case("config", "a byte is missing", good[:-1], FORMAT)
+    yield "config-bad-long", case("config", "a byte too many", good + b"\0", FORMAT)
+
+
+def raw_config(config: Config) -> bytes:
+    """An impossible config's bytes."""
+    check = Config.check
+    Config.check = lambda self: self  # type: ignore[method-assign]
+    try:
+        return config.encode()
+    finally:
+        Config.check = check  # type: ignore[method-assign]
+
+
+PLACE = {"acceptor": ACCEPTOR, "v": 2, "idx": 0}
+
+
+def entry_cases() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("entry", about, data, expect, **{**PLACE, **more})
+
+    prepare, accept = entry(), entry(Kind.ACCEPT)
+    seen = (Seen(OTHER_ACCEPTOR, 1, 1, drawn("seen")),)
+    full = replace(accept, seen=seen, certificate=CAROL.certified(ADMIN, NS_ID).encode(), tags=((9, b"later"),))
+    good = sealed(prepare)
+    yield "entry-prepare", one("PREPARE", good, value=prepare)
+    yield "entry-accept", one("ACCEPT", sealed(accept), value=accept)
+    yield "entry-accept-full", one("ACCEPT with all there is", sealed(full), value=full)
+    yield "entry-decided", one("DECIDED", sealed(entry(Kind.DECIDED)), value=entry(Kind.DECIDED))
+    yield (
+        "entry-wrong-signature",
+        one("opens, but nobody of its device signed it", forged(prepare, signature=bytes(64))),
+    )
+    # Replayed from another place.
+    yield "entry-bad-other-acceptor", one("read on another acceptor", good, FORMAT, acceptor=OTHER_ACCEPTOR)
+    yield "entry-bad-other-version", one("read in another version", good, FORMAT, v=3)
+    yield "entry-bad-other-index", one("read at another index", good, FORMAT, idx=1)
+    theirs = forged(prepare, binding=bytes(32) + ACCEPTOR + u64(2) + u32(0))
+    yield "entry-bad-other-workspace", one("bound to another workspace", theirs, FORMAT)
+    yield "entry-bad-other-kind", one("a hint put into a log", hint(), FORMAT)
+    # Sealed by one who holds the key, with a lie inside.
+    lie = {"binding": NS_ID + ACCEPTOR + u64(2) + u32(0)}
+    yield (
+        "entry-bad-lies-acceptor",
+        one("names another acceptor", forged(replace(prepare, acceptor_id=OTHER_ACCEPTOR), **lie), FORMAT),
+    )
+    yield (
+        "entry-bad-lies-index",
+        one("names another index", forged(replace(prepare, idx=1, prev_entry=drawn("p")), **lie), FORMAT),
+    )
+    yield (
+        "entry-bad-lies-version",
+        one("a version that its base does not have", forged(replace(prepare, v=3), **lie), FORMAT),
+    )
+    stranger = replace(BASE, ns_id=drawn("other workspace"))
+    yield (
+        "entry-bad-lies-workspace",
+        one("a base of another workspace", forged(replace(prepare, base=stranger), **lie), FORMAT),
+    )
+    era = Header(RecordKind.ENTRY, 1, 1, drawn("record"))
+    yield "entry-bad-era", one("a header of another era", forged(prepare, header=era), FORMAT)
+    epoch = Header(RecordKind.ENTRY, 0, 2, drawn("record"))
+    yield "entry-bad-epoch", one("a header of another epoch", forged(prepare, header=epoch), FORMAT)
+    yield "entry-bad-key", one("sealed under another key", forged(prepare, log_key=drawn("key")), FORMAT)
+    yield "entry-bad-record-kind", one("another kind of record", forged(prepare, kind=RecordKind.META), FORMAT)
+    # Altered or cut.
+    yield "entry-bad-bit", one("one bit of the ciphertext", cut(good, 100, bytes([good[100] ^ 1])), FORMAT)
+    yield "entry-bad-tag", one("one bit of the tag", cut(good, len(good) - 1, bytes([good[-1] ^ 128])), FORMAT)
+    yield "entry-bad-random", one("one bit of the header", cut(good, 12, bytes([good[12] ^ 1])), FORMAT)
+    yield "entry-bad-cut", one("cut by 512 bytes", good[:-512], FORMAT)
+    yield "entry-bad-cut-odd", one("cut by a byte", good[:-1], FORMAT)
+    yield "entry-bad-grown", one("grown by 512 bytes", good + bytes(512), FORMAT)
+    yield "entry-bad-empty", one("no bytes", b"", FORMAT)
+    yield "entry-bad-zeros", one("512 zeros", bytes(512), FORMAT)
+    yield "entry-bad-huge", one("more than 4 KiB", good * 5, FORMAT)
+    yield "entry-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    # Well sealed, signed, and impossible.
+    body = entries_module._encode(prepare)
+    kind_at = 1 + 32 + 4 + 16 + 8 + 4 + 32 + STATE_BYTES
+    yield "entry-bad-body-newer", one("a body of format 2", forged(prepare, body=cut(body, 0, b"\2")), UPGRADE)
+    yield "entry-bad-kind", one("an unknown kind", forged(prepare, body=cut(body, kind_at, b"\4")), FORMAT)
+    yield (
+        "entry-bad-accept-without-value",
+        one("ACCEPT of nothing", forged(prepare, body=cut(body, kind_at, b"\2")), FORMAT),
+    )
+    of_value = entries_module._encode(accept)
+    yield (
+        "entry-bad-prepare-with-value",
+        one("PREPARE of a value", forged(accept, body=cut(of_value, kind_at, b"\1")), FORMAT),
+    )
+    yield "entry-bad-prepare-n-0", one("PREPARE of the owner's round", forged(entry(n=0)), FORMAT)
+    nobody = replace(prepare, round=Round(1, bytes(16)))
+    yield "entry-bad-nobody", one("a round of nobody", forged(nobody), FORMAT)
+    first = replace(prepare, prev_entry=drawn("p"))
+    yield "entry-bad-first-with-prev", one("index 0 names an entry before it", forged(first), FORMAT)
+    yield "entry-bad-trailing", one("bytes behind the body", forged(prepare, body=body + b"\0"), FORMAT)
+    yield "entry-bad-short-body", one("a body that ends early", forged(prepare, body=body[:-1]), FORMAT)
+    seen_twice = replace(prepare, seen=seen * 2)
+    yield "entry-bad-seen-order", one("one acceptor seen twice", forged(seen_twice), FORMAT)
+    yield "entry-bad-unpadded", one("not padded", forged(prepare, pad_to=1), FORMAT)
+    newer = replace(accept, value=replace(X, min_fmt=2))
+    yield "entry-bad-value-newer", one("a value for newer programs", forged(newer), UPGRADE)
+
+
+def hint() -> bytes:
+    return seal_hint(KEYS, entry(Kind.DECIDED), ALICE.sign_private, drawn("hint"))
+
+
+def hints() -> Cases:
+    good = hint()
+    yield "hint", case("hint", "DECIDED, outside any log", good, acceptor=ACCEPTOR, value=entry(Kind.DECIDED))
+    yield "hint-bad-other-acceptor", case("hint", "another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
+    log = sealed(entry(Kind.DECIDED))
+    yield "hint-bad-entry", case("hint", "an entry of a log", log, FORMAT, acceptor=ACCEPTOR)
+    undecided = forged(entry(Kind.ACCEPT), kind=RecordKind.HINT, binding=NS_ID + ACCEPTOR)
+    yield "hint-bad-accept", case("hint", "not DECIDED", undecided, FORMAT, acceptor=ACCEPTOR)
+    yield "hint-bad-bit", case("hint", "altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT, acceptor=ACCEPTOR)
+    yield "hint-bad-newer", case("hint", "format 2", cut(good, 0, b"\2"), UPGRADE, acceptor=ACCEPTOR)
+
+
+def log_case(about: str, writer: Writer, **expected: Any) -> Case:
+    zero = {"promised": None, "accepted": None, "votes": 0, "closed": None, "poison": False, "void": 0}
+    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "fork": False, **expected}.items()}
+    return {"what": "log", "about": about, "expect": outcome, "entries": [e.hex() for e in writer.entries]}
+
+
+def logs() -> Cases:
+    one, two, rival = Round(1, INCARNATION), Round(2, INCARNATION), Round(1, RIVAL)
+    low, high = sorted((one, rival))
+    low_is, high_is = low.incarnation, high.incarnation
+    won = {"promised": one, "accepted": (one, X.hash), "votes": 1}
+    yield "log-empty", log_case("nothing yet", Writer())
+    yield "log-prepare", log_case("a promise", Writer().prepare(1), promised=one)
+    yield "log-accepted", log_case("a vote", Writer().prepare(1).accept(1, X), **won)
+    yield "log-accept-alone", log_case("a vote without a promise", Writer().accept(1, X), **won)
+    yield (
+        "log-lower-prepare",
+        log_case("a lower round after a higher one", Writer().prepare(1, high_is).prepare(1, low_is), promised=high),
+    )
+    yield (
+        "log-accept-below-promise",
+        log_case("the vote comes too late", Writer().prepare(1).prepare(2).accept(1, X), promised=two),
+    )
+    yield (
+        "log-two-rounds",
+        log_case(
+            "two votes in two rounds",
+            Writer().accept(1, X).prepare(2).accept(2, Y),
+            promised=two,
+            accepted=(two, Y.hash),
+            votes=2,
+        ),
+    )
+    yield (
+        "log-two-values-one-round",
+        log_case("the second value of a round has no effect", Writer().accept(1, X).accept(1, Y), **won),
+    )
+    yield (
+        "log-duplicates",
+        log_case("the same messages again", Writer().prepare(1).prepare(1).accept(1, X).accept(1, X).prepare(1), **won),
+    )
+    yield (
+        "log-owner",
+        log_case(
+            "the owner's round 0",
+            Writer().accept(0, value("op o", OWNER), OWNER),
+            promised=Round(0, OWNER),
+            accepted=(Round(0, OWNER), value("op o", OWNER).hash),
+            votes=1,
+        ),
+    )
+    yield "log-not-owner", log_case("round 0 of somebody else", Writer().accept(0, X))
+    yield (
+        "log-closed",
+        log_case(
+            "nothing after DECIDED",
+            Writer().accept(1, X).decided(X).prepare(2).accept(2, Y),
+            **{**won, "closed": X.hash},
+        ),
+    )
+    # VOID.
+    yield (
+        "log-void-stranger",
+        log_case("a device that nobody admitted", Writer().prepare(2, device=CAROL).accept(1, X), void=1, **won),
+    )
+    yield (
+        "log-void-revoked",
+        log_case(
+            "a revoked device, though it shows a certificate",
+            Writer().prepare(2, device=MALLORY, certificate=MALLORY.certified(ADMIN, NS_ID).encode()).accept(1, X),
+            void=1,
+            **won,
+        ),
+    )
+    elsewhere = replace(BASE, master=drawn("elsewhere"))
+    yield (
+        "log-void-before-base",
+        log_case(
+            "a revoked device cannot poison with another base",
+            Writer().prepare(2, device=MALLORY, base=elsewhere).accept(1, X),
+            void=1,
+            **won,
+        ),
+    )
+    forged_certificate = recertified(CAROL.certified(ADMIN, NS_ID), drawn("not the admin")).encode()
+    yield (
+        "log-void-forged-certificate",
+        log_case(
+            "a certificate by somebody else",
+            Writer().prepare(2, device=CAROL, certificate=forged_certificate),
+            void=1,
+        ),
+    )
+    yield (
+        "log-certified",
+        log_case(
+            "a newcomer with a certificate",
+            Writer().prepare(2, device=CAROL, certificate=CAROL.certified(ADMIN, NS_ID).encode()),
+            promised=two,
+        ),
+    )
+    # POISON: what was accepted before stays evidence.
+    poisoned = {**won, "poison": True}
+    yield (
+        "log-poison-rubbish",
+        log_case("rubbish", Writer().accept(1, X).add(Kind.PREPARE, 2, raw=bytes(512)), **poisoned),
+    )
+    yield (
+        "log-poison-signature",
+        log_case(
+            "a known device, a wrong signature",
+            Writer().accept(1, X).add(Kind.PREPARE, 2, raw=badly_signed(Writer().accept(1, X))),
+            **poisoned,
+        ),
+    )
+    yield (
+        "log-poison-base",
+        log_case(
+            "signed on top of another state",
+            Writer().accept(1, X).prepare(2, base=elsewhere),
+            **{**poisoned, "fork": True},
+        ),
+    )
+    yield (
+        "log-poison-spliced",
+        log_case(
+            "it names another entry before it", Writer().accept(1, X).prepare(2, prev_entry=drawn("other")), **poisoned
+        ),
+    )
+    yield (
+        "log-poison-value",
+        log_case(
+            "a value that does not follow", Writer().prepare(1).accept(1, replace(X, v=7)), promised=one, poison=True
+        ),
+    )
+    yield (
+        "log-poison-value-prev",
+        log_case(
+            "a value of another chain",
+            Writer().prepare(1).accept(1, replace(X, prev=drawn("prev"))),
+            promised=one,
+            poison=True,
+        ),
+    )
+    yield (
+        "log-poison-value-gen",
+        log_case(
+            "a fence that goes back", Writer().prepare(1).accept(1, replace(X, min_gen=9)), promised=one, poison=True
+        ),
+    )
+    other = Writer(OTHER_ACCEPTOR).prepare(1)
+    yield (
+        "log-poison-replayed",
+        log_case("another acceptor's entry", Writer().add(Kind.PREPARE, 1, raw=other.entries[0]), poison=True),
+    )
+    repeated = Writer().prepare(1)
+    repeated.entries.append(repeated.entries[0])
+    yield "log-poison-repeated", log_case("the same bytes at two indexes", repeated, promised=one, poison=True)
+    first = Writer().prepare(1)
+    yield (
+        "log-newer",
+        log_case(
+            "an entry of format 2",
+            Writer().accept(1, X).add(Kind.PREPARE, 2, raw=cut(first.entries[0], 0, b"\2")),
+            **{**poisoned, "newer": True},
+        ),
+    )
+
+
+def badly_signed(log: Writer) -> bytes:
+    e = entry(idx=len(log.entries), prev_entry=sha256(log.entries[-1]), n=2)
+    return forged(e, signature=sign(BOB.sign_private, "entry 1", b"something else"))
+
+
+def births() -> Cases:
+    nonce = drawn("nonce")
+    good = encode_birth(ACCEPTOR, nonce)
+    given = {"acceptor": ACCEPTOR, "digest": sha256(nonce)}
+    yield "birth", {**case("birth", "the one the config means", good, **given), "expect": True}
+    for name, about, data in (
+        ("nonce", "another nonce", encode_birth(ACCEPTOR, drawn("other nonce"))),
+        ("acceptor", "another acceptor", encode_birth(OTHER_ACCEPTOR, nonce)),
+        ("long", "a byte too many", good + b"\0"),
+        ("short", "a byte is missing", good[:-1]),
+        ("format", "format 2", cut(good, 0, b"\2")),
+        ("empty", "no bytes", b""),
+    ):
+        yield f"birth-bad-{name}", {**case("birth", about, data, **given), "expect": False}
+
+
+def geneses() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("genesis", about, data, expect, **{"acceptor": ACCEPTOR, **more})
+
+    good = seal_genesis(KEYS, GENESIS, CHAIN, ADMIN, ACCEPTOR, drawn("genesis"))
+    yield "genesis", one("state 0, signed by the admin", good, value=GENESIS)
+    yield "genesis-bad-acceptor", one("another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
+    forger = seal_genesis(KEYS, GENESIS, CHAIN, drawn("forger"), ACCEPTOR, drawn("genesis"))
+    yield "genesis-bad-signature", one("not signed by the admin", forger, FORMAT)
+    later = seal_genesis(KEYS, BASE, CHAIN, ADMIN, ACCEPTOR, drawn("genesis"))
+    yield "genesis-bad-version", one("version 1", later, FORMAT)
+    yield "genesis-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "genesis-bad-bit", one("altered", cut(good, 200, bytes([good[200] ^ 1])), FORMAT)
+    yield "genesis-bad-empty", one("no bytes", b"", FORMAT)
+
+
+def heads() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("head", about, data, expect, **{"device": ALICE.device_id, **more})
+
+    head = Head(ALICE.device_id, 2, X.hash, drawn("head"), drawn("prev"))
+    good = seal_head(KEYS, head, ALICE, era=0, epoch=1, random=drawn("head record"))
+    yield "head", one("what a device made last", good, value=head)
+    yield "head-bad-device", one("another device's", good, FORMAT, device=BOB.device_id)
+    by_bob = seal_head(KEYS, head, BOB, era=0, epoch=1, random=drawn("head record"))
+    yield "head-bad-signature", one("another device signed it", by_bob, FORMAT)
+    gone = Head(MALLORY.device_id, 2, X.hash, drawn("head"), drawn("prev"))
+    revoked = seal_head(KEYS, gone, MALLORY, era=0, epoch=1, random=drawn("head record"))
+    yield "head-bad-revoked", one("a revoked device's", revoked, FORMAT, device=MALLORY.device_id)
+    yield "head-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "head-bad-short", one("cut", good[:9], FORMAT)
+
+
+def objects() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("object", about, data, expect, **{"kind": "META", **more})
+
+    digest, good = seal_object(KEYS, RecordKind.META, b"an index", era=0, epoch=1, random=drawn("meta"))
+    yield "meta", one("a meta object", good, value=b"an index", name=digest)
+    digest, const = seal_object(KEYS, RecordKind.CONST, b"a config", era=0, epoch=1, random=drawn("const"))
+    yield "const", one("a const object", const, kind="CONST", value=b"a config", name=digest)
+    yield "meta-bad-kind", one("a const object as a meta object", const, FORMAT)
+    yield "meta-bad-bit", one("altered", cut(good, 50, bytes([good[50] ^ 1])), FORMAT)
+    yield "meta-bad-epoch", one("of an unknown epoch", cut(good, 6, u32(9)), FORMAT)
+    yield "meta-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "meta-bad-short", one("cut", good[:30], FORMAT)
+
+
+def slots() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, passphrase: str = "correct horse", **more: Any) -> Case:
+        return case("slot", about, data, expect, passphrase=passphrase, **more)
+
+    good, secret = make_slot(1, "correct horse", ns_id=NS_ID, name="photos", entropy=drawn("slot", 96), cost=CHEAP)
+    opened = {"kind": 1, "public": secret.public, "ns_id": NS_ID, "name": "photos", "private": secret.private}
+    yield "slot", one("a passphrase's", good, value=opened)
+    words = "abandon " * 11 + "about"
+    phrase, found = make_slot(2, words, ns_id=NS_ID, name="photos", entropy=drawn("recovery", 96), cost=CHEAP)
+    recovered = {"kind": 2, "public": found.public, "ns_id": NS_ID, "name": "photos", "private": found.private}
+    yield "slot-recovery", one("a recovery phrase's", phrase, passphrase=words, value=recovered)
+    yield "slot-bad-passphrase", one("a wrong passphrase", good, PASSPHRASE, passphrase="wrong horse")
+    yield "slot-bad-empty-passphrase", one("no passphrase", good, PASSPHRASE, passphrase="")
+    yield "slot-bad-words", one("a misread recovery phrase", phrase, PASSPHRASE, passphrase="abandon " * 12)
+    yield "slot-bad-memory", one("a terabyte of memory", cut(good, 34, u32(1 << 30)), FORMAT)
+    yield "slot-bad-iterations", one("17 iterations", cut(good, 38, u32(17)), FORMAT)
+    yield "slot-bad-lanes", one("17 lanes", cut(good, 42, u32(17)), FORMAT)
+    yield "slot-bad-public", one("another public key", cut(good, 46, drawn("other")), PASSPHRASE)
+    yield "slot-bad-kind", one("an unknown kind", cut(good, 1, b"\3"), FORMAT)
+    yield "slot-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "slot-bad-long", one("a byte too many", good + b"\0", FORMAT)
+
+
+def rings() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("ring", about, data, expect, **{"private": ALICE.seal_private, "ns_id": NS_ID, **more})
+
+    parts: dict[str, Any] = {"devices": [seal_public(ALICE.seal_private)], "slots": [seal_public(drawn("slot key"))]}
+    good = make_ring(KEYS, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
+    yield "ring", one("the first", good, keys=KEYS.encode())
+    yield "ring-slot", one("the first, by a slot", good, private=drawn("slot key"), keys=KEYS.encode(), admin=ADMIN)
+    second = drawn("second admin")
+    chain = CHAIN.extended(ADMIN, sign_public(second))
+    keys = replace(KEYS, epoch_keys=(*KEYS.epoch_keys, (2, drawn("epoch 2"))))
+    later = make_ring(keys, chain, admin_private=second, signer_private=ADMIN, entropy=drawn("ring 2", 96), **parts)
+    yield "ring-second", one("of the second epoch", later, keys=keys.encode())
+    bare = open_keys(NS_ID, 1)
+    plain_ring = make_ring(bare, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
+    yield "ring-open", one("without encryption", plain_ring, private=None, keys=bare.encode())
+    yield "ring-bad-recipient", one("for somebody else", good, PASSPHRASE, private=BOB.seal_private)
+    yield "ring-bad-workspace", one("of another workspace", good, FORMAT, ns_id=bytes(32))
+    yield "ring-bad-signature", one("altered signature", cut(good, len(good) - 1, bytes([good[-1] ^ 1])), FORMAT)
+    yield "ring-bad-flag", one("the encryption flag cleared", cut(good, 1, b"\0"), FORMAT)
+    yield "ring-bad-chain", one("an uncertified admin key", cut(later, 70, drawn("x", 4)), FORMAT)
+    yield "ring-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "ring-bad-long", one("a byte too many", good + b"\0", FORMAT)
+    yield "ring-bad-short", one("cut", good[:-65], FORMAT)
+
+
+def device_sets() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("devices", about, data, expect, **{"ns_id": NS_ID, **more})
+
+    alice, bob = (d.certified(ADMIN, NS_ID) for d in (ALICE, BOB))
+    yield "devices", one("two devices, one revoked", DEVICES.encode(), value=DEVICES)
+    yield "devices-bad-workspace", one("of another workspace", DEVICES.encode(), FORMAT, ns_id=bytes(32))
+    reverse = replace(DEVICES, certificates=DEVICES.certificates[::-1])
+    yield "devices-bad-order", one("certificates descend", reverse.encode(), FORMAT)
+    renamed = make_device_set(CHAIN, [], [replace(alice, name="renamed"), bob])
+    yield "devices-bad-certificate", one("an altered certificate", renamed.encode(), FORMAT)
+    forger = make_device_set(CHAIN, [], [recertified(alice, drawn("forger"))])
+    yield "devices-bad-admin", one("certified by somebody else", forger.encode(), FORMAT)
+    both = make_device_set(CHAIN, [], [alice], [ALICE.device_id])
+    yield "devices-bad-revoked-id", one("a device that is revoked too", both.encode(), FORMAT)
+    key = make_device_set(CHAIN, [], [alice], [], [alice.sign_public])
+    yield "devices-bad-revoked-key", one("a key that is revoked too", key.encode(), FORMAT)
+    slot = make_device_set(CHAIN, [(9, bytes(32))], [alice])
+    yield "devices-bad-slot", one("a slot of unknown kind", slot.encode(), FORMAT)
+    count = u16(1) + CHAIN.keys[0]
+    at = 1 + len(count)
+    yield "devices-bad-count", one("65535 slots", cut(DEVICES.encode(), at, b"\xff\xff"), FORMAT)
+    yield "devices-bad-newer", one("format 2", cut(DEVICES.encode(), 0, b"\2"), UPGRADE)
+    yield "devices-bad-long", one("a byte too many", DEVICES.encode() + b"\0", FORMAT)
+
+
+def local() -> Cases:
+    journal = Journal(drawn("op", 16), BASE)
+    yield "journal", case("journal", "what is persisted before an ACCEPT", journal.encode(), value=journal)
+    yield "journal-bad-short", case("journal", "cut", journal.encode()[:-1], FORMAT)
+    yield "journal-bad-newer", case("journal", "format 2", cut(journal.encode(), 0, b"\2"), UPGRADE)
+    memory = (
+        Remembered(1, Seen(bytes([1]) * 16, 4, 1, drawn("one"))),
+        Remembered(1, Seen(bytes([2]) * 16, 5, 0, drawn("two"))),
+    )
+    good = encode_memory(memory)
+    yield "memory", case("memory", "what two acceptors were seen to hold", good, value=memory)
+    yield "memory-bad-order", case("memory", "acceptors descend", good[:3] + good[67:] + good[3:67], FORMAT)
+    yield "memory-bad-short", case("memory", "cut", good[:-1], FORMAT)
+    yield "memory-bad-count", case("memory", "65535 acceptors", cut(good, 1, b"\xff\xff"), FORMAT)
+
+
+def names() -> Cases:
+    path = entries_module.entry_path(KEYS, 1, 0, ACCEPTOR, 2050, 3)
+    yield "name-entry", {"what": "name", "about": "entry 3 of version 2050", "acceptor": ACCEPTOR.hex(), "path": path}
+    state = {"what": "state-name", "about": "the const object of a state", "hash": X.hash.hex()}
+    yield "name-state", {**state, "path": KEYS.state_name(X.hash)}
+
+
+def cases() -> Cases:
+    for make in (
+        states,
+        configs,
+        entry_cases,
+        hints,
+        logs,
+        births,
+        geneses,
+        heads,
+        objects,
+        slots,
+        rings,
+        device_sets,
+        local,
+        names,
+    ):
+        yield from make()
+
+
+def text(c: Case) -> str:
+    return json.dumps(c, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    made = dict(cases())
+    for path in FOLDER.glob("*.json"):
+        if path.stem not in made:
+            path.unlink()
+    for name, c in made.items():
+        (FOLDER / f"{name}.json").write_text(text(c), encoding="utf-8")
