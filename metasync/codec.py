@@ -152,3 +152,19 @@ class Reader:
 def ascending(items: Sequence[bytes]) -> bool:
     """True when byte strings are strictly ascending (sorted and distinct)."""
     return all(a < b for a, b in pairwise(items))
+
+
+def padme(size: int) -> int:
+    """The next Padmé size: `size` with all but the top log2(log2(size))+1 bits of its mantissa rounded up.
+
+    Nikitin et al., "Reducing Metadata Leakage from Encrypted Files and Communication with PURBs", 2019, section 4: at
+    most 12 % more, and often 3 %, for sizes that say little about what is inside.
+    """
+    if size < 2:
+        return size
+    e = size.bit_length() - 1
+    low_bits = e - e.bit_length()
+    if low_bits <= 0:
+        return size
+    mask = (1 << low_bits) - 1
+    return (size + mask) & ~mask

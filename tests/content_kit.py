@@ -80,7 +80,7 @@ def at_once(function: Callable[[], Any]) -> Future[Any]:
     f: Future[Any] = Future()
     try:
         f.set_result(function())
-    except Exception as e:  # noqa: BLE001 - handed to whoever asks for the result
+    except Exception as e:
         f.set_exception(e)
     return f
 

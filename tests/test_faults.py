@@ -222,7 +222,7 @@ def test_every_fault_under_threads(fault: str) -> None:
                     call()
                 except BackendError:
                     continue
-                except BaseException as error:  # noqa: BLE001 (told to the test's own thread)
+                except BaseException as error:
                     unexpected.append(error)
                     return
 

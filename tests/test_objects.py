@@ -10,6 +10,7 @@ from content_kit import IDS, digest, file_entry, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasync.codec import padme
 from metasync.errors import FormatError, UpgradeError
 from metasync.objects import directory, file, packfile, snapshot, split
 from metasync.objects.ids import Ids
@@ -450,7 +451,7 @@ def test_hostile_packs_in_the_clear():
 
 def test_padme():
     """Against the definition: the mantissa of a size keeps as many bits as its exponent has (at most 12 % more)."""
-    assert [packfile.padme(n) for n in (0, 1, 2, 9, 10, 100, 1000, 4_500_000)] == [
+    assert [padme(n) for n in (0, 1, 2, 9, 10, 100, 1000, 4_500_000)] == [
         0,
         1,
         2,
@@ -461,10 +462,10 @@ def test_padme():
         4_587_520,
     ]
     for n in [*range(2, 5000), *(random.Random(1).randrange(2**33) for _ in range(2000))]:
-        padded = packfile.padme(n)
+        padded = padme(n)
         e = n.bit_length() - 1
         grain = 1 << max(0, e - e.bit_length())
         assert n <= padded < n + grain
         assert padded % grain == 0
         assert padded <= n * 1.12
-        assert packfile.padme(padded) == padded
+        assert padme(padded) == padded

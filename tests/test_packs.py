@@ -27,6 +27,7 @@ from content_kit import (
     pack_format,
 )
 
+from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
@@ -134,7 +135,7 @@ def test_sizes_of_packs():
     sealed = pack_all([blob(noise(1500, i)) for i in range(2000)], form)
     for pack in sealed[:-1]:
         assert 0.75 * form.pack_bytes < len(pack.data) < 1.15 * form.pack_bytes
-    assert all(len(p.data) == packfile.padme(len(p.data)) for p in sealed), "a size that padding gives"
+    assert all(len(p.data) == padme(len(p.data)) for p in sealed), "a size that padding gives"
     plain = pack_format(encrypted=False)
     for pack in pack_all(objects(), plain):
         at = packfile.offsets(pack.footer.segments)
@@ -148,7 +149,7 @@ def test_padding_is_exact(size):
     form = pack_format(chains=(SEALED_ONLY,))
     (pack,) = pack_all([blob(noise(size))], form)
     fixed = packfile.HEADER_BYTES + (size + 16) + 16 + (len(packfile.encode_footer(pack.footer)) + 16) + (4 + 16)
-    assert len(pack.data) == packfile.padme(fixed)
+    assert len(pack.data) == padme(fixed)
 
 
 def test_a_large_chunk_is_a_segment_alone():

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from test_chunker import chunker
 
 from metasync import errors
-from metasync.codec import Reader, encode_tags
+from metasync.codec import Reader, encode_tags, padme
 from metasync.keys.ring import WorkspaceKeys
 from metasync.objects import directory, file, packfile, snapshot
 from metasync.objects.ids import Ids
@@ -207,7 +207,7 @@ MASKS = {9: 0x19000353000, 10: 0x590003530000, 11: 0xD90003530000, 12: 0xD901035
 
 def test_padme():
     for size, padded in CASES["padme"]["sizes"]:
-        assert packfile.padme(size) == padded
+        assert padme(size) == padded
 
 
 # --- packs

@@ -221,7 +221,7 @@ def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) ->
 
 def _listed(backend: str) -> Task:
     """-> the ids that lie in a backend's folder, or its error."""
-    reply: Reply = yield Op(backend, "list", "")
+    reply: Reply = yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S)
     if reply.error is not None:
         return reply.error
     return [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]

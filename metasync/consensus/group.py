@@ -83,6 +83,12 @@ class Group:
         names = (backend.name for backend, _ in self.newest_config.acceptors)
         return {name: self.member.standings.get(name, Standing("unknown")) for name in names}
 
+    @property
+    def heard(self) -> frozenset[str]:
+        """Backends, by agreed name, whose births were seen right in the last look or proposal."""
+        instance = self.member.instance
+        return frozenset() if instance is None else frozenset(instance.names[a] for a in instance.born)
+
     # agreeing
 
     def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
@@ -290,9 +296,11 @@ class Group:
         return (yield Work(lambda: seal_object(keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)))
 
     def _put(self, base: State, paths: Mapping[bytes, str], sealed: bytes, what: str) -> Task:
-        links = self.member.links
-        config = self.member.configs.get(base.config, self.newest_config)
-        reachable = {links[a]: path for a, path in paths.items() if a in links}
+        m = self.member
+        config = m.configs.get(base.config, self.newest_config)
+        # A root that was emptied or rolled back holds nothing safely: its copy would count, and vanish with the next.
+        sound = {a for a in m.links if a not in m.replaced and a not in m.rolled_back}
+        reachable = {m.links[a]: path for a, path in paths.items() if a in sound}
         return (yield from put_everywhere(reachable, sealed, config.meta_copies, what))
 
     def _hints(self, base: State, state: State) -> dict[str, Task]:

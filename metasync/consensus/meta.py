@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from metasync.codec import padme
 from metasync.consensus.states import Ref, State, decode_state
 from metasync.effects import Gather, Op, Reply, Sleep, Task, Work
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
@@ -18,6 +19,7 @@ from metasync.keys.ring import WorkspaceKeys
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23
+PAD_BYTES_LEAST: Final = 1024  # an exact size would tell whether a planted file's content was known before
 META_TIMEOUT_S: Final = 30.0
 META_BYTES_PER_S: Final = 100_000  # a slower backend is given up on; one more second of patience per so many bytes
 META_TRIES: Final = 4
@@ -39,10 +41,12 @@ def seal_object(
     keys: WorkspaceKeys, kind: RecordKind, plaintext: bytes, *, era: int, epoch: int, random: bytes
 ) -> tuple[bytes, bytes]:
     """(the SHA-256 that names it, the sealed bytes) of a const, meta or state object."""
-    if len(plaintext) + SEAL_OVERHEAD_BYTES > _bound(kind):
+    if padme(len(plaintext) + SEAL_OVERHEAD_BYTES + PAD_BYTES_LEAST) > _bound(kind):
         raise ValueError(f"a meta object of {len(plaintext)} bytes")
     header = Header(kind, era, epoch, random)
-    sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id)
+    size = len(plaintext) + SEAL_OVERHEAD_BYTES
+    pad_to = padme(-(-size // PAD_BYTES_LEAST) * PAD_BYTES_LEAST)  # a whole multiple: the record gets just this size
+    sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id, pad_to=pad_to)
     return sha256(sealed), sealed
 
 

@@ -134,7 +134,7 @@ def unseal(
         raise FormatError("sealed record does not open: another key, another place, or altered") from e
     r = Reader(inner, "sealed record")
     plaintext = r.bytes32(len(inner))
-    if any(inner[r.pos :]):
+    if inner.count(0, r.pos) != len(inner) - r.pos:
         raise FormatError("sealed record: padding is not zero")
     return header, plaintext
 

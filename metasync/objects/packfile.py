@@ -151,15 +151,3 @@ def offsets(segments: tuple[Segment, ...]) -> list[int]:
     for s in segments:
         out.append(out[-1] + s.stored_bytes)
     return out
-
-
-def padme(size: int) -> int:
-    """The next Padmé size: `size` with all but the top log2(log2(size))+1 bits of its mantissa rounded up."""
-    if size < 2:
-        return size
-    e = size.bit_length() - 1
-    low_bits = e - e.bit_length()
-    if low_bits <= 0:
-        return size
-    mask = (1 << low_bits) - 1
-    return (size + mask) & ~mask

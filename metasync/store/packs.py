@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
 from metasync.keys.ring import WorkspaceKeys
@@ -129,7 +130,7 @@ def seal_pack(segments: Iterable[_Shrunk], form: PackFormat, random: bytes) -> S
         at_padding = form.context(header, h, packfile.PADDING_NUMBER, 0)
         overhead = len(chain.seal(b"", at_padding))
         size = sum(map(len, parts)) + overhead + len(stored_footer) + len(trailer)
-        parts.append(chain.seal(bytes(packfile.padme(size) - size), at_padding))
+        parts.append(chain.seal(bytes(padme(size) - size), at_padding))
     data = b"".join((*parts, stored_footer, trailer))
     return SealedPack(hashlib.sha256(data).digest(), data, h, footer)
 

@@ -26,6 +26,7 @@ from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_r
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
 from metasync.sync.found import each
 
+SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
 FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
 SLOTS_MAX: Final = 16  # per workspace
 TRIES_MAX: Final = 512  # slots opened in all: each costs a fifth of a second and 64 MiB
@@ -41,7 +42,8 @@ class Found:
     """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
 
     `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
-    backends that were not looked into, because the workspace was found on others before.
+    backends that were not looked into, because the workspace was found on others before. `closed`: slots that were
+    tried and did not open.
     """
 
     secret: SlotSecret | None = None
@@ -52,6 +54,7 @@ class Found:
     newer: UpgradeError | None = None
     keys: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     unread: dict[str, list[str]] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
 
 
 def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywhere: bool = True) -> Found:
@@ -62,7 +65,7 @@ def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywh
     workspace's, its config tells.
     """
     out = Found()
-    for n, reply in run(each({n: Op(n, "list", "") for n in backends})).items():
+    for n, reply in run(each({n: Op(n, "list", "", timeout_s=SEARCH_TIMEOUT_S) for n in backends})).items():
         if reply.error is not None:
             out.failed[n] = reply.error
             continue
@@ -72,7 +75,11 @@ def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywh
     for turn in turns:
         if out.secret is not None:
             break
-        asked = {f"{n} {folder}": Op(n, "list", f"{folder}/keys") for n in turn for folder in out.unread.pop(n)}
+        asked = {
+            f"{n} {folder}": Op(n, "list", f"{folder}/keys", timeout_s=SEARCH_TIMEOUT_S)
+            for n in turn
+            for folder in out.unread.pop(n)
+        }
         for key, reply in run(each(asked)).items():
             n, _, folder = key.partition(" ")
             if reply.error is not None:
@@ -93,7 +100,7 @@ def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
     for slot in sorted(holders, key=lambda x: (-len(holders[x]), x)):
         recovery = slot.startswith(f"slot-{RECOVERY}-")
         places = [p for p in holders[slot] if p[1] != out.folders.get(p[0])]
-        if not places or out.tried >= TRIES_MAX or (recovery and not phrase):
+        if not places or slot in out.closed or out.tried >= TRIES_MAX or (recovery and not phrase):
             continue
         secret = _open_one(slot, places, passphrase, run, out)
         if secret is None:
@@ -116,9 +123,12 @@ def _open_one(slot: str, places: list[tuple[str, str]], passphrase: str, run: Ru
     """Fetches a slot from the first place that has it intact, and tries to open it."""
     for n, folder in places:
         path = f"{folder}/keys/{slot}"
-        reply = run(each({n: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX)}))[n]
+        reply = run(each({n: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)}))[n]
         if reply.error is None and sha256(reply.value).hex() == slot.rpartition("-")[2]:
-            return _open(reply.value, passphrase, out)
+            secret = _open(reply.value, passphrase, out)
+            if secret is None:
+                out.closed.add(slot)
+            return secret
     return None
 
 
@@ -169,7 +179,9 @@ def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys,
                 rings.setdefault(ring, []).append(place)
     for ring in sorted(rings, key=lambda r: -int(r.split("-")[1])):
         for n, folder in rings[ring]:
-            reply = run(each({n: Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX)}))[n]
+            reply = run(
+                each({n: Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)})
+            )[n]
             if reply.error is not None or sha256(reply.value).hex() != ring.rpartition("-")[2]:
                 continue
             try:

@@ -416,7 +416,7 @@ class Session:
 
         Those that vote were asked for their births with the newest state; this asks those that were not heard then.
         """
-        heard = {name for name, standing in self.group.standings.items() if standing.kind == "ok"}
+        heard = self.group.heard
         names = [name for name in sorted(self.names.values()) if name not in heard and name not in self.transfer.down]
         if names:
             self.leave_out(self.check_places(names, votes=False, timeout_s=UNHEARD_TIMEOUT_S))

@@ -111,39 +111,39 @@ def away(store: object) -> Iterator[None]:
         store.start()
 
 
-def run_once(kind: str, tree: Path, env: dict[str, str], rows: dict[str, list[Row]]) -> int:
-    """One run; returns the number of packs of the first push."""
-    with tempfile.TemporaryDirectory(prefix="metasync-bench-") as name:
-        work = Path(name)
-        env = dict(env)
-        bench = Bench(tree, work, env, rows)
-        source = work / "source"
-        shutil.copytree(tree, source, symlinks=True)
-        with stores(kind, work, env) as (urls, handles, repository):
-            backends = [word for url in urls for word in ("--backend", url)]
-            bench.metasync("init", "init", str(source), "--name", "bench", *backends)
-            bench.metasync("push", "-C", str(source), "push", "-m", "first", "--json")
-            packs = json.loads((work / "log").read_text())["packs"]
-            bench.metasync("push, nothing changed", "-C", str(source), "push")
-            for i, handle in enumerate(handles):
-                target = work / f"clone{i}"
-                with away(handle):
-                    left = [w for j, url in enumerate(urls) if j != i for w in ("--backend", url)]
-                    bench.metasync(f"clone without store {i + 1}", "clone", str(target), "--name", "bench", *left)
-                same_tree(source, target)
-                if i:
-                    shutil.rmtree(target)
-            bench.metasync("clone, all there", "clone", str(work / "all"), "--name", "bench", *backends)
-            same_tree(source, work / "all")
-            edited = min(p for p in source.rglob("*") if p.is_file() and ".metasync" not in p.parts)
-            edited.write_bytes(edited.read_bytes() + b"one line\n")
-            bench.metasync("push, one file", "-C", str(source), "push")
-            bench.metasync("pull, one file", "-C", str(work / "all"), "pull")
-            same_tree(source, work / "all")
-            bench.metasync("check --read-data", "-C", str(source), "check", "--read-data")
-            if shutil.which("restic"):
-                beside_restic(bench, source, repository)
-        return int(packs)
+def run_once(kind: str, tree: Path, parent: Path, env: dict[str, str], rows: dict[str, list[Row]]) -> int:
+    """One run; returns the number of packs of the first push.
+
+    Nothing is deleted before all runs are over: ext4 makes files much slower for minutes after many were deleted.
+    """
+    work = Path(tempfile.mkdtemp(dir=parent))
+    env = dict(env)
+    bench = Bench(tree, work, env, rows)
+    source = work / "source"
+    shutil.copytree(tree, source, symlinks=True)
+    with stores(kind, work, env) as (urls, handles, repository):
+        backends = [word for url in urls for word in ("--backend", url)]
+        bench.metasync("init", "init", str(source), "--name", "bench", *backends)
+        bench.metasync("push", "-C", str(source), "push", "-m", "first", "--json")
+        packs = json.loads((work / "log").read_text())["packs"]
+        bench.metasync("push, nothing changed", "-C", str(source), "push")
+        for i, handle in enumerate(handles):
+            target = work / f"clone{i}"
+            with away(handle):
+                left = [w for j, url in enumerate(urls) if j != i for w in ("--backend", url)]
+                bench.metasync(f"clone without store {i + 1}", "clone", str(target), "--name", "bench", *left)
+            same_tree(source, target)
+        bench.metasync("clone, all there", "clone", str(work / "all"), "--name", "bench", *backends)
+        same_tree(source, work / "all")
+        edited = min(p for p in source.rglob("*") if p.is_file() and ".metasync" not in p.parts)
+        edited.write_bytes(edited.read_bytes() + b"one line\n")
+        bench.metasync("push, one file", "-C", str(source), "push")
+        bench.metasync("pull, one file", "-C", str(work / "all"), "pull")
+        same_tree(source, work / "all")
+        bench.metasync("check --read-data", "-C", str(source), "check", "--read-data")
+        if shutil.which("restic"):
+            beside_restic(bench, source, repository)
+    return int(packs)
 
 
 def beside_restic(bench: Bench, source: Path, repository: str) -> None:
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--tree", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--stores", default="folders,s3")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--scratch", type=Path, default=None, help="where to work: some GB, not cleaned between runs")
     options = parser.parse_args()
     env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env |= {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", "RESTIC_PASSWORD": "bench"}
@@ -202,17 +203,23 @@ def main() -> None:
     )
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     print(f"{machine}, commit {commit.stdout.strip()}")
-    for spec in options.tree:
-        name, _, path = spec.partition("=")
-        for kind in options.stores.split(","):
-            rows: dict[str, list[Row]] = {}
-            packs = [run_once(kind, Path(path), env, rows) for _ in range(options.runs)]
-            print("\n".join(table(f"{name}, {kind}, {options.runs} runs", rows)))
-            n = FOLDERS if kind == "folders" else SERVERS
-            most = packs[0] * 2 + 12 * n
-            worst = max(r["requests"] for step in ("push", "clone, all there") for r in rows[step])
-            print(f"\nPacks: {packs[0]}. Requests of a push or clone: at most {worst:.0f}.")
-            print(f"The bound is {most}: packs x 2 + 12 x {n}.")
+    with tempfile.TemporaryDirectory(prefix="metasync-bench-", dir=options.scratch) as scratch:
+        for spec in options.tree:
+            measure(spec, options, Path(scratch), env)
+
+
+def measure(spec: str, options: argparse.Namespace, scratch: Path, env: dict[str, str]) -> None:
+    """All runs for one tree; prints its tables."""
+    name, _, path = spec.partition("=")
+    for kind in options.stores.split(","):
+        rows: dict[str, list[Row]] = {}
+        packs = [run_once(kind, Path(path), scratch, env, rows) for _ in range(options.runs)]
+        print("\n".join(table(f"{name}, {kind}, {options.runs} runs", rows)))
+        n = FOLDERS if kind == "folders" else SERVERS
+        most = packs[0] * 2 + 12 * n
+        worst = max(r["requests"] for step in ("push", "clone, all there") for r in rows[step])
+        print(f"\nPacks: {packs[0]}. Requests of a push or clone: at most {worst:.0f}.")
+        print(f"The bound is {most}: packs x 2 + 12 x {n}.")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format  # noqa: E402
 
-from metasync.codec import u16, u32, u64  # noqa: E402
+from metasync.codec import padme, u16, u32, u64  # noqa: E402
 from metasync.objects import directory, file, packfile, snapshot  # noqa: E402
 from metasync.objects.chunker import Chunker  # noqa: E402
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot  # noqa: E402
@@ -612,7 +612,7 @@ def of_sizes() -> Cases:
     sizes = [0, 1, 2, 7, 8, 9, 15, 16, 17, 100, 255, 256, 257, 1000, 65_535, 65_537, 1_000_000, 4_194_305, 2**32 + 1]
     yield (
         "padme",
-        {"what": "padme", "about": "padded sizes", "sizes": [[n, packfile.padme(n)] for n in sizes]},
+        {"what": "padme", "about": "padded sizes", "sizes": [[n, padme(n)] for n in sizes]},
     )
 
 
