@@ -88,8 +88,10 @@ class S3Backend:
                 credential_provider=None if keys is None else (lambda: keys),
             )
 
-        self._small: S3Store | None = store(_SMALL_TIMEOUT_S)
-        self._large: S3Store | None = store(_LARGE_TIMEOUT_S)
+        self._new_store = store
+        self._stores: dict[int, S3Store] = {}  # by time-out; each takes 4 ms to make, and many a process needs but one
+        self._making = threading.Lock()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
@@ -201,7 +203,8 @@ class S3Backend:
         return self._identity
 
     def close(self) -> None:
-        self._small = self._large = None
+        self._closed = True
+        self._stores.clear()
 
     def probe(self) -> LogForm:
         """Whether the server keeps `create`'s promise: "none" if it was seen to break it, else what is allowed anyway.
@@ -246,9 +249,13 @@ class S3Backend:
             raise self._error(error, "stat", path) from error
 
     def _store(self, size_bytes: int) -> S3Store:
-        store = self._small if size_bytes <= _SMALL_BYTES_MAX else self._large
-        assert store is not None, "the backend was closed"
-        return store
+        assert not self._closed, "the backend was closed"
+        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= _SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
+        with self._making:
+            store = self._stores.get(timeout_s)
+            if store is None:
+                store = self._stores[timeout_s] = self._new_store(timeout_s)
+            return store
 
     def _error(self, error: BaseException, verb: str, path: str) -> BackendError:
         return backend_error(error, verb, path, self._where)

@@ -12,7 +12,8 @@ from metasync.store.transfer import check_pack
 from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
 
-PACKS_IN_FLIGHT = 16
+PACKS_IN_FLIGHT = 16  # sizes are asked for
+PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
 
 
 def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
@@ -31,7 +32,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     while True:
         for record in todo:
             running[s.runtime.start(check_pack(s.transfer, record, read_data=read_data))] = record
-            if len(running) >= PACKS_IN_FLIGHT:
+            if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_IN_FLIGHT):
                 break
         if not running:
             break
