@@ -300,9 +300,10 @@ def pull(options: Options, dry_run: bool) -> None:
 
 @cli.command()
 @click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
 @common
 @click.pass_obj
-def sync(options: Options, message: str) -> None:
+def sync(options: Options, message: str, dry_run: bool) -> None:
     """Pulls and pushes until both sides agree.
 
     \b
@@ -311,9 +312,9 @@ def sync(options: Options, message: str) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        pulled, pushed = w.sync(message)
+        pulled, pushed = w.sync(message, dry_run=dry_run)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
-    lines = [*render.pull(pulled), *render.push(pushed, dry_run=False)]
+    lines = [*render.pull(pulled), *render.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)
 
 
@@ -423,7 +424,7 @@ def _fail(options: Options, command: str, code: int, kind: str, message: str, ne
     else:
         click.echo(f"metasync: {message}", err=True)
         if next_step:
-            click.echo(next_step, err=True)
+            click.echo(next_step[:1].upper() + next_step[1:], err=True)
     if options.verbose:
         traceback.print_exc()
     return code

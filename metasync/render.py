@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.reports import (
     BackendState,
     Changes,
@@ -156,7 +157,8 @@ def backends(items: Sequence[BackendState]) -> list[str]:
     for b in items:
         free = size(b.free_bytes) if b.free_bytes is not None else "?"
         where = b.url if b.linked else f"not linked here: metasync backend link {b.name} URL"
-        rows.append((b.name, "+".join(b.roles), size(b.capacity_bytes), free, b.state, where))
+        capacity = "equal" if b.capacity_bytes == DEFAULT_CAPACITY else size(b.capacity_bytes)
+        rows.append((b.name, "+".join(b.roles), capacity, free, b.state, where))
     widths = [max(len(r[i]) for r in rows) for i in range(5)]
     return ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[5]]).rstrip() for r in rows]
 

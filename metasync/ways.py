@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 from metasync.backends._base import Backend, BackendUrl, Probes
 from metasync.backends._registry import open_backend, parse_url
@@ -16,10 +15,8 @@ from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Listener, Notice
 from metasync.runtime import Runtime
 from metasync.sync.enrolment import Link
-from metasync.sync.found import NewBackend
+from metasync.sync.found import DEFAULT_CAPACITY, NewBackend
 from metasync.translators._base import Chain, Translator
-
-DEFAULT_CAPACITY: Final = 1 << 40  # what a backend counts as that says nothing: all equal
 
 
 @lru_cache(maxsize=32)

@@ -33,7 +33,7 @@ from metasync.localdb import LocalDb
 from metasync.objects.model import Kind
 from metasync.runtime import Runtime
 from metasync.sync import check as checking
-from metasync.sync import history, join
+from metasync.sync import health, history, join
 from metasync.sync import pull as pulling
 from metasync.sync import push as pushing
 from metasync.sync import status as reporting
@@ -255,12 +255,12 @@ class Workspace:
             s.settle_journal()
             return pulling.pull(s, s.base(), s.newest(), dry_run=dry_run)
 
-    def sync(self, message: str = "") -> tuple[PullReport, PushReport]:
+    def sync(self, message: str = "", *, dry_run: bool = False) -> tuple[PullReport, PushReport]:
         """Pulls and pushes until both sides agree."""
-        pulled = self.pull()
-        pushed = self.push(message)
+        pulled = self.pull(dry_run=dry_run)
+        pushed = self.push(message, dry_run=dry_run)
         for _ in range(SYNC_ROUNDS_MAX):
-            if pushed.version is not None or pushed.pulled is None:
+            if dry_run or pushed.version is not None or pushed.pulled is None:
                 break
             pushed = self.push(message)
         return pulled, pushed
@@ -450,7 +450,7 @@ class Workspace:
 
     def _backend_states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
-        states = s.check_places([n for n in names if n in self._links], timeout_s=ASK_TIMEOUT_S)
+        states = health.check_places(s, [n for n in names if n in self._links], timeout_s=ASK_TIMEOUT_S)
         out = []
         for name in names:
             entry = self._config.named(name)

@@ -454,3 +454,17 @@ def test_a_workspace_that_was_copied_whole(lab: Lab) -> None:
     c.pull()
     assert tree_of(w.directory).keys() == tree_of(x.directory).keys() == tree_of(c.directory).keys()
     assert {b"of x\n", b"of w\n"} <= {n.data for n in tree_of(c.directory).values()}
+
+
+def test_a_dry_run_of_sync_tells_and_changes_nothing(lab: Lab) -> None:
+    w, c = pair(lab, "a", "b", "c")
+    write(c.directory, {"theirs.txt": b"theirs"})
+    c.push()
+    write(w.directory, {"ours.txt": b"ours"})
+    before = tree_of(w.directory)
+    pulled, pushed = w.sync(dry_run=True)
+    assert (pulled.changes.added, pushed.changes.added) == ((b"theirs.txt",), (b"ours.txt",))
+    assert pushed.version is None
+    assert tree_of(w.directory) == before
+    assert w.sync()[1].version is not None
+    assert {"ours.txt", "theirs.txt"} <= {p.name for p in w.directory.iterdir()}

@@ -9,6 +9,7 @@ from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.store.index import PackRecord
 from metasync.store.transfer import check_pack
+from metasync.sync import health
 from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
 
@@ -70,14 +71,14 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
 
 def _check_meta(s: Session, agreed: Agreed, *, read_data: bool) -> tuple[CheckProblem, ...]:
     """The index, config and device set on every acceptor, and whether each is the one it should be."""
-    standings = {**s.check_places(sorted(s.names.values())), **s.standings()}
+    standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))
         named += [("index segment", Ref(*item.ref)) for item in agreed.root.items]
     bad = {p.backend for p in problems}
-    for what, backend, why in s.check_meta(named, read_data=read_data):
+    for what, backend, why in health.check_meta(s, named, read_data=read_data):
         if backend not in bad:
             problems.append(CheckProblem(backend, b"", f"{what} {why}"))
     return tuple(problems)

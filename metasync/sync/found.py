@@ -32,6 +32,7 @@ from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, 
 ID_BYTES: Final = 16
 NS_BYTES: Final = 16
 DEFAULT_COPIES: Final = 2
+DEFAULT_CAPACITY: Final = 1 << 40  # what a backend counts as that says nothing: all equal
 SEGMENT_BYTES: Final = 1 << 20  # text compresses by a tenth better than in 256 KiB, and a range is still one request
 
 CHUNKING: Final = (

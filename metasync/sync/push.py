@@ -22,6 +22,7 @@ from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, S
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
+from metasync.sync import health
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, integrate, noted, summary
@@ -132,7 +133,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             work=s.runtime.submit_work,
             listener=s.listener,
             entropy=s.entropy,
-            before=s.check_unheard_places,
+            before=lambda: health.check_unheard_places(s),
         )
     upload = a.upload
     ingest = Ingest(s.chunker, s.ids, sink=upload.add, known=known_in(base.index, upload))

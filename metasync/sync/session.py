@@ -6,7 +6,6 @@ Also the one place that knows how agreed states become configs, indexes and tree
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,16 +21,12 @@ from metasync.consensus import (
     Decided,
     Group,
     Ref,
-    Standing,
     State,
-    birth_matches,
-    birth_path,
     decode_journal,
     decode_state,
 )
-from metasync.consensus.meta import const_path, meta_path
-from metasync.effects import Gather, Now, Op, OpKind, Reply, Task
-from metasync.errors import BackendError, FormatError, NoQuorumError, NotFoundError, UnreachableError, WorkspaceError
+from metasync.effects import Gather, Task
+from metasync.errors import BackendError, FormatError, NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
@@ -61,10 +56,6 @@ UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its fi
 CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
-UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
-PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
-AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
-BIRTH_ANSWER_MAX: Final = 1024
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
 
@@ -249,7 +240,7 @@ class Session:
             if digest in have:
                 task.close()
         if missing:
-            got: dict[str, bytes] = self.runtime.run(_together(missing))
+            got: dict[str, bytes] = self.runtime.run(together(missing))
             new = {bytes.fromhex(digest): data for digest, data in got.items()}
             self.db.put_objects((digest, META_KIND, data) for digest, data in new.items())
             have.update(new)
@@ -350,7 +341,7 @@ class Session:
         backends = sorted(self.names.values())
         head = self.group.write_head(state, head=state.master, prev=base.master, backends=backends)
         with contextlib.suppress(BackendError, NoQuorumError):
-            self.runtime.run(_together({"head": head, "hint": self.group.write_hint(base, state)}))
+            self.runtime.run(together({"head": head, "hint": self.group.write_hint(base, state)}))
 
     def settle_replaced(self) -> list[Conflict]:
         """Drops or brings back what checkouts replaced, where that is certain now (D8)."""
@@ -379,97 +370,6 @@ class Session:
             self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
         return self._known_contents[1]
 
-    def check_places(
-        self, names: Sequence[str], *, votes: bool = True, timeout_s: float = PLACES_TIMEOUT_S
-    ) -> dict[str, str]:
-        """Which of these backends are not, or not reachably, the stores that the config means: name -> why.
-
-        `votes=False` looks at their storage alone: one request each.
-        """
-        births: dict[str, tuple[bytes, bytes]] = {}
-        for entry in self.config.backends:
-            if entry.name in names:
-                places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
-                if entry.acceptor is not None and (votes or not places):
-                    places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
-                births.update({f"{entry.name} {place.hex()}": (place, birth) for place, birth in places})
-        asked = {
-            key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
-            for key, (place, _) in births.items()
-        }
-        replies: dict[str, Reply] = self.runtime.run(_together(asked))
-        out: dict[str, str] = {}
-        for key, (place, birth) in births.items():
-            reply, name = replies[key], key.split()[0]
-            if isinstance(reply.error, UnreachableError):
-                out.setdefault(name, f"unreachable: {reply.error.message}")
-            elif isinstance(reply.error, NotFoundError):
-                out[name] = f"emptied or replaced: {reply.error.message}"
-            elif reply.error is not None:
-                out.setdefault(name, reply.error.message)
-            elif not birth_matches(reply.value, place, birth):
-                out[name] = "replaced: not the store it was"
-        return out
-
-    def check_unheard_places(self) -> None:
-        """Leaves out stores that were emptied or replaced: they would take packs as if new.
-
-        Those that vote were asked for their births with the newest state; this asks those that were not heard then.
-        """
-        heard = self.group.heard
-        names = [name for name in sorted(self.names.values()) if name not in heard and name not in self.transfer.down]
-        if names:
-            self.leave_out(self.check_places(names, votes=False, timeout_s=UNHEARD_TIMEOUT_S))
-
-    def leave_out(self, places: Mapping[str, str]) -> None:
-        """From here on this session neither writes packs to these backends nor reads any there: name -> why."""
-        for name, why in places.items():
-            self.down.setdefault(name, why)
-            self.transfer.down.setdefault(name, UnreachableError(why))
-
-    def standings(self) -> dict[str, str]:
-        """Backends that vote and are not well, with the reason; asks all of them for their births and logs."""
-        newest = self.newest_state()
-        with contextlib.suppress(NoQuorumError):  # a look for news ends with a quorum: this one hears the others too
-            self.runtime.run(self.group.newest_seen(newest, deadline_s=LOOK_S))
-        return _ailing(self.runtime.run(self.group.read_births(newest)))
-
-    def noted_standings(self) -> dict[str, str]:
-        """The same without asking: as they were when they were last heard."""
-        return _ailing(self.group.standings)
-
-    def check_meta(self, named: Sequence[tuple[str, Ref | bytes]], *, read_data: bool) -> list[tuple[str, str, str]]:
-        """Which of the objects beside the logs are missing or altered where: (what, backend, why)."""
-        ops: dict[str, tuple[str, str, bytes, Op]] = {}
-        for entry, acceptor in self.config.acceptors:
-            if entry.backend_id not in self.names:
-                continue
-            for what, ref in named:
-                digest = ref if isinstance(ref, bytes) else ref.hash
-                place = acceptor.acceptor_id
-                path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
-                kind: OpKind = "get" if read_data else "stat"
-                ops[f"{entry.name} {path}"] = (what, entry.name, digest, Op(entry.name, kind, path))
-        replies = self.runtime.run(_together({key: _one(op) for key, (_, _, _, op) in ops.items()}))
-        out: list[tuple[str, str, str]] = []
-        for key, (what, name, digest, _) in ops.items():
-            reply: Reply = replies[key]
-            if reply.error is not None:
-                missing = isinstance(reply.error, NotFoundError)
-                out.append((what, name, "is missing" if missing else f"cannot be read: {reply.error.message}"))
-            elif read_data and hashlib.sha256(reply.value).digest() != digest:
-                out.append((what, name, "is altered"))
-        return out
-
-
-def _one(op: Op) -> Task:
-    return (yield op)
-
-
-def _ailing(standings: Mapping[str, Standing]) -> dict[str, str]:
-    ill = {n: s for n, s in standings.items() if s.kind not in ("ok", "unknown")}
-    return {n: f"{s.kind}: {s.reason}" if s.reason else s.kind for n, s in ill.items()}
-
 
 def local_value(decode: Callable[[bytes], T], data: bytes) -> T:
     """What this device wrote itself. `WorkspaceError` when it does not decode."""
@@ -486,15 +386,6 @@ def _damaged(why: str) -> WorkspaceError:
     )
 
 
-def _asked(op: Op) -> Task:
-    """One call, and once more if it failed quickly in a way that may pass."""
-    before = yield Now()
-    reply: Reply = yield op
-    if reply.error is not None and reply.error.retryable and (yield Now()) - before < AGAIN_S:
-        reply = yield op
-    return reply
-
-
-def _together(tasks: Mapping[str, Task]) -> Task:
+def together(tasks: Mapping[str, Task]) -> Task:
     """All tasks side by side; their results by key."""
     return (yield Gather(tasks))

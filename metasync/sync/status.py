@@ -8,6 +8,7 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.errors import MetaSyncError
+from metasync.sync import health
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reports import BackendState, ConflictReport, Status
@@ -47,7 +48,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         newest = s.ask_newest(deadline_s=DEADLINE_S).v
     except MetaSyncError as e:  # of whatever kind: what is here can be shown all the same
         problem, error = e.message, e
-    ailing = s.standings() if error is None else s.noted_standings()
+    ailing = health.standings(s) if error is None else health.noted_standings(s)
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
     seen = scan(s.tree, load_rows(s.db), before, Ingest(s.chunker, s.ids))
     conflicts = tuple(ConflictReport(c.path, c.copy, c.reason) for c in s.db.conflicts() if c.copy in seen.tree)

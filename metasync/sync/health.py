@@ -1,0 +1,123 @@
+"""How backends fare: whether they answer, are the stores they were, and hold what lies beside the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from metasync.consensus import Ref, Standing, birth_matches, birth_path
+from metasync.consensus.meta import const_path, meta_path
+from metasync.effects import Now, Op, OpKind, Reply, Task
+from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
+from metasync.sync.found import each
+from metasync.sync.session import LOOK_S, Session, together
+
+UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
+PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
+AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
+BIRTH_ANSWER_MAX: Final = 1024
+
+
+def check_places(
+    s: Session, names: Sequence[str], *, votes: bool = True, timeout_s: float = PLACES_TIMEOUT_S
+) -> dict[str, str]:
+    """Which of these backends are not, or not reachably, the stores that the config means: name -> why.
+
+    `votes=False` looks at their storage alone: one request each.
+    """
+    births: dict[str, tuple[bytes, bytes]] = {}
+    for entry in s.config.backends:
+        if entry.name in names:
+            places = [(store.storage_id, store.birth) for store in entry.storage[-1:]]
+            if entry.acceptor is not None and (votes or not places):
+                places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+            births.update({f"{entry.name} {place.hex()}": (place, birth) for place, birth in places})
+    asked = {
+        key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
+        for key, (place, _) in births.items()
+    }
+    replies: dict[str, Reply] = s.runtime.run(together(asked))
+    out: dict[str, str] = {}
+    for key, (place, birth) in births.items():
+        reply, name = replies[key], key.split()[0]
+        why = "" if reply.error is None else reply.error.message.removeprefix(f"{name}: ")
+        if isinstance(reply.error, UnreachableError):
+            out.setdefault(name, f"unreachable: {why}")
+        elif isinstance(reply.error, NotFoundError):
+            out[name] = f"emptied or replaced: {why}"
+        elif reply.error is not None:
+            out.setdefault(name, why)
+        elif not birth_matches(reply.value, place, birth):
+            out[name] = "replaced: not the store it was"
+    return out
+
+
+def check_unheard_places(s: Session) -> None:
+    """Leaves out stores that were emptied or replaced: they would take packs as if new.
+
+    Those that vote were asked for their births with the newest state; this asks those that were not heard then.
+    """
+    heard = s.group.heard
+    names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
+    if names:
+        leave_out(s, check_places(s, names, votes=False, timeout_s=UNHEARD_TIMEOUT_S))
+
+
+def leave_out(s: Session, places: Mapping[str, str]) -> None:
+    """From here on this session neither writes packs to these backends nor reads any there: name -> why."""
+    for name, why in places.items():
+        s.down.setdefault(name, why)
+        s.transfer.down.setdefault(name, UnreachableError(why))
+
+
+def standings(s: Session) -> dict[str, str]:
+    """Backends that vote and are not well, with the reason; asks all of them for their births and logs."""
+    newest = s.newest_state()
+    with contextlib.suppress(NoQuorumError):  # a look for news ends with a quorum: this one hears the others too
+        s.runtime.run(s.group.newest_seen(newest, deadline_s=LOOK_S))
+    return _ailing(s.runtime.run(s.group.read_births(newest)))
+
+
+def noted_standings(s: Session) -> dict[str, str]:
+    """The same without asking: as they were when they were last heard."""
+    return _ailing(s.group.standings)
+
+
+def check_meta(s: Session, named: Sequence[tuple[str, Ref | bytes]], *, read_data: bool) -> list[tuple[str, str, str]]:
+    """Which of the objects beside the logs are missing or altered where: (what, backend, why)."""
+    ops: dict[str, tuple[str, str, bytes, Op]] = {}
+    for entry, acceptor in s.config.acceptors:
+        if entry.backend_id not in s.names:
+            continue
+        for what, ref in named:
+            digest = ref if isinstance(ref, bytes) else ref.hash
+            place = acceptor.acceptor_id
+            path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
+            kind: OpKind = "get" if read_data else "stat"
+            ops[f"{entry.name} {path}"] = (what, entry.name, digest, Op(entry.name, kind, path))
+    replies = s.runtime.run(each({key: op for key, (_, _, _, op) in ops.items()}))
+    out: list[tuple[str, str, str]] = []
+    for key, (what, name, digest, _) in ops.items():
+        reply: Reply = replies[key]
+        if reply.error is not None:
+            missing = isinstance(reply.error, NotFoundError)
+            out.append((what, name, "is missing" if missing else f"cannot be read: {reply.error.message}"))
+        elif read_data and hashlib.sha256(reply.value).digest() != digest:
+            out.append((what, name, "is altered"))
+    return out
+
+
+def _ailing(standings: Mapping[str, Standing]) -> dict[str, str]:
+    ill = {n: s for n, s in standings.items() if s.kind not in ("ok", "unknown")}
+    return {n: f"{s.kind}: {s.reason}" if s.reason else s.kind for n, s in ill.items()}
+
+
+def _asked(op: Op) -> Task:
+    """One call, and once more if it failed quickly in a way that may pass."""
+    before = yield Now()
+    reply: Reply = yield op
+    if reply.error is not None and reply.error.retryable and (yield Now()) - before < AGAIN_S:
+        reply = yield op
+    return reply
