@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
 from metasync.consensus.states import Ref, State, decode_state
-from metasync.effects import Gather, Op, Reply, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Reply, Sleep, Task, Work
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.ring import WorkspaceKeys
@@ -23,6 +23,7 @@ PAD_BYTES_LEAST: Final = 1024  # an exact size would tell whether a planted file
 META_TIMEOUT_S: Final = 30.0
 META_BYTES_PER_S: Final = 100_000  # a slower backend is given up on; one more second of patience per so many bytes
 META_TRIES: Final = 4
+GET_TRIES: Final = 3  # a reply that got lost is no reason to give a copy up
 HEDGE_S: Final = 1.5  # after so long without an answer the next acceptor is asked too
 HEDGE_STEP_S: Final = 0.02
 RETRY_FIRST_S: Final = 0.1
@@ -126,7 +127,14 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
         while len(failures) < turn and waited < turn * HEDGE_S:
             yield Sleep(HEDGE_STEP_S)
             waited += HEDGE_STEP_S
-        reply: Reply = yield Op(copy.backend, "get", copy.path, max_bytes=bytes_max, timeout_s=patience_s(bytes_max))
+        get = Op(copy.backend, "get", copy.path, max_bytes=bytes_max, timeout_s=patience_s(bytes_max))
+        for attempt in range(GET_TRIES):
+            asked = yield Now()
+            reply: Reply = yield get
+            if reply.error is None or not reply.error.retryable or (yield Now()) - asked > HEDGE_S:
+                break
+            if attempt < GET_TRIES - 1:
+                yield Sleep(RETRY_FIRST_S * (1 << attempt))
         if reply.error is not None:
             failures.append(f"{copy.backend}: {reply.error.message}")
             answered += isinstance(reply.error, NotFoundError)
