@@ -23,7 +23,7 @@ from metasync.keys.ring import WorkspaceKeys
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Footer, Header, Located, Segment
-from metasync.translators._base import Chain, Context, IntegrityError
+from metasync.translators._base import Buffer, Chain, Context, IntegrityError
 
 SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps two cores busy
 SEALING_MAX = 2  # packs in or before a worker
@@ -262,20 +262,20 @@ def read_footer(data: bytes, name: bytes, form: PackFormat) -> tuple[Header, Foo
     header = data[: packfile.HEADER_BYTES]
     trailer_at = form.context(header, h, packfile.TRAILER_NUMBER, packfile.TRAILER_PLAIN_BYTES)
     trailer_bytes = len(chain.seal(bytes(packfile.TRAILER_PLAIN_BYTES), trailer_at))
-    stored = packfile.decode_trailer(chain.open(data[-trailer_bytes:], trailer_at))
+    stored = packfile.decode_trailer(bytes(chain.open(data[-trailer_bytes:], trailer_at)))
     start = len(data) - trailer_bytes - stored
     if start < packfile.HEADER_BYTES:
         raise FormatError("pack: its footer does not fit in it")
     at = form.context(header, h, packfile.FOOTER_NUMBER, packfile.SEGMENT_RAW_BYTES_MAX)
-    footer = packfile.decode_footer(chain.get(data[start : len(data) - trailer_bytes], at))
+    footer = packfile.decode_footer(bytes(chain.get(data[start : len(data) - trailer_bytes], at)))
     if packfile.offsets(footer.segments)[-1] > start:
         raise FormatError("pack: its segments do not fit in it")
     return h, footer
 
 
 def read_segment(
-    header: bytes, stored: bytes, number: int, segment: Segment, form: PackFormat, *, verified: bool
-) -> bytes:
+    header: bytes, stored: Buffer, number: int, segment: Segment, form: PackFormat, *, verified: bool
+) -> Buffer:
     """One segment's raw bytes. `verified`: its stored bytes are known to be right (the whole pack was checked)."""
     h = packfile.decode_header(header)
     context = form.context(header, h, number, segment.raw_bytes, None if verified else segment.digest)
@@ -286,7 +286,7 @@ def read_segment(
 
 
 def read_objects(
-    raw: bytes, located: Iterable[Located], check: Callable[[ObjectKind, bytes | memoryview], bytes]
+    raw: Buffer, located: Iterable[Located], check: Callable[[ObjectKind, bytes | memoryview], bytes]
 ) -> Iterator[tuple[Located, memoryview]]:
     """The objects asked for of one raw segment, each checked against its id (check twice: D10)."""
     view = memoryview(raw)

@@ -235,7 +235,7 @@ def _opener(
             by_segment.setdefault(w.segment, []).append(w)
         for number in numbers:
             segment = record.segments[number]
-            stored = bytes(view[at[number] - start : at[number] - start + segment.stored_bytes])
+            stored = view[at[number] - start : at[number] - start + segment.stored_bytes]
             raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
             deliver(list(read_objects(raw, by_segment[number], t.check)))
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from metasync.errors import FormatError
+
+Buffer: TypeAlias = bytes | memoryview
+"""Bytes on their way back: a view where that saves a copy, and with it the page faults of megabytes at a time."""
 
 
 class IntegrityError(FormatError):
@@ -50,7 +53,7 @@ class Translator(Protocol):
         """Translates on the way to a backend."""
         ...
 
-    def get(self, data: bytes, context: Context) -> bytes:
+    def get(self, data: Buffer, context: Context) -> Buffer:
         """Undoes `put`; `FormatError` (or `IntegrityError`) when that cannot be done."""
         ...
 
@@ -78,13 +81,13 @@ class Chain:
             data = step.put(data, context)
         return data
 
-    def open(self, data: bytes, context: Context) -> bytes:
+    def open(self, data: Buffer, context: Context) -> Buffer:
         """Undoes `seal`."""
         for step in reversed(self._seal):
             data = step.get(data, context)
         return data
 
-    def get(self, data: bytes, context: Context) -> bytes:
+    def get(self, data: Buffer, context: Context) -> Buffer:
         """Undoes `seal` and `shrink`."""
         data = self.open(data, context)
         for step in reversed(self._shrink):

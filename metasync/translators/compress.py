@@ -7,7 +7,7 @@ from typing import ClassVar
 import zstandard
 
 from metasync.errors import FormatError
-from metasync.translators._base import Context
+from metasync.translators._base import Buffer, Context
 
 _RAW, _ZSTD = b"\0", b"\1"
 SAMPLE_BYTES = 16 << 10
@@ -26,11 +26,11 @@ class Compress:
         packed = zstandard.ZstdCompressor(level=context.level, write_content_size=True).compress(data)
         return _ZSTD + packed if len(packed) + len(packed) // 32 < len(data) else _RAW + data
 
-    def get(self, data: bytes, context: Context) -> bytes:
+    def get(self, data: Buffer, context: Context) -> Buffer:
         if data[:1] == _RAW:
             if len(data) - 1 > context.raw_bytes:
                 raise FormatError("segment: longer than it may be")
-            return data[1:]
+            return memoryview(data)[1:]
         if data[:1] != _ZSTD:
             raise FormatError("segment: unknown compression")
         try:

@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from metasync.errors import FormatError
-from metasync.translators._base import Context
+from metasync.translators._base import Buffer, Context
 
 TAG_BYTES = 16
 
@@ -28,7 +28,7 @@ class Encrypt:
             return data
         return AESGCM(context.key).encrypt(context.number.to_bytes(12, "big"), data, context.binding)
 
-    def get(self, data: bytes, context: Context) -> bytes:
+    def get(self, data: Buffer, context: Context) -> Buffer:
         if not context.encrypted:
             return data
         if len(data) < TAG_BYTES:

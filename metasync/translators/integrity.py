@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import ClassVar
 
-from metasync.translators._base import Context, IntegrityError
+from metasync.translators._base import Buffer, Context, IntegrityError
 
 
 def sha256(data: bytes | memoryview) -> bytes:
@@ -26,7 +26,7 @@ class Integrity:
     def put(self, data: bytes, context: Context) -> bytes:
         return data
 
-    def get(self, data: bytes, context: Context) -> bytes:
+    def get(self, data: Buffer, context: Context) -> Buffer:
         if context.digest is not None and sha256(data) != context.digest:
             raise IntegrityError("segment: not the bytes that were stored")
         return data
