@@ -24,7 +24,11 @@ CHAINS_MAX: Final = 256
 CHAIN_STEPS_MAX: Final = 16
 NAME_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1 << 20
-CHUNK_BYTES_MAX: Final = 1 << 26
+CHUNK_BYTES_MAX: Final = 1 << 24  # a chunk is one segment, and a reader unpacks at most 64 MiB at once
+CDC_MINIMUM_MAX: Final = 1 << 20
+CDC_AVERAGE_MAX: Final = 1 << 22
+PACK_BYTES_MAX: Final = 1 << 27
+SEGMENT_BYTES_MAX: Final = 1 << 25
 NO_LIMIT: Final = (1 << 64) - 1
 """The size limit of a last size class."""
 ABSENT_BIRTH: Final = bytes(32)
@@ -362,7 +366,9 @@ def _fault_of_numbers(c: Config) -> str:
         return f"mapping {c.mapping.kind} over {c.mapping.partitions} partitions"
     if not 1 <= c.compression_level <= 22:
         return f"compression level {c.compression_level}"
-    if not 4096 <= c.pack_bytes <= 1 << 30 or not 4096 <= c.segment_bytes <= c.pack_bytes:
+    if not 4096 <= c.pack_bytes <= PACK_BYTES_MAX or not 4096 <= c.segment_bytes <= min(
+        c.pack_bytes, SEGMENT_BYTES_MAX
+    ):
         return f"packs of {c.pack_bytes} bytes in segments of {c.segment_bytes}"
     if not 0 <= c.whole_bytes <= CHUNK_BYTES_MAX:
         return f"whole files of {c.whole_bytes} bytes"
@@ -383,6 +389,8 @@ def _fault_of_classes(c: Config) -> str:
     for k in c.chunking:
         if not 64 <= k.minimum <= k.average <= k.maximum <= CHUNK_BYTES_MAX:
             return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes"
+        if k.kind == "cdc" and not (k.minimum <= CDC_MINIMUM_MAX and 256 <= k.average <= CDC_AVERAGE_MAX):
+            return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes, which no chunker cuts"
         if k.kind == "fixed" and not k.minimum == k.average == k.maximum:
             return "pieces of fixed size have one size"
     if not 1 <= len(c.chains) <= CHAINS_MAX or len(set(c.chains)) != len(c.chains):

@@ -93,7 +93,7 @@ def configs(draw: st.DrawFn) -> Config:
         )
         entry = backend(i, votes=i == 1 or draw(st.booleans()), storage=storage, tags=draw(tags))
         backends.append(replace(entry, name=f"{i}{draw(names)}", capacity_bytes=draw(st.integers(0, NO_LIMIT))))
-    minimum = draw(st.integers(64, 1 << 20))
+    minimum = draw(st.integers(128, 1 << 20))
     return Config(
         tuple(backends),
         redundancy=(RedundancyClass(NO_LIMIT, draw(st.sampled_from([Replicate(1), Replicate(3), Erasure(2, 3)]))),),
@@ -159,6 +159,8 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "no copies": {"redundancy": (RedundancyClass(NO_LIMIT, Replicate(0)),)},
     "erasure of nothing": {"redundancy": (RedundancyClass(NO_LIMIT, Erasure(3, 3)),)},
     "chunks upside down": {"chunking": (ChunkingClass(NO_LIMIT, "cdc", 4096, 1024, 8192),)},
+    "chunks that no chunker cuts": {"chunking": (ChunkingClass(NO_LIMIT, "cdc", 1 << 20, 1 << 23, 1 << 24),)},
+    "segments that no reader unpacks": {"segment_bytes": 1 << 26, "pack_bytes": 1 << 27},
     "fixed of two sizes": {"chunking": (ChunkingClass(NO_LIMIT, "fixed", 1024, 1024, 2048),)},
     "level": {"compression_level": 0},
     "tiny packs": {"pack_bytes": 100},
