@@ -14,7 +14,7 @@ from metasync.backends._base import Backend
 from metasync.backends._wrap import Prefixed
 from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
 from metasync.effects import Op, Reply
-from metasync.errors import BackendError, WorkspaceError
+from metasync.errors import BackendError, DamagedError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime import Runtime
@@ -45,9 +45,15 @@ def enrol(
             except BackendError as e:
                 opened[n] = AbsentBackend(e)
         runtime = stack.enter_context(ways.bare_runtime(opened))
-        out = join.search(sorted(opened), name, passphrase, runtime.run, everywhere=False)
-        secret = join.require(out, name, sorted(opened))
-        keys, admin_private = join.open_rings(out, secret, runtime.run)
+        given = sorted(opened)
+        out = join.search(given, name, passphrase, runtime.run, everywhere=False)
+        secret = join.require(out, name, given)
+        try:
+            keys, admin_private = join.open_rings(out, secret, runtime.run)
+        except DamagedError:  # of the first backend that has the workspace: the others may hold it intact
+            out = join.search(given, name, passphrase, runtime.run)
+            secret = join.require(out, name, given)
+            keys, admin_private = join.open_rings(out, secret, runtime.run)
         device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
         certificate = device.certified(admin_private, keys.ns_id)
         places = {n: (n, folder) for n, folder in sorted(out.folders.items())}

@@ -1074,3 +1074,16 @@ def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkey
         says(e.value, f"process {os.getpid()}", "metasync push", "Run again")
         assert w.status().version == 1
     assert w.pull().version == 1
+
+
+def test_a_clone_takes_the_keyring_from_a_backend_that_has_it_intact(lab: Lab) -> None:
+    w = started(lab)
+    for ring in lab.store("a").glob("*/keys/ring-*"):
+        ring.write_bytes(b"<html>please log in</html>")
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    for n in "bc":
+        for ring in lab.store(n).glob("*/keys/ring-*"):
+            ring.unlink()
+    with pytest.raises(DamagedError, match="no keyring"):
+        lab.clone(lab.urls("a", "b", "c"))
