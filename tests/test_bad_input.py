@@ -1086,4 +1086,4 @@ def test_a_clone_takes_the_keyring_from_a_backend_that_has_it_intact(lab: Lab) -
         for ring in lab.store(n).glob("*/keys/ring-*"):
             ring.unlink()
     with pytest.raises(DamagedError, match="no keyring"):
-        lab.clone(lab.urls("a", "b", "c"))
+        lab.clone(lab.urls("a", "b", "c"), device="phone")
