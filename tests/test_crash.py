@@ -43,7 +43,7 @@ from metasync.workspace import Workspace
 quiet_environment()
 
 KILLS = int(os.environ.get("METASYNC_CRASH_KILLS", "25"))
-SEED = int(os.environ.get("METASYNC_CRASH_SEED", str(random.SystemRandom().randrange(1 << 32))))
+SEED = int(os.environ.get("METASYNC_CRASH_SEED", "20261120"))
 MISSES_MAX = 4  # a run that ends before the kill is tried again, sooner
 
 Tree = dict[bytes, Node]
