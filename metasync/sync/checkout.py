@@ -370,7 +370,8 @@ def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) 
     if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
         as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS
         if as_placed:
-            return row_of(new, st, trusted=False)
+            # A mode that differs is the user's chmod since. (On a disk without modes it is sent once, and settles.)
+            return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | new.mode)
     kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
     return Row(new, device, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
 
