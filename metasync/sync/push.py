@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import u64
@@ -149,7 +149,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     master = None
     if differing or kept:
-        _complete(s, base, a, seen, differing)
+        _complete(s, base, a, seen, before, differing)
         master = _add_trees(s, base, a, seen, kept)
     s.listener(Phase("upload"))
     upload.finish()
@@ -186,7 +186,9 @@ def _store_scan(s: Session, seen: Scan, *, drop_deleted: Iterable[bytes]) -> Non
         s.db.delete_rows([*seen.delete_rows, *drop_deleted])
 
 
-def _complete(s: Session, base: Agreed, a: _Attempts, seen: Scan, differing: Iterable[bytes]) -> None:
+def _complete(
+    s: Session, base: Agreed, a: _Attempts, seen: Scan, before: Mapping[bytes, Entry], differing: Iterable[bytes]
+) -> None:
     """Reads files whose bytes were named by an earlier scan and are stored nowhere yet."""
     assert a.upload is not None
     known = known_in(base.index, a.upload)
@@ -199,19 +201,14 @@ def _complete(s: Session, base: Agreed, a: _Attempts, seen: Scan, differing: Ite
         if (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces)):
             continue
         if not _reread(s, path, entry, ingest):
-            before = base_entry(s, base, path)
+            was = before.get(path)
             seen.busy.append(path)
             seen.put_rows.pop(path, None)
-            if before is None:
+            if was is None:
                 del seen.tree[path]
             else:
-                seen.tree[path] = before
+                seen.tree[path] = was
     a.chunks.update(ingest.chunks)
-
-
-def base_entry(s: Session, base: Agreed, path: bytes) -> Entry | None:
-    """What the agreed tree has at a path."""
-    return s.flat(base).get(path)
 
 
 def _reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
