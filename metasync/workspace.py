@@ -19,36 +19,27 @@ from pathlib import Path
 from typing import Final
 
 from metasync import ways
-from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, TellsSpace
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
-from metasync.config import Config, decode_config
-from metasync.consensus import Group, birth_matches, birth_path, checked_memory
-from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES, enrol
-from metasync.errors import BackendError, NoQuorumError, UsageError, WorkspaceError
+from metasync.connections import Connections
+from metasync.enrol import enrol
+from metasync.errors import NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice, ignore
 from metasync.keys.slots import COST, Cost
 from metasync.localdb import LocalDb
 from metasync.objects.model import Kind
-from metasync.runtime import Runtime
 from metasync.sync import check as checking
-from metasync.sync import health, history, join
+from metasync.sync import history, join
 from metasync.sync import pull as pulling
 from metasync.sync import push as pushing
 from metasync.sync import status as reporting
 from metasync.sync.checkout import Checkout
 from metasync.sync.enrolment import (
-    CONFIG_KEY,
     DB_FILE,
-    LINKS_KEY,
     NAME_KEY,
     STATE_DIR,
     Link,
-    decode_links,
-    encode_links,
     is_unfinished,
-    load_secret,
     new_folder,
     required,
     write_local,
@@ -57,7 +48,7 @@ from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
 from metasync.sync.fsio import WorkTree
 from metasync.sync.lock import WorkspaceLock
 from metasync.sync.reports import BackendState, CheckReport, ConflictReport, LogItem, PullReport, PushReport, Status
-from metasync.sync.session import CLONING_KEY, MEMORY_KEY, SHORT_KEY, UNFINISHED_KEY, Session, local_value
+from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
 
 SYNC_ROUNDS_MAX: Final = 10
 
@@ -105,12 +96,7 @@ class Workspace:
         self.directory = directory
         self.on_event = on_event
         self._db = db
-        self._keys, self._device, self._certificate = load_secret(directory, db)
-        self._config: Config = local_value(decode_config, required(db, CONFIG_KEY))
-        self._links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
-        self._backends: dict[str, Backend] = {}
-        self._runtime: Runtime | None = None
-        self._group: Group | None = None
+        self._connections = Connections(directory, db)
         self._closed = False
 
     # --- beginnings
@@ -285,31 +271,26 @@ class Workspace:
     def backends(self) -> list[BackendState]:
         """The agreed backends, and how each fares as seen from this device now."""
         with self._session("backends") as s:
-            return self._backend_states(s, sorted(b.name for b in self._config.backends))
+            return self._connections.states(s, sorted(self._connections.agreed_names))
 
     def link(self, name: str, url: str) -> BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
-        entry = self._config.named(name)
-        if entry is None:
-            names = ", ".join(sorted(b.name for b in self._config.backends))
+        if name not in self._connections.agreed_names:
+            names = ", ".join(sorted(self._connections.agreed_names))
             raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
         parsed = parse_url(url)
         ways.refuse_inside(self.directory, {name: parsed})
-        with self._locked("backend link"), contextlib.closing(ways.opened(name, parsed, create=False)) as backend:
-            folder = self._find_folder(name, backend)
-            self._links[name] = Link(parsed.location, folder, backend.identity().hex())
-            self._db.set(LINKS_KEY, encode_links(self._links))
-        self._disconnect()
+        with self._locked("backend link"):
+            self._connections.link(name, parsed)
         with self._session("backend link") as s:
-            return self._backend_states(s, [name])[0]
+            return self._connections.states(s, [name])[0]
 
     # --- inside
 
     def _finish_clone(self) -> CloneReport:
         with self._operation("clone") as s:
             problem = ""
-            voters = [e.name for e, _ in self._config.acceptors]
-            read_only = sum(n in self._links for n in voters) < self._config.quorum
+            read_only = self._connections.is_read_only
             try:
                 if not read_only:
                     s.enrol()  # agreeing on anything tells what is newest: no look before it is needed
@@ -327,7 +308,7 @@ class Workspace:
                 fingerprint=newest.state.fingerprint,
                 files=sum(e.kind is not Kind.DIR for e in tree.values()),
                 bytes=sum(e.size for e in tree.values()),
-                unlinked=tuple(sorted(e.name for e in self._config.backends if e.name not in self._links)),
+                unlinked=tuple(sorted(self._connections.agreed_names - self._connections.links.keys())),
                 read_only=read_only,
                 conflicts=pulled.conflicts,
                 down=dict(s.down),
@@ -363,112 +344,29 @@ class Workspace:
         if self._closed:
             raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
         with WorkTree(os.fsencode(self.directory)) as tree:
-            runtime, group = self._connect()
+            c = self._connections
+            runtime, group = c.open()
             yield Session(
                 name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
                 tree=tree,
                 db=self._db,
                 runtime=runtime,
                 group=group,
-                keys=self._keys,
-                device=self._device,
-                certificate=self._certificate,
-                config=self._config,
+                keys=c.keys,
+                device=c.device,
+                certificate=c.certificate,
+                config=c.config,
                 chain_of=ways.chain_of,
-                names={e.backend_id: e.name for e in self._config.backends if e.name in self._links},
+                names=c.names,
                 wall_ns=time.time_ns,
                 entropy=os.urandom,
                 listener=self.on_event,
-                down={n: b.why.message for n, b in self._backends.items() if isinstance(b, AbsentBackend)},
+                down=c.absent,
             )
-
-    def _connect(self) -> tuple[Runtime, Group]:
-        """Opens this device's ways to the backends, once."""
-        if self._runtime is not None and self._group is not None:
-            for name in [n for n, b in self._backends.items() if isinstance(b, AbsentBackend)]:
-                view = self._way(name)  # it may be back by now
-                if not isinstance(view, AbsentBackend):
-                    self._runtime.add_backend(name, view)
-            return self._runtime, self._group
-        views = {name: self._way(name) for name in self._links}
-        base = Session.stored_state(self._db)
-        self._runtime = Runtime(views, persist=self._db.set)
-        self._group = Group(
-            self._keys,
-            self._device,
-            self._config,
-            base.config,
-            Session.stored_devices(self._db, base, self._keys.ns_id),
-            base.devices,
-            incarnation=os.urandom(INCARNATION_BYTES),
-            links={a.acceptor_id: e.name for e, a in self._config.acceptors if e.name in self._links},
-            certificate=self._certificate.encode(),
-            memory=local_value(checked_memory, self._db.get(MEMORY_KEY) or b""),
-        )
-        return self._runtime, self._group
-
-    def _way(self, name: str) -> Backend:
-        """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
-        link = self._links[name]
-        try:
-            backend = ways.opened(name, parse_url(link.url), create=False)
-            ways.check_identity(name, backend, link)
-        except BackendError as e:
-            self._backends[name] = absent = AbsentBackend(e)
-            return absent
-        self._backends[name] = backend
-        return Prefixed(backend, link.folder)
-
-    def _disconnect(self) -> None:
-        runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            runtime.close()
-        for backend in self._backends.values():
-            backend.close()
-        self._backends = {}
-
-    def _find_folder(self, name: str, backend: Backend) -> str:
-        """The workspace's folder on a backend, by the births that the config knows."""
-        entry = self._config.named(name)
-        assert entry is not None
-        places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
-        if entry.acceptor is not None:
-            places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
-        for listed in backend.list(""):
-            if listed.size is not None:
-                continue
-            with contextlib.suppress(BackendError):
-                if all(
-                    birth_matches(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
-                    for i, birth in places
-                ):
-                    return listed.name
-        raise UsageError(
-            f"what is there is not the backend {name!r} of this workspace",
-            next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
-        )
-
-    def _backend_states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
-        """How backends fare; all are asked at once."""
-        states = health.check_places(s, [n for n in names if n in self._links], timeout_s=ASK_TIMEOUT_S)
-        out = []
-        for name in names:
-            entry = self._config.named(name)
-            assert entry is not None
-            link, backend = self._links.get(name), self._backends.get(name)
-            roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
-            state = "not linked" if link is None else states.get(name, "ok")
-            free: int | None = None
-            if state == "ok" and isinstance(backend, TellsSpace):
-                with contextlib.suppress(BackendError):
-                    free = backend.space().free_bytes
-            url = link.url if link is not None else ""
-            out.append(BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free))
-        return out
 
     def close(self) -> None:
         """Gives connections and files back. May be repeated."""
-        self._disconnect()
+        self._connections.close()
         if not self._closed:
             self._closed = True
             self._db.close()

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from metasync import effects, workspace
+from metasync import connections, effects, ways
 from metasync.consensus import paxos
 from metasync.keys.slots import Cost
 from metasync.localdb import LocalDb
@@ -521,13 +521,13 @@ def mortal_clients(patch: Any) -> Iterator[threading.local]:
         for name in names:
             patch.setattr(owner, name, _mortal(owner, name, lambda self: getattr(self, "_fate", None)))
 
-    class MortalRuntime(workspace.Runtime):
+    class MortalRuntime(connections.Runtime):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             fate = getattr(here, "fate", None)
             if fate is not None:
                 fate.runtimes.append(self)
 
-    patch.setattr(workspace, "Runtime", MortalRuntime)
-    patch.setattr(workspace.ways, "Runtime", MortalRuntime)
+    patch.setattr(connections, "Runtime", MortalRuntime)
+    patch.setattr(ways, "Runtime", MortalRuntime)
     yield here

@@ -18,7 +18,7 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, lab, run_cli, run_process, tree_of, unreadable, write  # noqa: F401
 
 import metasync.workspace
-from metasync import cli
+from metasync import cli, console
 from metasync.workspace import Workspace
 
 
@@ -228,12 +228,12 @@ def test_130_for_a_signal(ready: Lab) -> None:
 
 
 def test_the_worst_code_wins() -> None:
-    assert cli.worst([]) == 0
-    assert cli.worst([0, 4, 3]) == 3
-    assert cli.worst([1, 3, 4]) == 1
-    assert cli.worst([6, 1]) == 6
-    assert cli.worst([7, 6]) == 7
-    assert cli.worst([7, 5]) == 5
+    assert console.worst([]) == 0
+    assert console.worst([0, 4, 3]) == 3
+    assert console.worst([1, 3, 4]) == 1
+    assert console.worst([6, 1]) == 6
+    assert console.worst([7, 6]) == 7
+    assert console.worst([7, 5]) == 5
 
 
 def test_an_error_of_our_own(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""`init`, `clone` and `demo`: how a folder becomes a workspace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from metasync import render
+from metasync.console import Console, Finish, Options, common
+from metasync.passphrase import passphrase
+from metasync.workspace import Workspace
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@click.option("--name", required=True, help="What the workspace is called on all devices.")
+@click.option("--backend", "backends", multiple=True, required=True, metavar="URL", help="A backend; give several.")
+@click.option("--replicas", type=click.IntRange(1, 16), default=None, help="Copies of everything (default 2).")
+@click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
+@common
+@click.pass_obj
+def init(
+    options: Options, directory: Path, name: str, backends: tuple[str, ...], replicas: int | None, no_encryption: bool
+) -> None:
+    """Makes a folder a workspace, on the backends given.
+
+    \b
+    Example:
+      metasync init ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b --backend file:///mnt/c
+    A backend URL may end in ?capacity=15GiB, &name=work-box, &role=storage.
+    """
+    console = Console(options)
+    report = Workspace.init(
+        options.directory / directory,
+        name=name,
+        backends=backends,
+        passphrase=passphrase(confirm=True),
+        replicas=replicas,
+        encryption=not no_encryption,
+        on_event=console.event,
+    )
+    lines = [
+        f"Workspace {name} in {report.directory}, on {render.count(len(report.backends), 'backend')}.",
+        report.survives,
+        "",
+        "Recovery phrase: opens the workspace if the passphrase is lost. Write it down; it is not shown again.",
+        f"  {report.recovery_phrase}",
+        "",
+        "Next: metasync push",
+    ]
+    report.workspace.close()
+    console.report("init", lines, render.value(report))
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="The workspace's name.")
+@click.option("--backend", "backends", multiple=True, required=True, metavar="URL",
+              help="A backend of the workspace; give a majority.")  # fmt: skip
+@click.option("--expect", default=None, metavar="FINGERPRINT", help="Refuse unless the newest version is this one.")
+@common
+@click.pass_obj
+def clone(options: Options, directory: Path, name: str, backends: tuple[str, ...], expect: str | None) -> None:
+    """Brings a workspace into a new folder, on this device.
+
+    \b
+    Example:
+      metasync clone ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b
+    """
+    console = Console(options)
+    report = Workspace.clone(
+        options.directory / directory,
+        name=name,
+        backends=backends,
+        passphrase=passphrase(),
+        expect=expect,
+        on_event=console.event,
+    )
+    lines = [
+        f"Cloned {name} into {report.directory}: version {report.version} ({report.fingerprint}),"
+        f" {render.count(report.files, 'file')}, {render.size(report.bytes)}.",
+    ]
+    if report.problem:
+        lines.append(f"There may be newer versions; this is the newest that could be proven: {report.problem}")
+        lines.append("Run `metasync pull` when more backends are reachable.")
+    lines += [f"Not linked here: {n}. Link it: metasync backend link {n} URL" for n in report.unlinked]
+    if report.read_only:
+        lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
+    lines += render.conflicts(report.conflicts)
+    lines += [f"warning: {n}: {why}" for n, why in sorted(report.down.items())]
+    report.workspace.close()
+    codes = [3] if report.conflicts else []
+    codes += [5] if report.problem and not report.read_only else []
+    console.report("clone", lines, render.value(report), codes)
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave the demo's folder behind, to look at.")
+@common
+@click.pass_obj
+def demo(options: Options, keep: bool) -> None:
+    """Shows the main job: three providers and two devices in a temporary folder, in a minute.
+
+    \b
+    Example:
+      metasync demo
+    """
+    from metasync import demo as show
+
+    raise Finish(show.run(click.echo if not (options.quiet or options.json) else lambda _line: None, keep=keep))

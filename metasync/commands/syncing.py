@@ -1,0 +1,110 @@
+"""`status`, `push`, `pull`, `sync` and `check`: the folder against what is agreed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from metasync import render
+from metasync.console import Console, Options, common, opened
+
+
+@click.command()
+@common
+@click.pass_obj
+def status(options: Options) -> None:
+    """Shows what differs here, what is ahead or behind, and how each backend fares.
+
+    \b
+    Example:
+      metasync status --json
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        s = w.status()
+    codes = [s.error.exit_code] if s.error is not None else []
+    codes += [1] if s.unreadable else []
+    codes += [4] if s.under_replicated else []
+    console.report("status", render.status(s), render.value(s), codes)
+
+
+@click.command()
+@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
+@common
+@click.pass_obj
+def push(options: Options, message: str, dry_run: bool) -> None:
+    """Takes a snapshot, uploads it, and has it agreed; merges first when others were faster.
+
+    \b
+    Example:
+      metasync push -m "holiday photos"
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.push(message, dry_run=dry_run)
+    console.report("push", render.push(r, dry_run=dry_run), render.value(r), _push_codes(r))
+
+
+def _push_codes(r: Any) -> list[int]:
+    codes = [1] if r.unreadable else []
+    codes += [3] if r.pulled is not None and r.pulled.conflicts else []
+    return codes + ([4] if r.under_replicated else [])
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would change here.")
+@common
+@click.pass_obj
+def pull(options: Options, dry_run: bool) -> None:
+    """Brings the folder up to the newest agreed version, merging with what changed here.
+
+    \b
+    Example:
+      metasync pull
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.pull(dry_run=dry_run)
+    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *render.pull(r)]
+    console.report("pull", lines, render.value(r), [3] if r.conflicts else [])
+
+
+@click.command()
+@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
+@common
+@click.pass_obj
+def sync(options: Options, message: str, dry_run: bool) -> None:
+    """Pulls and pushes until both sides agree.
+
+    \b
+    Example:
+      metasync sync
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        pulled, pushed = w.sync(message, dry_run=dry_run)
+    codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
+    lines = [*render.pull(pulled), *render.push(pushed, dry_run=dry_run)]
+    console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)
+
+
+@click.command()
+@click.option("--read-data", is_flag=True, help="Read every copy and verify its bytes, not only its size.")
+@common
+@click.pass_obj
+def check(options: Options, read_data: bool) -> None:
+    """Tells whether everything is there, as often as promised, and unaltered.
+
+    \b
+    Example:
+      metasync check --read-data
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.check(read_data=read_data)
+    codes = [7] if r.lost else []
+    codes += [4] if r.short or r.problems or r.meta_problems else []
+    console.report("check", render.check(r, read_data=read_data), render.value(r), codes)

@@ -1,0 +1,151 @@
+"""This device's ways to the backends of an open workspace: connected once, given back on close."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from metasync import ways
+from metasync.backends._absent import AbsentBackend
+from metasync.backends._base import Backend, BackendUrl, TellsSpace
+from metasync.backends._registry import parse_url
+from metasync.backends._wrap import Prefixed
+from metasync.config import Config, decode_config
+from metasync.consensus import Group, birth_matches, birth_path, checked_memory
+from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES
+from metasync.errors import BackendError, UsageError
+from metasync.localdb import LocalDb
+from metasync.runtime import Runtime
+from metasync.sync import health
+from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, Link, decode_links, encode_links, load_secret, required
+from metasync.sync.reports import BackendState
+from metasync.sync.session import MEMORY_KEY, Session, local_value
+
+
+class Connections:
+    """The agreed config, this device's keys, and its ways to the backends. `open` as often as wanted; `close` it.
+
+    `links` is what this device knows of how to reach the backends, by their agreed names.
+    """
+
+    def __init__(self, directory: Path, db: LocalDb) -> None:
+        self.db = db
+        self.keys, self.device, self.certificate = load_secret(directory, db)
+        self.config: Config = local_value(decode_config, required(db, CONFIG_KEY))
+        self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
+        self.backends: dict[str, Backend] = {}
+        self._runtime: Runtime | None = None
+        self._group: Group | None = None
+
+    @property
+    def names(self) -> dict[bytes, str]:
+        """The linked backends: id -> name."""
+        return {e.backend_id: e.name for e in self.config.backends if e.name in self.links}
+
+    @property
+    def agreed_names(self) -> set[str]:
+        return {e.name for e in self.config.backends}
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Linked backends that cannot be had now, and why."""
+        return {n: b.why.message for n, b in self.backends.items() if isinstance(b, AbsentBackend)}
+
+    @property
+    def is_read_only(self) -> bool:
+        """This device has a way to fewer voting backends than a quorum: it cannot agree on anything."""
+        return sum(e.name in self.links for e, _ in self.config.acceptors) < self.config.quorum
+
+    def link(self, name: str, url: BackendUrl) -> None:
+        """Remembers a new way to an agreed backend. `UsageError` if that is not the backend."""
+        with contextlib.closing(ways.opened(name, url, create=False)) as backend:
+            folder = self.find_folder(name, backend)
+            self.links[name] = Link(url.location, folder, backend.identity().hex())
+            self.db.set(LINKS_KEY, encode_links(self.links))
+        self.close()
+
+    def open(self) -> tuple[Runtime, Group]:
+        """Opens this device's ways to the backends, once."""
+        if self._runtime is not None and self._group is not None:
+            for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend)]:
+                view = self.way(name)  # it may be back by now
+                if not isinstance(view, AbsentBackend):
+                    self._runtime.add_backend(name, view)
+            return self._runtime, self._group
+        views = {name: self.way(name) for name in self.links}
+        base = Session.stored_state(self.db)
+        self._runtime = Runtime(views, persist=self.db.set)
+        self._group = Group(
+            self.keys,
+            self.device,
+            self.config,
+            base.config,
+            Session.stored_devices(self.db, base, self.keys.ns_id),
+            base.devices,
+            incarnation=os.urandom(INCARNATION_BYTES),
+            links={a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links},
+            certificate=self.certificate.encode(),
+            memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
+        )
+        return self._runtime, self._group
+
+    def way(self, name: str) -> Backend:
+        """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
+        link = self.links[name]
+        try:
+            backend = ways.opened(name, parse_url(link.url), create=False)
+            ways.check_identity(name, backend, link)
+        except BackendError as e:
+            self.backends[name] = absent = AbsentBackend(e)
+            return absent
+        self.backends[name] = backend
+        return Prefixed(backend, link.folder)
+
+    def close(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
+        for backend in self.backends.values():
+            backend.close()
+        self.backends = {}
+
+    def find_folder(self, name: str, backend: Backend) -> str:
+        """The workspace's folder on a backend, by the births that the config knows."""
+        entry = self.config.named(name)
+        assert entry is not None
+        places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+        if entry.acceptor is not None:
+            places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+        for listed in backend.list(""):
+            if listed.size is not None:
+                continue
+            with contextlib.suppress(BackendError):
+                if all(
+                    birth_matches(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
+                    for i, birth in places
+                ):
+                    return listed.name
+        raise UsageError(
+            f"what is there is not the backend {name!r} of this workspace",
+            next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
+        )
+
+    def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
+        """How backends fare; all are asked at once."""
+        states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
+        out = []
+        for name in names:
+            entry = self.config.named(name)
+            assert entry is not None
+            link, backend = self.links.get(name), self.backends.get(name)
+            roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
+            state = "not linked" if link is None else states.get(name, "ok")
+            free: int | None = None
+            if state == "ok" and isinstance(backend, TellsSpace):
+                with contextlib.suppress(BackendError):
+                    free = backend.space().free_bytes
+            url = link.url if link is not None else ""
+            out.append(BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free))
+        return out

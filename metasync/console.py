@@ -1,0 +1,136 @@
+"""What every command shares: the common options, the console that prints reports, and the exit codes.
+
+Every command takes `-C`, `--json`, `--quiet` and `--verbose`, before or after its name. Exit codes: 0 done; 1 failed;
+2 wrong usage; 3 conflicts wait; 4 below the promised redundancy; 5 no quorum or outcome unknown; 6 wrong passphrase;
+7 damaged beyond repair; 130 interrupted. Where several hold: 5, 7, 6, 1, 3, 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from metasync import render
+from metasync.events import Event, Notice, Progress
+from metasync.workspace import Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+EXIT_ORDER = (5, 7, 6, 1, 3, 4)
+
+
+@dataclass
+class Options:
+    """What the options that every command takes say."""
+
+    directory: Path = Path()
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        options = ctx.ensure_object(Options)
+        if value:
+            if name == "directory":
+                options.directory = options.directory / value
+            else:
+                setattr(options, name, True)
+        return value
+
+    return callback
+
+
+def common(f: F) -> F:
+    """Adds the options that every command takes."""
+    for option in (
+        click.option("-C", "work_in", metavar="DIR", expose_value=False, callback=_set("directory"),
+                     help="Work in DIR instead of the current directory."),
+        click.option("--json", is_flag=True, expose_value=False, callback=_set("json"),
+                     help="Print one JSON document, errors too."),
+        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_set("quiet"),
+                     help="Print nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set("verbose"),
+                     help="Tell more, and show tracebacks."),
+    ):  # fmt: skip
+        f = option(f)
+    return f
+
+
+class Finish(Exception):  # noqa: N818 - not an error: the end of a command with an exit code
+    """Ends a command with an exit code, after its report was printed."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code to return where several hold."""
+    return next((c for c in EXIT_ORDER if c in codes), 0)
+
+
+class Console:
+    """Prints reports on stdout; notices and progress on stderr."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._bar = _Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Notice):
+            if not self.options.quiet or event.warning:
+                self.clear()
+                click.echo(render.printable(("warning: " if event.warning else "") + event.text), err=True)
+        elif isinstance(event, Progress) and self._bar is not None:
+            self._bar.show(event)
+
+    def clear(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+
+    def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
+        """Prints the outcome, and ends the command with the worst of `codes`."""
+        self.clear()
+        code = worst(codes)
+        if self.options.json:
+            body = value if isinstance(value, dict) else {"result": value}
+            click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
+        elif not self.options.quiet:
+            for line in lines:
+                click.echo(render.printable(line))
+        raise Finish(code)
+
+
+class _Bar:
+    """One line of progress on a terminal."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def show(self, p: Progress) -> None:
+        done = render.size(p.done) if p.unit == "B" else f"{p.done:,}"
+        total = "" if p.total is None else f" of {render.size(p.total) if p.unit == 'B' else format(p.total, ',')}"
+        line = f"{p.phase}: {done}{total}{'' if p.unit == 'B' else ' ' + p.unit}"
+        sys.stderr.write("\r" + line.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(line)
+
+    def clear(self) -> None:
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()
+            self._width = 0
+
+
+@contextlib.contextmanager
+def opened(options: Options, console: Console) -> Iterator[Workspace]:
+    with Workspace.open(options.directory, on_event=console.event) as workspace:
+        yield workspace
