@@ -55,7 +55,7 @@ def _fail(options: Options, command: str, code: int, kind: str, message: str, ne
     else:
         click.echo(f"metasync: {message}", err=True)
         if next_step:
-            click.echo(next_step[:1].upper() + next_step[1:], err=True)
+            click.echo(render.sentence(next_step), err=True)
     if options.verbose:
         traceback.print_exc()
     return code

@@ -20,6 +20,7 @@ from metasync.sync.reports import (
     Status,
 )
 
+NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 LISTED_MAX = 20  # paths shown per kind before "and N more"
 
 
@@ -37,6 +38,11 @@ def _escaped(code: int) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def sentence(text: str) -> str:
+    """With a capital at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def size(n: int) -> str:
@@ -134,7 +140,7 @@ def status(s: Status) -> list[str]:
     lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
     if s.newest is None:
         lines.append(f"The newest agreed version is unknown: {s.problem}")
-        lines += [s.error.next_step] if s.error is not None and s.error.next_step else []
+        lines += [sentence(s.error.next_step)] if s.error is not None and s.error.next_step else []
     elif s.newest > s.version:
         lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
     else:
@@ -188,7 +194,7 @@ def check(r: CheckReport, *, read_data: bool) -> list[str]:
 def value(x: Any) -> Any:
     """A JSON value of a report: dataclasses and named tuples as objects, paths as text, other bytes in hex."""
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        return {f.name: _field(f.name, getattr(x, f.name)) for f in dataclasses.fields(x) if f.name not in ("error",)}
+        return {f.name: _field(f.name, getattr(x, f.name)) for f in dataclasses.fields(x) if f.name not in NO_VALUES}
     if isinstance(x, bytes):
         return text(x)
     if isinstance(x, Mapping):

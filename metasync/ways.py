@@ -52,6 +52,9 @@ def parsed_urls(texts: Sequence[str]) -> dict[str, BackendUrl]:
             if url.name:
                 raise UsageError(f"two backends are called {name!r}")
             name, n = f"{base}-{n}", n + 1
+        for other, given in out.items():
+            if given.location == url.location:  # before anything is made there; `refuse_twins` looks closer
+                raise _same_store(other, name)
         out[name] = url
     return out
 
@@ -103,8 +106,12 @@ def refuse_twins(backends: Sequence[NewBackend]) -> None:
     seen: dict[bytes, str] = {}
     for b in backends:
         if b.identity in seen:
-            raise UsageError(f"{seen[b.identity]} and {b.name} are the same store", next_step="Give each store once.")
+            raise _same_store(seen[b.identity], b.name)
         seen[b.identity] = b.name
+
+
+def _same_store(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} are the same store", next_step="Give each store once.")
 
 
 def check_identity(name: str, backend: Backend, link: Link) -> None:
