@@ -296,6 +296,7 @@ def test_a_jump_must_descend_from_what_is_known(world: World, ws: Workspace) -> 
             store.pop(entry_path(ws.keys, 1, 0, ws.acceptor_of(name), 5, idx), None)
         store.update({p: d for p, d in mine[name].items() if p not in store})
     accept_on(world, ws, known, NAMES[:1], b"x" * 16, 7)  # not decided: no single step to take
+    world.down.add("b")  # or two silent logs are a quorum that says that nothing is new
     with pytest.raises(ForkError, match="does not descend"):
         world.do(group_of(ws, 3).get_recent(known))
 
@@ -544,10 +545,81 @@ def test_entries_say_what_their_writer_saw_elsewhere(world: World, ws: Workspace
     group = group_of(ws, 1)
     state = push(world, ws, group, ws.genesis, 2)
     acceptor = ws.acceptor_of("a")
-    path = entry_path(ws.keys, 1, 0, acceptor, 2, 1)
+    path = entry_path(ws.keys, 1, 0, acceptor, 2, 0)
     signed = open_entry(
-        ws.keys, world.stores["a"][path], ns_id=ws.keys.ns_id, era=0, epoch=1, acceptor_id=acceptor, v=2, idx=1
+        ws.keys, world.stores["a"][path], ns_id=ws.keys.ns_id, era=0, epoch=1, acceptor_id=acceptor, v=2, idx=0
     )
     assert signed.entry.value == state
     assert {s.acceptor_id for s in signed.entry.seen} == {ws.acceptor_of("b"), ws.acceptor_of("c")}
     assert all(s.v >= 1 for s in signed.entry.seen)
+
+
+# The owner round.
+
+
+def creates(world: World) -> dict[str, int]:
+    return {name: sum(op.kind == "create" and "/px/" in op.path for op in ops) for name, ops in world.requests.items()}
+
+
+@pytest.mark.parametrize("away", [(), ("a",), ("b",), ("c",)])
+def test_who_decided_the_last_version_decides_the_next_with_one_append(
+    world: World, ws: Workspace, away: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(ws, 1)
+    known = push(world, ws, group, ws.genesis, 3)
+    assert group.owns(known)
+    world.stuck.update(away)  # they hang: nobody waits for them
+    forget_requests(world)
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
+    before = world.now
+    decided = world.do(group.propose(known, lambda: change(b"x" * 16)))
+    assert decided.mine
+    assert decided.state.v == 4
+    assert world.now - before <= 0.101, "one round trip: there and back"
+    assert creates(world) == dict.fromkeys(NAMES, 1)
+    assert world.do(group_of(ws, 2, 1).get_recent(known)) == decided.state
+
+
+def test_a_new_process_owns_nothing(world: World, ws: Workspace) -> None:
+    known = push(world, ws, group_of(ws, 1), ws.genesis, 2)
+    again = group_of(ws, 3)  # the same device, started again
+    assert not again.owns(known)
+    forget_requests(world)
+    assert world.do(again.propose(known, lambda: change(b"x" * 16))).mine
+    world.run()
+    assert creates(world) == dict.fromkeys(NAMES, 2), "PREPARE and ACCEPT"
+
+
+def test_an_owner_who_was_overtaken_learns_it(world: World, ws: Workspace) -> None:
+    group = group_of(ws, 1)
+    known = push(world, ws, group, ws.genesis, 2)
+    theirs = push(world, ws, group_of(ws, 2, 1), known)
+    assert group.owns(known), "it has not heard yet"
+    decided = world.do(group.propose(known, lambda: change(b"x" * 16)))
+    assert (decided.mine, decided.state) == (False, theirs)
+    assert not group.owns(theirs)
+    assert not group.owns(known), "its round is used up"
+    assert world.do(group.propose(theirs, lambda: change(b"y" * 16))).mine
+
+
+@pytest.mark.parametrize("accepted", [[], ["a"], ["a", "b"]])
+def test_an_owner_yields_to_a_round_that_a_quorum_promised(world: World, ws: Workspace, accepted: list[str]) -> None:
+    """Its ACCEPT has no effect there; it goes through both phases, and takes over what the rival may have decided."""
+    group = group_of(ws, 1)
+    known = push(world, ws, group, ws.genesis, 2)
+    rival = group_of(ws, 9, 1).member
+    instance = Instance(ws.keys, ws.config, ws.devices, known)
+    value = successor(known, change(b"r" * 16), skip=known.hash, writer=rival.incarnation)
+    for name in ("a", "b"):
+        log = instance.logs[ws.acceptor_of(name)]
+        for kind in (Kind.PREPARE, Kind.ACCEPT) if name in accepted else (Kind.PREPARE,):
+            carried = value if kind is Kind.ACCEPT else None
+            entry, data = rival.sealed(log, kind, Round(1, rival.incarnation), carried, world.rng.randbytes(48))
+            world.stores[name][rival.place(log, entry.idx)] = data
+            log.append_own(entry, data)
+    assert group.owns(known)
+    decided = world.do(group.propose(known, lambda: change(b"x" * 16)))
+    if len(accepted) != 1:  # what one of three accepted may be found, or not
+        assert decided.mine == (not accepted)
+    assert decided.state.op_id == (b"x" if decided.mine else b"r") * 16
+    assert world.do(group_of(ws, 4, 1).get_recent(known)) == decided.state

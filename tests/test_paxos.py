@@ -21,6 +21,7 @@ from metasync.consensus import learn as learn_module
 from metasync.consensus import member as member_module
 from metasync.consensus import paxos as paxos_module
 from metasync.consensus import replay as replay_module
+from metasync.consensus.replay import NEVER
 from metasync.consensus.states import decode_state
 from metasync.effects import Op, Persist, Random, Reply, Sleep, Task
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, UnreachableError
@@ -35,6 +36,7 @@ class History:
         self.decided: list[State] = []
         self.ours: dict[bytes, int] = {}
         self.started: set[bytes] = set()
+        self.owned = 0
         self.helped = 0
         self.found_again = 0
         self.unknown = 0
@@ -72,8 +74,10 @@ def client(
                     yield Persist(JOURNAL_KEY, None)
                     continue
             history.started.add(op_id)
+            owner = group.owns(known)
             outcome: Decided = yield from group.propose(known, lambda op_id=op_id: value(op_id))
             history.decided.append(outcome.state)
+            history.owned += owner and outcome.mine
             history.helped += not outcome.mine and outcome.state.writer != incarnation
             known = outcome.state
             disk["known"], disk["memory"] = known.encode(), group.memory
@@ -168,6 +172,7 @@ def schedule(seed: int) -> dict[str, int]:
     check(world, ws, history, clients * ops, known_to_last=ws.genesis, judge=judge)
     return {
         "crashes": crashes,
+        "owned": history.owned,
         "helped": history.helped,
         "found_again": history.found_again,
         "unknown": history.unknown,
@@ -213,6 +218,7 @@ def test_random_schedules_agree(batch: int) -> None:
     if RUNS >= 320:
         # The faults must have happened, or nothing was tested.
         assert totals["crashes"]
+        assert totals["owned"]
         assert totals["helped"]
         assert totals["wiped"]
 
@@ -245,6 +251,49 @@ def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, stale: Any
 
 
 STANDING = member_module._standing
+
+
+def test_mutant_round_0_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the look at the base's writer, two processes have different values accepted in one round."""
+    monkeypatch.setattr(
+        replay_module,
+        "accept_effective",
+        lambda promised, votes, rnd, value, base: rnd >= promised and votes.get(rnd, value) == value,
+    )
+    monkeypatch.setattr(paxos_module, "owns", lambda m, i: i.v not in m.rounds_used and i.top_round() == NEVER)
+    monkeypatch.setattr(paxos_module, "Round", lambda n, who: replay_module.Round(n, b"0" * 16 if n == 0 else who))
+    assert broken(schedule, MUTANT_SEEDS) is not None
+
+
+def test_mutant_round_0_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that gave up and proposes something else in the round it has used."""
+    monkeypatch.setattr(paxos_module, "owns", lambda m, i: i.base.writer == m.incarnation)
+    assert broken(give_up_and_change_ones_mind, range(400)) is not None
+
+
+def test_a_process_that_gives_up_uses_round_0_no_more() -> None:
+    for seed in range(120):
+        give_up_and_change_ones_mind(seed)
+
+
+def give_up_and_change_ones_mind(seed: int) -> None:
+    """The owner's ACCEPT lands on some acceptors, late or never; it gives up, and proposes another change."""
+    rng = random.Random(seed)
+    world = World(seed, ["a", "b", "c"])
+    ws = make_workspace(world, devices=2)
+    group, other = ws.group(b"1" * 16), ws.group(b"2" * 16, 1)
+    first = world.do(group.propose(ws.genesis, lambda: change(b"1" * 16))).state
+    world.faults = Faults(rng.choice((0.3, 0.6)), rng.choice((0.3, 0.6)), 0.2, late_s=rng.choice((0.5, 3.0)))
+    told: list[State] = [first]
+    for number in (2, 3):
+        with contextlib.suppress(NoQuorumError):
+            told.append(world.do(group.propose(first, lambda n=number: change(bytes([n]) * 16), deadline_s=0.3)).state)
+    world.faults = Faults()
+    told.append(world.do(other.propose(first, lambda: change(b"9" * 16))).state)
+    told.append(world.do(group.propose(first, lambda: change(b"4" * 16))).state)
+    world.run()
+    assert len({s.hash for s in told if s.v == 2}) == 1
+    assert true_value(world, ws, first) in told
 
 
 def test_mutant_own_value_in_spite_of_an_accepted_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,12 @@ class Group:
         instance = self.member.instance
         return frozenset() if instance is None else frozenset(instance.names[a] for a in instance.born)
 
+    def owns(self, base: State) -> bool:
+        """True when the version after `base` may be proposed without looking for news first: this process decided
+        `base`, so that it commits in one round trip, or learns by its failure that others were faster."""
+        m = self.member
+        return base.writer == m.incarnation and base.v + 1 not in m.rounds_used
+
     # agreeing
 
     def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:

@@ -9,6 +9,11 @@ Delayed, lost and repeated requests are then ordinary network behaviour, and the
     value       the one accepted in the highest round seen anywhere; only if there is none, one's own
     ACCEPT(r,x) on all acceptors; a quorum has accepted it: x is decided, for ever, whoever learns it
 
+The owner round (2.3). Round 0 of a version, below all others, belongs to the incarnation that proposed the value of the
+version before, which every entry's base names. Nobody else can have a value accepted in it, and below it there is
+nothing to find out: so its owner sends ACCEPT at once and commits with one append, a minority down notwithstanding.
+Whoever else is at work has prepared a higher round, and replay makes the owner's entry void of effect after it.
+
 A round is (n, incarnation): an incarnation is drawn at every process start, so no two processes share a round, and a
 process proposes one value per round. Rounds and promises are never persisted: a restart is another process. An own
 value's (v, op_id) is persisted before its first ACCEPT, because from then on anybody may finish it.
@@ -109,6 +114,8 @@ class _Attempt:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
         i, m = self.instance, self.m
         i.begin()
+        if self.make_value is not None and owns(m, i):
+            yield from self._own_round()
         while True:
             decided = yield from self._known()
             if decided is not None:
@@ -157,6 +164,14 @@ class _Attempt:
         m.rounds_used[i.v] = n
         self.round = Round(n, m.incarnation)
         self.value = None
+
+    def _own_round(self) -> Task:
+        """Takes round 0, which is ours alone: no phase 1. Its value is fixed before anything is sent, and for ever."""
+        i, m = self.instance, self.m
+        self.skip = yield from ancestor(m, i, i.base, skip_version(i.v))
+        value = yield from self._own_value()
+        m.rounds_used[i.v] = 0
+        self.round, self.value = Round(0, m.incarnation), value
 
     def _own_value(self) -> Task:
         if self.own is None:
@@ -268,6 +283,16 @@ class _Attempt:
 
     def _no_quorum(self) -> NoQuorumError:
         return no_quorum(self.m, self.instance, sent=self.sent)
+
+
+def owns(m: Member, instance: Instance) -> bool:
+    """True when round 0 of this instance is this process's to use, and nobody was seen at work on it.
+
+    It belongs to the incarnation that proposed the value of v - 1 (`State.writer`), for one value. Neither is ever
+    persisted: a process that was started again, from whatever copy of the disk, is another incarnation.
+    """
+    used = instance.v in m.rounds_used
+    return instance.base.writer == m.incarnation and not used and instance.top_round() == NEVER
 
 
 def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
