@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import multiprocessing
 import os
 import shutil
@@ -249,6 +250,38 @@ def test_half_written_objects_are_not_listed(tmp_path: Path) -> None:
     assert [name for name, _ in backend.list("d")] == ["a"]
 
 
+def test_sweep_removes_what_no_list_shows_and_nothing_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "empty").mkdir(parents=True)
+    (outside / ".tmp-1").touch()
+    root = tmp_path / "root"
+    root.mkdir()
+    backend = FolderBackend(str(root))
+    for path in ("a/gone/deep/x", "a/gone/y", "a/kept/x", "b/x"):
+        backend.put(path, b"1")
+    for path in ("a/gone/deep/x", "a/gone/y", "b/x"):
+        backend.delete(path)
+    for half in ("a/gone/deep/.tmp-1", "a/kept/.tmp-2", "b/.tmp-3", ".tmp-4"):
+        (root / half).touch()
+    (root / "a/gone/link").symlink_to(outside)
+    (root / "a/gone/Foreign").touch()
+    backend.sweep("a")
+    found = {str(path.relative_to(root)) for path in root.rglob("*")}
+    assert found == {"a", "a/gone", "a/gone/link", "a/gone/Foreign", "a/kept", "a/kept/x", "b", "b/.tmp-3", ".tmp-4"}
+    assert {path.name for path in outside.iterdir()} == {"empty", ".tmp-1"}
+    backend.sweep("b")
+    backend.sweep("nothing/here")
+    assert not (root / "b").exists()
+    assert backend.create("b/x", b"2"), "a folder that was swept away is made again"
+    (root / "c").symlink_to(outside)
+    backend.sweep("c")
+    backend.sweep("c/empty")
+    assert (outside / "empty").exists()
+    for path in ("", "..", "../outside", "/"):
+        with pytest.raises(ValueError, match="not a path"):
+            backend.sweep(path)
+
+
 def test_a_folder_in_use_can_be_unmounted(tmp_path: Path) -> None:
     """Between calls no handle is held: a drive can go. (Seen by the handles of this process.)"""
     if not os.path.isdir("/proc/self/fd"):
@@ -326,6 +359,8 @@ def test_space(tmp_path: Path) -> None:
     assert 0 < space.free_bytes <= space.total_bytes
     assert not isinstance(MemoryBackend(), TellsSpace)
     assert isinstance(CountingBackend(backend), TellsSpace)
+    for power in ("space", "sweep"):  # as `isinstance` looks from Python 3.12 on
+        assert inspect.getattr_static(CountingBackend(FaultyBackend(backend)), power) is not None
     assert not isinstance(FaultyBackend(MemoryBackend()), TellsSpace)
 
 
@@ -375,6 +410,9 @@ def test_counting() -> None:
     with pytest.raises(NotFoundError):
         backend.get("c", max_bytes=9)
     backend.list("")
+    for refused in (lambda: backend.put("../a", b"12345"), lambda: backend.get("a", offset=-1, max_bytes=9)):
+        with pytest.raises(ValueError, match="not a pa"):  # no request
+            refused()
     count = backend.count()
     assert count.requests == {"create": 2, "put": 1, "get": 2, "list": 1}
     assert count.errors == {"get": 1}

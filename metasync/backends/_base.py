@@ -34,6 +34,9 @@ class Backend(Protocol):
 
     Errors are those of `metasync.errors.BackendError` alone: `NotFoundError`, `UnreachableError`, `FullError`,
     `RefusedError`, or `BackendError` for the rest. After an error of `create` or `put` the object may or may not exist.
+
+    From the moment a `create` or `put` returns, every `get`, whoever asks, sees what it stored. A store that is late
+    there can hold data, but not vote.
     """
 
     scheme: ClassVar[str]
@@ -95,10 +98,34 @@ class TellsSpace(Protocol):
 
 
 @runtime_checkable
+class ExplainsForm(Protocol):
+    """Optional power: says in words why its form is not `log`, for people who ask why it does not vote."""
+
+    form_reason: str
+
+
+@runtime_checkable
+class Sweeps(Protocol):
+    """Optional power: can remove what no list shows."""
+
+    def sweep(self, path: str) -> None:
+        """Removes half-written objects and empty folders below `path`, and `path` itself if it is empty then.
+
+        Only for a folder that nobody writes to any more: what is half-written may be somebody's who is still at it.
+        """
+        ...
+
+
+@runtime_checkable
 class Probes(Protocol):
     """Optional power: can find out on the spot that a store must not vote. It can disprove, never prove."""
 
     def probe(self) -> LogForm: ...
+
+
+POWERS = ("space", "probe", "sweep", "form_reason")
+"""What the optional powers are called. A wrapper hands those of its inner backend on as attributes of its own: from
+Python 3.12 on `isinstance` with a protocol does not ask `__getattr__`."""
 
 
 @dataclass(frozen=True, slots=True)

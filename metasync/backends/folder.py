@@ -152,6 +152,23 @@ class FolderBackend:
             room = os.fstatvfs(folder)
         return Space(free_bytes=room.f_bavail * room.f_frsize, total_bytes=room.f_blocks * room.f_frsize)
 
+    def sweep(self, path: str) -> None:
+        *above, name = split_path(path)
+        with (
+            _as_backend_errors("sweep", f"{path} in {self._root}"),
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            self._folder(tuple(above)) as folder,
+        ):
+            for _, below, files, inside in os.fwalk(name, topdown=False, dir_fd=folder):  # follows no links
+                for temp in files:
+                    if temp.startswith(TEMP_PREFIX):
+                        os.unlink(temp, dir_fd=inside)
+                for empty in below:
+                    with contextlib.suppress(OSError):  # it is not, or is a link
+                        os.rmdir(empty, dir_fd=inside)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=folder)
+
     def close(self) -> None:
         """Nothing is held open between calls."""
 
@@ -232,6 +249,9 @@ class SyncedFolderBackend(FolderBackend):
     """A folder that another program copies elsewhere. Its conflicts become renamed copies: it never votes."""
 
     form: ClassVar[LogForm] = "none"
+    form_reason: ClassVar[str] = (
+        "another program keeps this folder in step with other places, and makes renamed copies where two have written"
+    )
 
 
 @contextlib.contextmanager

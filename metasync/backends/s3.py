@@ -265,6 +265,7 @@ class StorageOnlyS3Backend(S3Backend):
     """A service whose conditional writes nobody vouches for."""
 
     form: ClassVar[LogForm] = "none"
+    form_reason: ClassVar[str] = "nobody vouches that two racing creates cannot both win on this service"
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from metasync.backends._base import Backend, Listed, LogForm
+from metasync.backends._base import POWERS, Backend, Listed, LogForm
 from metasync.errors import BackendError
 
 
@@ -22,7 +22,10 @@ class Count:
 
 
 class CountingBackend:
-    """The same calls as `inner`, counted. A call that fails counts as a request and as an error."""
+    """The same calls as `inner`, counted. A call that fails counts as a request and as an error.
+
+    One that is refused as the caller's mistake (`ValueError`: no path, no part) asked for nothing, and does not count.
+    """
 
     scheme: ClassVar[str] = "memory"
     form: ClassVar[LogForm] = "log"
@@ -32,12 +35,7 @@ class CountingBackend:
         self._lock = threading.Lock()
         self._count = Count()
         vars(self).update(scheme=inner.scheme, form=inner.form)  # a wrapper is of its inner's kind
-
-    def __getattr__(self, name: str) -> Any:
-        """Optional powers (`space`, `probe`) are there if the inner backend has them."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._inner, name)
+        vars(self).update({power: getattr(inner, power) for power in POWERS if hasattr(inner, power)})
 
     def count(self) -> Count:
         """The numbers so far."""
@@ -78,16 +76,19 @@ class CountingBackend:
         self._inner.close()
 
     def _call(self, kind: str, path: str, *data: bytes, **part: Any) -> Any:
-        value, errors = None, 0
+        value, errors, requests = None, 0, 1
         try:
             value = getattr(self._inner, kind)(path, *data, **part)
         except BackendError:
             errors = 1
             raise
+        except ValueError:
+            requests, data = 0, ()
+            raise
         finally:
             with self._lock:
                 now = self._count
-                now.requests[kind] += 1
+                now.requests[kind] += requests
                 now.errors[kind] += errors
                 up = sum(map(len, data))
                 down = len(value) if isinstance(value, bytes) else 0

@@ -33,9 +33,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
-from metasync.backends._base import Backend, Listed, LogForm
+from metasync.backends._base import POWERS, Backend, Listed, LogForm
 from metasync.effects import OpKind
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
@@ -136,12 +136,7 @@ class FaultyBackend:
         self._armed: deque[_Armed] = deque()
         self._late: deque[tuple[int, Callable[[], object]]] = deque()
         vars(self).update(scheme=inner.scheme, form=inner.form)  # a wrapper is of its inner's kind
-
-    def __getattr__(self, name: str) -> Any:
-        """Optional powers (`space`, `probe`) are there if the inner backend has them."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._inner, name)
+        vars(self).update({power: getattr(inner, power) for power in POWERS if hasattr(inner, power)})
 
     def fail_next(self, fault: Fault, *, kind: OpKind | None = None, times: int = 1) -> None:
         """The next `times` calls (of `kind`) suffer `fault`. `ValueError` for a call it cannot strike."""
