@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import inspect
-import multiprocessing
 import os
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
-from backend_contract import CHECKS, Check, Open
+from contract_kit import FULL, SMALL, passes
 
 from metasync.backends import _folder_place, folder
 from metasync.backends._base import Backend, TellsSpace
@@ -20,58 +19,26 @@ from metasync.backends._registry import open_backend, parse_url
 from metasync.backends.folder import FolderBackend, SyncedFolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore, forget_stores
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.testing.contract import CHECKS, Check, Store, check_id
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 
 
-@pytest.fixture(params=["memory", "folder", "faulty", "counting"])
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    if request.param == "folder":
-        return lambda: FolderBackend(str(tmp_path))
+def _stores(kind: str, root: Path) -> Store:
+    if kind == "folder":
+        return Store(lambda: FolderBackend(str(root)), f"file://{root}")
     store = MemoryStore()
-    if request.param == "faulty":
-        return lambda: FaultyBackend(MemoryBackend(store))
-    if request.param == "counting":
-        return lambda: CountingBackend(MemoryBackend(store))
-    return lambda: MemoryBackend(store)
+    wrap = {"memory": lambda inner: inner, "faulty": FaultyBackend, "counting": CountingBackend}[kind]
+    return Store(lambda: wrap(MemoryBackend(store)))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_contract(open_store: Open, check: Check) -> None:
-    assert isinstance(open_store(), Backend)
-    check(open_store, "base")
-
-
-def _race(root: str, writer: int, names: int, start: str, won: str) -> None:
-    backend = FolderBackend(root)
-    while not os.path.exists(start):
-        pass
-    mine = [number for number in range(names) if backend.create(f"px/{number}", b"%d" % writer)]
-    Path(won).write_text(" ".join(map(str, mine)))
-
-
-def test_processes_race_for_names_in_a_folder(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    spawn = multiprocessing.get_context("spawn")
-    start, names = tmp_path / "start", 1000
-    racers = [
-        spawn.Process(target=_race, args=(str(root), writer, names, str(start), str(tmp_path / f"won{writer}")))
-        for writer in range(2)
-    ]
-    for racer in racers:
-        racer.start()
-    start.touch()
-    for racer in racers:
-        racer.join(120)
-        assert racer.exitcode == 0
-    won = [{int(number) for number in (tmp_path / f"won{writer}").read_text().split()} for writer in range(2)]
-    assert not won[0] & won[1]
-    assert won[0] | won[1] == set(range(names))
-    backend = FolderBackend(str(root))
-    for number in range(names):
-        assert backend.get(f"px/{number}", max_bytes=1) == (b"0" if number in won[0] else b"1")
-    assert not [name for name in os.listdir(root / "px") if name.startswith(".tmp-")]
+@pytest.mark.parametrize("check", CHECKS, ids=check_id)
+@pytest.mark.parametrize("kind", ["memory", "folder", "faulty", "counting"])
+def test_contract(kind: str, check: Check, tmp_path: Path) -> None:
+    store = _stores(kind, tmp_path)
+    assert isinstance(store.open(), Backend)
+    passes(check, store, FULL if kind == "folder" else SMALL)
+    assert not [path for path in tmp_path.rglob(".tmp-*") if "interrupted" not in str(path) and "lost" not in str(path)]
 
 
 CALLS = {

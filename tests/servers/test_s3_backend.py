@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import s3
-from backend_contract import CHECKS, Check
+from contract_kit import FULL, SMALL, passes
 
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
+from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
 pytestmark = pytest.mark.servers
 
@@ -37,12 +39,41 @@ def _open(url: str) -> Backend:
     return open_backend(parse_url(url))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", CHECKS, ids=check_id)
 @pytest.mark.parametrize("prefix", ["", "some/prefix"])
 def test_contract(s3_server: s3.S3Server, check: Check, prefix: str) -> None:
-    if prefix and "race" in check.__name__:
-        pytest.skip("once is enough")
-    check(lambda: _open(s3_server.url(prefix)), f"{check.__name__}-{secrets.token_hex(4)}")
+    passes(check, Store.at(s3_server.url(prefix)), SMALL if prefix else FULL, f"contract-{secrets.token_hex(4)}")
+
+
+def test_names_are_refused_before_any_request() -> None:
+    nobody = _open("s3://metasync?endpoint=http://127.0.0.1:9")
+    for path in ("../a", "A", "a//b", ".tmp-1"):
+        for call in (
+            lambda path=path: nobody.create(path, b""),
+            lambda path=path: nobody.put(path, b""),
+            lambda path=path: nobody.get(path, max_bytes=1),
+            lambda path=path: nobody.stat(path),
+            lambda path=path: nobody.list(path),
+            lambda path=path: nobody.delete(path),
+        ):
+            with pytest.raises(ValueError, match="not a path"):
+                call()
+
+
+def test_a_run_of_the_kit(s3_server: s3.S3Server) -> None:
+    report = run(Store.at(s3_server.url("run")), scratch_name(), scale=replace(QUICK, kills=1))
+    assert report.verdict == "may vote", report.reasons
+    assert {outcome.name for outcome in report.checks if outcome.result != "passed"} == {"space"}
+    assert report.left_behind == 0
+    assert _open(s3_server.url("run")).list("") == ()
+
+
+def test_no_verdict_without_a_bucket_or_a_key(s3_server: s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnreachableError, match="no such bucket"):
+        run(Store.at(s3_server.url("x", bucket="missing")), scratch_name())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2hunter2hunter")
+    with pytest.raises(RefusedError, match="AWS_SECRET_ACCESS_KEY"):
+        run(Store.at(s3_server.url("x")), scratch_name())
 
 
 def test_prefixes_are_apart(s3_server: s3.S3Server) -> None:
