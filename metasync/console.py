@@ -96,6 +96,12 @@ class Console:
         if self._bar is not None:
             self._bar.clear()
 
+    def line(self, text: str) -> None:
+        """Prints a line of a report before the rest of it is known. Not for --json, nor --quiet."""
+        if not self.options.json and not self.options.quiet:
+            self.clear()
+            click.echo(render.printable(text))
+
     def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
         """Prints the outcome, and ends the command with the worst of `codes`."""
         self.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.reports import (
@@ -19,6 +19,9 @@ from metasync.sync.reports import (
     Skipped,
     Status,
 )
+
+if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
+    from metasync.testing.contract import Outcome, Report
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 LISTED_MAX = 20  # paths shown per kind before "and N more"
@@ -189,6 +192,28 @@ def check(r: CheckReport, *, read_data: bool) -> list[str]:
     else:
         lines.append("All is there, as often as promised.")
     return [head, *lines]
+
+
+def outcome(o: Outcome) -> str:
+    """One line on one check of a store."""
+    said = o.why if o.result != "passed" else f"{o.what} ({o.why})" if o.why else o.what
+    return f"  {'ok' if o.result == 'passed' else o.result:8} {o.name:19} {said}"
+
+
+def verdict(r: Report) -> list[str]:
+    """What a store is fit for, why it is not more, and what it cost to find out."""
+    results = [o.result for o in r.checks]
+    told = ", ".join(f"{results.count(x)} {x}" for x in ("passed", "failed", "weak", "skipped") if x in results)
+    lines = [
+        f"{count(len(results), 'check')}: {told}. Cost {count(r.requests, 'request')}, {size(r.up_bytes)} up,"
+        f" {size(r.down_bytes)} down, {r.seconds:.1f} s.",
+        *([f"Free space: {size(r.free_bytes)}."] if r.free_bytes is not None else []),
+        "",
+        f"Verdict: {r.verdict}{' (quick)' if r.scale == 'quick' else ''}.",
+    ]
+    lines += [f"  because {reason}" for reason in r.reasons]
+    lines += [f"  note: {note}" for note in r.notes]
+    return [*lines, r.advice]
 
 
 def value(x: Any) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 
 from metasync import render, workspace
 from metasync.sync import reports
+from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Any] = {
     "check": reports.CheckReport,
     "backend list": {"backends": tuple[reports.BackendState, ...]},
     "backend link": reports.BackendState,
+    "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""
 

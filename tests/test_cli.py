@@ -11,14 +11,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transcripts import check_document
 from workspace_kit import PASSPHRASE, Lab, flip, lab, run_cli, run_process, tree_of, unreadable, write  # noqa: F401
 
 import metasync.workspace
 from metasync import cli, console
+from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.memory import MemoryBackend
+from metasync.testing import contract
 from metasync.workspace import Workspace
 
 
@@ -528,6 +533,79 @@ def test_backends_are_listed_and_linked(ready: Lab) -> None:
     ran = ready.cli("backend", "link", "c", ready.url("c"), cwd="desktop")
     assert ran.code == 0
     assert "backend link" not in ready.cli("backend", "list", cwd="desktop").out
+
+
+def test_backend_check_in_json_outside_a_workspace(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("METASYNC_PASSPHRASE")
+    monkeypatch.setattr(contract, "QUICK", replace(contract.QUICK, kills=1))
+    stick = lab.root / "my stick"
+    stick.mkdir()
+    (stick / "mine.txt").write_text("as it was")
+    ran = run_cli("backend", "check", "--quick", "--json", f"file://{stick}?role=storage&name=x")
+    assert ran.code == 0, ran
+    check_document(ran)
+    assert ran.json["verdict"] == "holds data only"
+    assert ran.json["reasons"] == ["its URL says role=storage"]
+    assert ran.json["url"] == f"file://{lab.root}/my%20stick"
+    assert ran.json["requests"] > 1000
+    assert {c["result"] for c in ran.json["checks"]} <= {"passed", "weak"}
+    assert [path.name for path in stick.iterdir()] == ["mine.txt"]
+
+
+def test_backend_check_of_an_unfit_store_exits_with_1(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://unfit-{lab.root.name}"
+    open_backend(parse_url(url), create_root=True)
+    names = MemoryBackend.list
+    monkeypatch.setattr(MemoryBackend, "list", lambda self, path: names(self, path)[::-1])
+    ran = run_cli("backend", "check", "--quick", url)
+    assert ran.code == 1
+    assert "  failed   list " in ran.out
+    assert "Verdict: unfit (quick)." in ran.out
+    assert "because list: a list is not sorted" in ran.out
+    ran = run_cli("backend", "check", "--quick", "--quiet", url)
+    assert (ran.code, ran.out, ran.err) == (1, "", "")
+    assert run_cli("backend", "check", "--quick", "--json", url).json["exit_code"] == 1
+
+
+def test_backend_check_without_a_verdict(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(lab.root / "none"))
+    url = "s3://bucket/x?endpoint=http://127.0.0.1:9"
+    ran = run_cli("backend", "check", url)
+    assert ran.code == 1
+    assert "no S3 credentials" in ran.err
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    ran = run_cli("backend", "check", url)
+    assert ran.code == 5
+    assert "connection refused" in ran.err
+    assert "hunter2" not in ran.out + ran.err
+    (lab.root / "file").write_text("")
+    assert run_cli("backend", "check", f"file://{lab.root}/file").code == 5
+    assert run_cli("backend", "check", f"{url}&secret=hunter2").code == 2
+
+
+def test_backend_check_cleans_up_after_ctrl_c(lab: Lab) -> None:
+    stick = lab.root / "stick"
+    stick.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "metasync", "backend", "check", f"file://{stick}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(stick.glob("*/race/race/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "removing what was stored" in err
+    assert "Traceback" not in err
+    assert "Verdict" not in out
+    assert os.listdir(stick) == []
 
 
 def test_two_processes_push_at_once(ready: Lab) -> None:

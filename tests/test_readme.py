@@ -1,4 +1,4 @@
-"""The sessions in README and tutorial, and the README's library example, are run as they stand."""
+"""The sessions in README, tutorial and how-tos, and the README's library example, are run as they stand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "METASYNC_KEYRING": "off", "PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/check-a-backend.md"])
 def test_console_session(tmp_path: Path, page: str) -> None:
     """Every command succeeds, and every line shown is printed by the command above it."""
     script = ["set -eu"]

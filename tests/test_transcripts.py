@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, run_cli  # noqa: F401
 
 from metasync import ways
 from metasync.cli import cli
+from metasync.testing import contract
 from metasync.workspace import Workspace
 
 WRITE = os.environ.get("METASYNC_TRANSCRIPTS") == "write"
@@ -31,6 +33,7 @@ def test_transcript(lab: Lab, path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     lab.hurry()
     monkeypatch.setitem(Workspace.init.__func__.__kwdefaults__, "kdf", CHEAP)
     monkeypatch.setattr(ways, "default_device_name", lambda: "laptop")
+    monkeypatch.setattr(contract, "QUICK", replace(contract.QUICK, kills=1))
     monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
     monkeypatch.chdir(work)
     player = Player(work, monkeypatch.setenv, monkeypatch.chdir)
