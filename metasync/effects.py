@@ -18,12 +18,16 @@ land on the backend. Consensus allows for exactly that (CONSENSUS 1.6).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from metasync.errors import BackendError
 
 OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete"]
+
+DUE: ContextVar[float | None] = ContextVar("due", default=None)
+"""When nobody will wait any more for the `Op` that this thread carries out, on the clock of `Now`; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,11 +77,17 @@ class FormatError(MetaSyncError):
 
 
 class BackendError(MetaSyncError):
-    """One call on one backend failed. `retryable`: the same call may succeed later."""
+    """One call on one backend failed. `retryable`: the same call may succeed later.
 
-    def __init__(self, message: str, *, next_step: str = "", retryable: bool = True) -> None:
+    `retry_after_s`: not before so many seconds, where the server asked for it.
+    """
+
+    def __init__(
+        self, message: str, *, next_step: str = "", retryable: bool = True, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message, next_step=next_step)
         self.retryable = retryable
+        self.retry_after_s = retry_after_s
 
 
 class NotFoundError(BackendError):

@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from metasync.effects import Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.effects import DUE, Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
 from metasync.errors import BackendError, NoQuorumError, RefusedError, UnreachableError
 
 CONNECTIONS: Final = 8  # calls at once on one backend
@@ -379,6 +379,7 @@ class Runtime:
             # Reads that nobody waits for any more are not sent; writes are, they may complete a quorum's copies.
             if self.clock() >= late or (op.kind not in _WRITES and token not in self._waiting):
                 return
+            DUE.set(late)
             reply = call(backend, op)
             self._post(lambda: self._wake(token, reply, None))
 

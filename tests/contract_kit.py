@@ -8,8 +8,8 @@ import pytest
 
 from metasync.testing.contract import STANDARD, Check, Scale, Store, try_check
 
-FULL = replace(STANDARD, race_turns=(8,), race_read_every=4, big_again=10)
-"""As on an account, but with all eight writers at each of the 1,000 names: on this machine that costs nothing."""
+FULL = replace(STANDARD, race_read_every=4, big_again=10)
+"""As on an account, with more reading: on this machine that costs nothing."""
 
 SMALL = Scale(
     name="quick",

@@ -213,7 +213,7 @@ def test_a_check_is_left_out_when_what_it_stands_on_failed() -> None:
 
 def test_cost() -> None:
     """What docs/howto/check-a-backend.md promises; the checks that kill processes add 50 requests and 30 MB."""
-    for scale, requests, megabytes in ((STANDARD, 5950, 105), (QUICK, 1950, 25)):
+    for scale, requests, megabytes in ((STANDARD, 10_500, 110), (QUICK, 1950, 25)):
         report = run(store_of(wrong.Right), "scratch", scale=scale)
         assert report.requests <= requests
         assert report.up_bytes + report.down_bytes <= megabytes * 10**6

@@ -1,45 +1,148 @@
-"""Wrappers around any backend, with the backend's own interface."""
+"""Wrappers around any backend, with the backend's own interface: what all of them share, and the two simplest.
+
+A wrapper says in one place, `around`, what it does about a call; which calls there are stands here alone. It has an
+optional power (`space`, `probe`) exactly if what it wraps has it. Wrappers stack: `layers` takes them off one by one.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
-from metasync.backends._base import Backend, Listed, LogForm
+from metasync.backends._base import Backend, ExplainsForm, Listed, LogForm, Probes, Space, Sweeps, TellsSpace
+from metasync.errors import RefusedError
+
+T = TypeVar("T")
+
+CallKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep"]
+WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
+
+ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)
+"""Which attempt at a call this is, for whoever writes down what happens below a wrapper that repeats calls."""
 
 
-class Prefixed:
-    """A folder of a backend as a backend of its own: every path gets the prefix. Closing it closes nothing."""
+class Call(NamedTuple):
+    """What a wrapper knows of a call before it is made. `down_bytes_max`: more than that does not come back."""
 
-    scheme: ClassVar[str] = "prefixed"
+    kind: CallKind
+    path: str = ""
+    up_bytes: int = 0
+    down_bytes_max: int = 0
 
-    def __init__(self, inner: Backend, prefix: str) -> None:
+
+class Wrapper:
+    """The same store as `inner`. Whoever derives from it overrides `around`, or single calls where that is too coarse.
+
+    Closing it closes `inner`.
+    """
+
+    scheme: ClassVar[str] = "wrapped"
+
+    def __init__(self, inner: Backend) -> None:
         self.inner = inner
-        self._prefix = prefix.rstrip("/") + "/"
+        # Not by __getattr__: isinstance() with a protocol does not look there any more since Python 3.12.
+        vars(self)["scheme"] = inner.scheme
+        if isinstance(inner, TellsSpace):
+            vars(self)["space"] = self._space
+        if isinstance(inner, Probes):
+            vars(self)["probe"] = self._probe
+        if isinstance(inner, Sweeps):
+            vars(self)["sweep"] = self._sweep
+        if isinstance(inner, ExplainsForm):
+            vars(self)["form_reason"] = inner.form_reason
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        """Makes the call `do`, or does not; once or more often; and whatever is to happen before and after."""
+        return do()
+
+    def below(self, path: str) -> str:
+        """What `inner` calls the object that is `path` here."""
+        return path
 
     @property
     def form(self) -> LogForm:
         return self.inner.form
 
     def create(self, path: str, data: bytes) -> bool:
-        return self.inner.create(self._prefix + path, data)
+        return self.around(Call("create", path, len(data)), lambda: self.inner.create(self.below(path), data))
 
     def put(self, path: str, data: bytes) -> None:
-        self.inner.put(self._prefix + path, data)
+        self.around(Call("put", path, len(data)), lambda: self.inner.put(self.below(path), data))
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
-        return self.inner.get(self._prefix + path, offset=offset, length=length, max_bytes=max_bytes)
+        most = max_bytes if length is None else min(length, max_bytes)
+        return self.around(
+            Call("get", path, 0, most),
+            lambda: self.inner.get(self.below(path), offset=offset, length=length, max_bytes=max_bytes),
+        )
 
     def stat(self, path: str) -> int:
-        return self.inner.stat(self._prefix + path)
+        return self.around(Call("stat", path), lambda: self.inner.stat(self.below(path)))
 
     def list(self, path: str) -> tuple[Listed, ...]:
-        return self.inner.list((self._prefix + path).rstrip("/"))
+        return self.around(Call("list", path), lambda: self.inner.list(self.below(path)))
 
     def delete(self, path: str) -> None:
-        self.inner.delete(self._prefix + path)
+        self.around(Call("delete", path), lambda: self.inner.delete(self.below(path)))
 
     def identity(self) -> bytes:
-        return self.inner.identity()
+        return self.around(Call("identity"), lambda: self.inner.identity())
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _space(self) -> Space:
+        inner = self.inner
+        assert isinstance(inner, TellsSpace)
+        return self.around(Call("space"), inner.space)
+
+    def _probe(self) -> LogForm:
+        inner = self.inner
+        assert isinstance(inner, Probes)
+        return self.around(Call("probe"), inner.probe)
+
+    def _sweep(self, path: str) -> None:
+        inner = self.inner
+        assert isinstance(inner, Sweeps)
+        return self.around(Call("sweep", path), lambda: inner.sweep(self.below(path)))
+
+
+def layers(backend: Backend) -> Iterator[Backend]:
+    """A backend, then what it wraps, down to the store itself."""
+    yield backend
+    while isinstance(backend, Wrapper):
+        backend = backend.inner
+        yield backend
+
+
+class Prefixed(Wrapper):
+    """A folder of a backend as a backend of its own: every path gets the prefix. Closing it closes nothing."""
+
+    def __init__(self, inner: Backend, prefix: str) -> None:
+        super().__init__(inner)
+        self._prefix = prefix.rstrip("/")
+
+    def below(self, path: str) -> str:
+        return f"{self._prefix}/{path}"
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        return self.inner.list(self.below(path) if path else self._prefix)
 
     def close(self) -> None:
         """Nothing: the inner backend belongs to whoever opened it."""
+
+
+class ReadOnly(Wrapper):
+    """Refuses every create, put and delete before any request is made, and what else writes."""
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        if call.kind in WRITES or call.kind in ("probe", "sweep"):
+            raise RefusedError(
+                f"cannot {call.kind} {call.path}: this device may only read here".replace("  ", " "),
+                next_step="Write from a device that may.",
+            )
+        return do()

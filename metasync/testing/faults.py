@@ -4,6 +4,7 @@
     b.down = True                                  # until switched back
     b.fail_next("lost_reply", kind="create")       # the next create takes effect, and its caller sees an error
     b = FaultyBackend(inner, plan=Plan(seed=7, rates={"lost_request": 0.05, "bit_flip": 0.01}))
+    b = lossy(inner, seed=7, rate=0.05)            # the plan of a bad network
 
 What a plan does to a call depends on the seed, the kind, the path and how many such calls went before it, and on
 nothing else: threads that take turns in another order do not change it.
@@ -23,6 +24,7 @@ nothing else: threads that take turns in another order do not change it.
     bit_flip      -           one bit turned over (get)
     swapped       -           the bytes of another object beside it (get)
     absent        -           NotFoundError, an empty list (get, stat, list)
+    hang          no          nothing, until `release()`; then UnreachableError
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
-from metasync.backends._base import POWERS, Backend, Listed, LogForm
+from metasync.backends._base import Backend
+from metasync.backends._wrap import WRITES, Call, T, Wrapper
 from metasync.effects import OpKind
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
@@ -54,14 +57,14 @@ Fault: TypeAlias = Literal[
     "bit_flip",
     "swapped",
     "absent",
+    "hang",
 ]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
-_WRITES: frozenset[str] = frozenset({"create", "put", "delete"})
 _KINDS: dict[Fault, frozenset[str]] = {
-    "lost_reply": _WRITES,
-    "late": _WRITES,
-    "duplicate": _WRITES,
+    "lost_reply": WRITES,
+    "late": WRITES,
+    "duplicate": WRITES,
     "full": frozenset({"create", "put"}),
     "garbage": frozenset({"get"}),
     "html": frozenset({"get"}),
@@ -71,6 +74,8 @@ _KINDS: dict[Fault, frozenset[str]] = {
     "absent": frozenset({"get", "stat", "list"}),
 }
 """The calls a fault can strike; the others it strikes all."""
+
+_COUNTED: frozenset[str] = frozenset(get_args(OpKind))
 
 _PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign in to this network.</body></html>"
 _SNAPSHOT_OBJECT_BYTES = 1 << 30
@@ -105,7 +110,7 @@ class _Armed:
     times: int
 
 
-class FaultyBackend:
+class FaultyBackend(Wrapper):
     """The same calls as `inner`, with faults. Without a switch, a queue or a plan it changes nothing.
 
     Switches, each until it is switched back:
@@ -113,30 +118,28 @@ class FaultyBackend:
       read_only       every create, put and delete is refused
       full_over_bytes create and put of more than so many bytes fail (0: of anything but nothing); None: no limit
       slow_s          how long each call waits before it begins
+      hanging         calls do not return until `release()`, and then fail without effect
       plan            the random faults
     """
-
-    scheme: ClassVar[str] = "memory"
-    form: ClassVar[LogForm] = "log"
 
     def __init__(
         self, inner: Backend, plan: Plan | None = None, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
+        super().__init__(inner)
         self.plan = plan
         self.down = False
         self.read_only = False
         self.full_over_bytes: int | None = None
         self.slow_s = 0.0
+        self.hanging = False
         self.calls: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self._inner = inner
         self._sleep = sleep
+        self._released = threading.Event()
         self._lock = threading.Lock()
         self._turns: Counter[tuple[str, str]] = Counter()
         self._armed: deque[_Armed] = deque()
         self._late: deque[tuple[int, Callable[[], object]]] = deque()
-        vars(self).update(scheme=inner.scheme, form=inner.form)  # a wrapper is of its inner's kind
-        vars(self).update({power: getattr(inner, power) for power in POWERS if hasattr(inner, power)})
 
     def fail_next(self, fault: Fault, *, kind: OpKind | None = None, times: int = 1) -> None:
         """The next `times` calls (of `kind`) suffer `fault`. `ValueError` for a call it cannot strike."""
@@ -155,37 +158,49 @@ class FaultyBackend:
 
     def snapshot(self) -> dict[str, bytes]:
         """All objects as they are now."""
-        return {path: self._inner.get(path, max_bytes=_SNAPSHOT_OBJECT_BYTES) for path in _walk(self._inner, "")}
+        return {path: self.inner.get(path, max_bytes=_SNAPSHOT_OBJECT_BYTES) for path in _walk(self.inner, "")}
 
     def roll_back(self, snapshot: Mapping[str, bytes]) -> None:
         """Makes the store what it was when `snapshot` was taken: a restored backup, an acceptor that forgets."""
-        for path in list(_walk(self._inner, "")):
+        for path in list(_walk(self.inner, "")):
             if path not in snapshot:
-                self._inner.delete(path)
+                self.inner.delete(path)
         for path, data in snapshot.items():
-            self._inner.put(path, data)
+            self.inner.put(path, data)
 
     def wipe(self) -> None:
         """Removes every object, as after an account was closed and opened again."""
         self.roll_back({})
 
-    def create(self, path: str, data: bytes) -> bool:
-        return bool(self._write("create", path, lambda: self._inner.create(path, data), len(data)))
+    def release(self) -> None:
+        """Ends `hanging`, and lets the calls that hang fail."""
+        with self._lock:
+            self.hanging = False
+            released, self._released = self._released, threading.Event()
+        released.set()
 
-    def put(self, path: str, data: bytes) -> None:
-        self._write("put", path, lambda: self._inner.put(path, data), len(data))
-
-    def delete(self, path: str) -> None:
-        self._write("delete", path, lambda: self._inner.delete(path), 0)
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        if call.kind in WRITES:
+            return self._write(call, do)
+        if call.kind not in _COUNTED:
+            if self.down:
+                raise _unreachable(call.kind, "")
+            return do()
+        fault, _ = self._begin(cast(OpKind, call.kind), call.path)
+        if fault == "absent" and call.kind == "list":
+            return cast(T, ())
+        if fault == "absent":
+            raise _absent(call.path)
+        return do()
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
         fault, rng = self._begin("get", path)
         if fault == "absent":
-            raise NotFoundError(f"{path} is not there (injected)")
+            raise _absent(path)
         if fault == "html":
             return _PAGE[:max_bytes]
         other = self._beside(path, rng) if fault == "swapped" else path
-        data = self._inner.get(other, offset=offset, length=length, max_bytes=max_bytes)
+        data = self.inner.get(other, offset=offset, length=length, max_bytes=max_bytes)
         if fault == "truncated":
             return data[: rng.randrange(len(data))] if data else data
         if fault == "garbage" or (fault == "swapped" and other == path):
@@ -196,25 +211,8 @@ class FaultyBackend:
             return bytes(flipped)
         return data
 
-    def stat(self, path: str) -> int:
-        fault, _ = self._begin("stat", path)
-        if fault == "absent":
-            raise NotFoundError(f"{path} is not there (injected)")
-        return self._inner.stat(path)
-
-    def list(self, path: str) -> tuple[Listed, ...]:
-        fault, _ = self._begin("list", path)
-        return () if fault == "absent" else self._inner.list(path)
-
-    def identity(self) -> bytes:
-        if self.down:
-            raise _unreachable("identify", "")
-        return self._inner.identity()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _write(self, kind: OpKind, path: str, effect: Callable[[], object], size_bytes: int) -> object:
+    def _write(self, call: Call, effect: Callable[[], T]) -> T:
+        kind, path, size_bytes = cast(OpKind, call.kind), call.path, call.up_bytes
         if self.read_only:
             with self._lock:
                 self.calls[kind] += 1
@@ -242,6 +240,8 @@ class FaultyBackend:
             turn = self._turns[kind, path]
             self._turns[kind, path] += 1
             fault = self._take_armed(kind) or (self.plan.draw(kind, path, turn) if self.plan else None)
+            fault = "hang" if self.hanging else fault
+            released = self._released
             if fault is not None:
                 self.faults[fault] += 1
             seed = self.plan.seed if self.plan else 0
@@ -252,7 +252,9 @@ class FaultyBackend:
             _without_reply(effect)
         if self.slow_s or fault == "slow":
             self._sleep(self.slow_s or 1.0)
-        if self.down or fault in {"unreachable", "lost_request"}:
+        if fault == "hang":
+            released.wait()
+        if self.down or fault in {"unreachable", "lost_request", "hang"}:
             raise _unreachable(kind, path)
         if fault == "refused":
             raise RefusedError(f"cannot {kind} {path}: refused (injected)")
@@ -269,8 +271,13 @@ class FaultyBackend:
 
     def _beside(self, path: str, rng: random.Random) -> str:
         folder, slash, name = path.rpartition("/")
-        others = [e.name for e in self._inner.list(folder) if e.size is not None and e.name != name]
+        others = [e.name for e in self.inner.list(folder) if e.size is not None and e.name != name]
         return f"{folder}{slash}{rng.choice(others)}" if others else path
+
+
+def lossy(inner: Backend, *, seed: int, rate: float) -> FaultyBackend:
+    """The same store behind a line that loses requests at `rate`, and replies to writes that took effect at `rate`."""
+    return FaultyBackend(inner, Plan(seed, {"lost_request": rate, "lost_reply": rate}))
 
 
 def _walk(backend: Backend, folder: str) -> list[str]:
@@ -290,3 +297,7 @@ def _without_reply(effect: Callable[[], object]) -> None:
 
 def _unreachable(kind: str, path: str) -> UnreachableError:
     return UnreachableError(f"cannot {kind} {path}: no answer (injected)")
+
+
+def _absent(path: str) -> NotFoundError:
+    return NotFoundError(f"{path} is not there (injected)")

@@ -1,0 +1,399 @@
+"""The circuit breaker: what it decides on a clock of the test's own, and what it does about calls that never return."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from metasync.backends._base import Backend
+from metasync.backends._breaker import (
+    COOL_FIRST_S,
+    COOL_HUNG_S,
+    COOL_MAX_S,
+    FAILURES_MAX,
+    PATIENCE_LARGE_S,
+    PATIENCE_MAX_S,
+    PATIENCE_S,
+    PATIENCE_SHORT_S,
+    SLOWEST_BYTES_PER_S,
+    STUCK_MAX,
+    Breaker,
+    Circuit,
+)
+from metasync.backends._retry import Retrying
+from metasync.backends._wrap import ATTEMPT, Call
+from metasync.backends.memory import MemoryBackend
+from metasync.errors import BackendError, NotFoundError, UnreachableError
+from metasync.testing.faults import FaultyBackend
+
+SMALL = Call("get", "px/0", 0, 8192)
+PACK = Call("put", "packs/0", 4 << 20)
+
+# --- what is decided
+
+
+def test_failures_in_a_row_open_it() -> None:
+    c = Circuit()
+    for _ in range(FAILURES_MAX - 1):
+        c.unreachable(0.0, "connection refused")
+    assert c.admit(0.0) is None
+    c.answered(0.0, 0.1, late=False)
+    for _ in range(FAILURES_MAX - 1):
+        c.unreachable(0.0, "connection refused")
+    assert c.admit(0.0) is None, "not in a row"
+    c.unreachable(5.0, "connection refused")
+    why = c.admit(5.25)
+    assert why is not None
+    assert "connection refused" in why
+    assert "since 0 s" in why
+    assert c.admit(5.0 + COOL_FIRST_S - 0.01) is not None
+
+
+def test_calls_that_fail_together_open_it_once() -> None:
+    c = Circuit()
+    for _ in range(50):
+        c.unreachable(0.0, "x")
+    assert c.admit(COOL_FIRST_S) is None, "the cool-down is still the first"
+
+
+def test_one_trial_after_the_cool_down() -> None:
+    c = Circuit()
+    c.hangs(0.0, "no answer")
+    assert c.admit(COOL_HUNG_S - 0.1) is not None
+    assert c.admit(COOL_HUNG_S) is None
+    assert c.admit(COOL_HUNG_S) is not None, "one at a time"
+    assert c.state == "half-open"
+    c.answered(COOL_HUNG_S + 1, 0.1, late=False)
+    assert c.state == "closed"
+    assert c.admit(COOL_HUNG_S + 1) is None
+
+
+def test_the_cool_down_doubles_up_to_a_bound_and_starts_anew_after_an_answer() -> None:
+    c, now, cools = Circuit(), 0.0, []
+    for _ in range(FAILURES_MAX):
+        c.unreachable(now, "x")
+    for _ in range(9):
+        began = now
+        while c.admit(now) is not None:
+            now += 0.25
+        cools.append(now - began)
+        c.unreachable(now, "x")
+    assert cools == [min(COOL_MAX_S, COOL_FIRST_S * 2**n) for n in range(9)]
+    assert "since 2" in (c.admit(now) or ""), "since it opened first, not since the last trial"
+    now += COOL_MAX_S
+    assert c.admit(now) is None
+    c.answered(now, 0.1, late=False)
+    for _ in range(FAILURES_MAX):
+        c.unreachable(now, "x")
+    assert c.admit(now + COOL_FIRST_S) is None
+
+
+def test_a_trial_that_says_nothing_is_followed_by_another() -> None:
+    c = Circuit()
+    c.hangs(0.0, "x")
+    assert c.admit(COOL_HUNG_S) is None
+    c.dropped(COOL_HUNG_S)
+    assert c.admit(COOL_HUNG_S) is None
+
+
+def test_patience_grows_with_bytes() -> None:
+    c = Circuit()
+    assert c.patience_s(SMALL, 0) == PATIENCE_S
+    assert c.patience_s(PACK, 0) == PATIENCE_LARGE_S + (4 << 20) / SLOWEST_BYTES_PER_S
+    assert c.patience_s(SMALL, 4 << 20) == PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S, "on a line that is busy"
+
+
+def test_a_suspect_is_given_little_time_until_it_answers() -> None:
+    c = Circuit(suspected=True)
+    assert c.patience_s(SMALL, 0) == PATIENCE_SHORT_S
+    c.answered(1.0, 0.1, late=False)
+    assert c.patience_s(SMALL, 0) == PATIENCE_S
+
+
+def test_an_answer_that_came_late_gives_more_time_from_then_on() -> None:
+    c = Circuit()
+    c.hangs(5.0, "x")
+    c.answered(8.0, 8.0, late=True)
+    assert c.state == "closed"
+    assert not c.hung
+    assert c.patience_s(SMALL, 0) == 16.0
+    c.answered(9.0, 1000.0, late=True)
+    assert c.patience_s(SMALL, 0) == PATIENCE_MAX_S
+    c.answered(10.0, 1.0, late=True)
+    assert c.patience_s(SMALL, 0) == PATIENCE_MAX_S
+
+
+def test_who_begins_anew_asks_again() -> None:
+    c = Circuit()
+    for _ in range(FAILURES_MAX):
+        c.unreachable(0.0, "x")
+    c.again()
+    assert c.admit(0.0) is None
+    assert c.patience_s(SMALL, 0) == PATIENCE_S, "it failed, but it did not hang"
+    c.unreachable(0.0, "x")
+    assert c.admit(0.0) is None, "counted anew"
+    c.hangs(0.0, "x")
+    c.again()
+    assert c.admit(0.0) is None
+    assert c.patience_s(SMALL, 0) == PATIENCE_SHORT_S
+
+
+# --- what is done
+
+
+class Time:
+    """A clock that waiting moves. A wait gives calls that do return a moment to do so, then says that time is over."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lock = threading.Lock()
+        self.moment_s = 0.2
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        if event.wait(self.moment_s):
+            return True
+        with self.lock:
+            self.now += seconds
+        return event.is_set()
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def faulty() -> Iterator[FaultyBackend]:
+    backend = FaultyBackend(MemoryBackend())
+    backend.put("a", b"content")
+    backend.calls.clear()
+    yield backend
+    backend.release()
+
+
+@pytest.fixture
+def breaker(faulty: FaultyBackend, time: Time) -> Iterator[Breaker]:
+    backend = Breaker(faulty, clock=time, wait=time.wait)
+    yield backend
+    faulty.release()
+    backend.close()
+
+
+def test_values_and_errors_pass(breaker: Breaker, faulty: FaultyBackend) -> None:
+    assert breaker.get("a", max_bytes=9) == b"content"
+    with pytest.raises(NotFoundError):
+        breaker.stat("b")
+    with pytest.raises(ValueError, match="not a path"):
+        breaker.put("../x", b"")
+    for _ in range(3 * FAILURES_MAX):
+        with pytest.raises(NotFoundError):
+            breaker.stat("b")
+    faulty.read_only = True
+    for _ in range(3 * FAILURES_MAX):
+        with pytest.raises(BackendError):
+            breaker.put("b", b"")
+    assert breaker.state == "closed", "answers, all of them"
+
+
+def test_a_hanging_call_ends_for_its_caller(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    faulty.hanging = True
+    with pytest.raises(UnreachableError, match=r"cannot get a: no answer for 5\.0 s") as caught:
+        breaker.get("a", max_bytes=9)
+    assert not caught.value.retryable
+    assert time.now == PATIENCE_S
+    with pytest.raises(
+        UnreachableError, match=r"is not asked: it gave no answer for 5\.0 s; since 0 s it is left alone"
+    ):
+        breaker.stat("a")
+    assert time.now == PATIENCE_S, "at once"
+    assert faulty.calls == {"get": 1}
+    assert breaker.silent() is True
+
+
+def test_all_calls_under_way_end_together(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    faulty.hanging = True
+    errors: list[BackendError] = []
+
+    def call(size: int) -> None:
+        try:
+            breaker.put(f"p{size}", bytes(size))
+        except BackendError as e:
+            errors.append(e)
+
+    pack = threading.Thread(target=call, args=(4 << 20,))  # alone it would be waited for much longer
+    small = Breaker.stat
+    time_left = threading.Event()
+    real, time.wait = time.wait, lambda event, s: event.wait(30) if not time_left.is_set() else real(event, s)
+    breaker._wait = lambda event, s: time.wait(event, s)
+    small_one = threading.Thread(target=lambda: errors.append(_error(lambda: small(breaker, "a"))))
+    small_one.start()
+    while not faulty.calls["stat"]:
+        pass
+    pack.start()
+    while not faulty.calls["put"]:
+        pass
+    with breaker._lock:
+        oldest = min(breaker._flights, key=lambda f: f.patience_s)
+    time.now = oldest.began + PATIENCE_S
+    breaker._overdue(oldest)
+    pack.join(30)
+    small_one.join(30)
+    assert len(errors) == 2
+    assert all("no answer for 5.0 s" in e.message for e in errors)
+
+
+def _error(call: object) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    faulty.fail_next("hang", kind="list")
+    done: list[object] = []
+    stuck = threading.Thread(target=lambda: done.append(_error(lambda: breaker.list(""))), daemon=True)
+    breaker._wait = lambda event, s: event.wait(30)
+    stuck.start()
+    while not faulty.calls["list"]:
+        pass
+    with breaker._lock:
+        (flight,) = breaker._flights
+    time.now = PATIENCE_S - 1
+    assert breaker.get("a", max_bytes=9) == b"content"
+    time.now = PATIENCE_S + 1
+    assert breaker._overdue(flight) == PATIENCE_S - 2, "so long it may still take"
+    assert breaker.state == "closed"
+    time.now = 2 * PATIENCE_S - 1
+    assert breaker._overdue(flight) == 0.0
+    assert breaker.state == "open"
+    stuck.join(30)
+    assert len(done) == 1
+
+
+def test_a_late_answer_closes_it_at_once(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    gate = threading.Event()
+    inner, breaker.inner = breaker.inner, _Gate(breaker.inner, gate)
+    with pytest.raises(UnreachableError):
+        breaker.get("a", max_bytes=9)
+    assert breaker.state == "open"
+    gate.set()
+    for _ in range(3000):
+        if breaker.state == "closed":
+            break
+        threading.Event().wait(0.01)
+    assert breaker.state == "closed"
+    assert breaker.silent() is False
+    breaker.inner = inner
+    assert breaker.get("a", max_bytes=9) == b"content"
+
+
+class _Gate(MemoryBackend):
+    def __init__(self, inner: Backend, gate: threading.Event) -> None:
+        super().__init__()
+        self.inner, self.gate = inner, gate
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        self.gate.wait(30)
+        return self.inner.get(path, offset=offset, length=length, max_bytes=max_bytes)
+
+
+def test_the_trial_after_a_hang_is_short(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    faulty.hanging = True
+    _error(lambda: breaker.stat("a"))
+    time.now += COOL_HUNG_S
+    before = time.now
+    _error(lambda: breaker.stat("a"))
+    assert time.now - before == PATIENCE_SHORT_S
+    time.now += COOL_HUNG_S
+    assert "not asked" in _error(lambda: breaker.stat("a")).message, "twice as long now"
+    faulty.release()
+    time.now += COOL_HUNG_S
+    assert breaker.stat("a") == 7
+    assert breaker.state == "closed"
+
+
+def test_stuck_threads_are_bounded(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    faulty.hanging = True
+    time.moment_s = 0.0
+    for _ in range(STUCK_MAX):
+        breaker.again()
+        _error(lambda: breaker.stat("a"))
+    while faulty.calls["stat"] < STUCK_MAX:
+        pass
+    breaker.again()
+    assert f"{STUCK_MAX} calls before it have not come back" in _error(lambda: breaker.stat("a")).message
+    assert faulty.calls["stat"] == STUCK_MAX
+    time.moment_s = 0.2
+    faulty.release()
+    for _ in range(3000):
+        if breaker._stuck == 0:
+            break
+        threading.Event().wait(0.01)
+    assert breaker.stat("a") == 7
+
+
+def test_a_backend_that_is_down_is_left_alone(breaker: Breaker, faulty: FaultyBackend) -> None:
+    faulty.down = True
+    errors = [_error(lambda: breaker.stat("a")) for _ in range(20)]
+    assert faulty.calls["stat"] == FAILURES_MAX
+    assert errors[0].retryable
+    assert not errors[-1].retryable
+    assert "cannot stat a: no answer (injected)" in errors[-1].message, "it says why"
+    assert breaker.silent() is None, "it fails, it does not hang"
+
+
+def test_a_retry_above_it_does_not_wait_for_it(faulty: FaultyBackend, time: Time) -> None:
+    slept: list[float] = []
+    backend = Retrying(Breaker(faulty, clock=time, wait=time.wait), clock=time, sleep=slept.append)
+    faulty.hanging = True
+    _error(lambda: backend.stat("a"))
+    _error(lambda: backend.stat("a"))
+    assert slept == []
+    assert faulty.calls["stat"] == 1
+    faulty.release()
+    backend.close()
+
+
+def test_context_reaches_the_thread_that_makes_the_call(time: Time) -> None:
+    seen: list[int] = []
+
+    class Store(MemoryBackend):
+        def stat(self, path: str) -> int:
+            seen.append(ATTEMPT.get())
+            if len(seen) < 3:
+                raise UnreachableError("not yet")
+            return 1
+
+    backend = Retrying(Breaker(Store()), sleep=lambda _s: None)
+    assert backend.stat("a") == 1
+    assert seen == [1, 2, 3]
+    backend.close()
+
+
+def test_silent_before_the_time_is_up(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    """A command that ended before the time-out tells the next one what it saw."""
+    assert breaker.silent() is None
+    faulty.hanging = True
+    breaker._wait = lambda event, s: event.wait(30)
+    caller = threading.Thread(target=lambda: _error(lambda: breaker.stat("a")), daemon=True)
+    caller.start()
+    while not faulty.calls["stat"]:
+        pass
+    assert breaker.silent() is None
+    time.now += PATIENCE_SHORT_S
+    assert breaker.silent() is True
+    faulty.release()
+    caller.join(30)
+
+
+def test_after_closing() -> None:
+    backend = Breaker(MemoryBackend())
+    backend.list("")
+    backend.close()
+    with pytest.raises(AssertionError, match="closed"):
+        backend.list("")

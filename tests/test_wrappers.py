@@ -1,0 +1,557 @@
+"""Wrappers around a backend: each keeps the contract, and does what it is there for, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contract_kit import SMALL, passes
+
+from metasync.backends._absent import AbsentBackend
+from metasync.backends._base import Backend, LogForm, Probes, Space, TellsSpace
+from metasync.backends._breaker import Breaker
+from metasync.backends._retry import Retrying
+from metasync.backends._throttle import BURST_S, SMALL_BYTES_MAX, Throttled
+from metasync.backends._trace import Traced
+from metasync.backends._wrap import Prefixed, ReadOnly, Wrapper, layers
+from metasync.backends.folder import FolderBackend
+from metasync.backends.memory import MemoryBackend, MemoryStore
+from metasync.effects import DUE, Op
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.runtime import Runtime
+from metasync.testing.contract import CHECKS, Check, Store, check_id
+from metasync.testing.counting import CountingBackend
+from metasync.testing.faults import FaultyBackend, Plan, lossy
+from metasync.testing.lagging import LaggingBackend
+from metasync.testing.slow import SlowBackend
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        with self._lock:
+            self.slept.append(seconds)
+            self.now += seconds
+
+
+def retrying(inner: Backend, clock: Clock, **options: object) -> Retrying:
+    return Retrying(inner, clock=clock, sleep=clock.sleep, **{"fraction": lambda: 1.0, **options})
+
+
+# --- the contract
+
+WRAPPERS: dict[str, Callable[[Backend], Backend]] = {
+    "wrapper": Wrapper,
+    "prefixed": lambda b: Prefixed(b, "folder/below"),
+    "retrying": Retrying,
+    "retrying a lossy one": lambda b: retrying(lossy(b, seed=1, rate=0.1), Clock(), attempts_max=20),
+    "throttled": lambda b: Throttled(b, up_bytes_per_s=1e9, down_bytes_per_s=1e9, requests_per_s=1e6, calls_max=8),
+    "traced": lambda b: Traced(b, "m", lambda _line: None),
+    "breaker": Breaker,
+    "all": lambda b: Retrying(Breaker(Traced(Throttled(b, calls_max=8), "m", lambda _line: None))),
+    "faulty": FaultyBackend,
+    "counting": CountingBackend,
+    "lagging by nothing": lambda b: LaggingBackend(b, lag=(0, 0)),
+    "slow": lambda b: SlowBackend(b, latency_s=(0.01, 0.1), bytes_per_s=1e6, sleep=lambda _s: None),
+}
+
+
+EQUAL_BYTES = ("create",)  # checks that create a name twice with the same bytes
+
+
+@pytest.fixture(params=WRAPPERS)
+def wrapper(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=check_id)
+def test_contract(check: Check, wrapper: str) -> None:
+    if wrapper == "retrying a lossy one" and check_id(check) in EQUAL_BYTES:
+        pytest.skip("creates of equal bytes: see test_equal_bytes_of_another_count_as_ones_own")
+    store = MemoryStore()
+    passes(check, Store(lambda: WRAPPERS[wrapper](MemoryBackend(store))), SMALL)
+
+
+class _Full(MemoryBackend):
+    """Has both optional powers."""
+
+    def space(self) -> Space:
+        return Space(1, 2)
+
+    def probe(self) -> LogForm:
+        return "none"
+
+
+def test_optional_powers_are_those_of_the_store(wrapper: str) -> None:
+    plain, full = WRAPPERS[wrapper](MemoryBackend()), WRAPPERS[wrapper](_Full())
+    assert not isinstance(plain, TellsSpace)
+    assert not isinstance(plain, Probes)
+    assert isinstance(full, TellsSpace)
+    assert isinstance(full, Probes)
+    assert full.space() == Space(1, 2)
+    assert full.probe() == "none"
+    assert "space" in vars(full), "where isinstance() looks since Python 3.12"
+    assert plain.form == full.form == "log"
+    assert plain.scheme == "memory"
+    assert full.identity() == list(layers(full))[-1].identity()
+    plain.close()
+    full.close()
+
+
+def test_layers() -> None:
+    store = MemoryBackend()
+    inner = Traced(store, "m", lambda _line: None)
+    outer = Retrying(inner)
+    assert list(layers(outer)) == [outer, inner, store]
+    assert list(layers(store)) == [store]
+
+
+def test_prefixed_keeps_to_its_folder() -> None:
+    store = MemoryBackend()
+    below = Prefixed(store, "one/two/")
+    below.put("a/b", b"1")
+    assert store.get("one/two/a/b", max_bytes=1) == b"1"
+    assert [e.name for e in below.list("")] == ["a"]
+    for path in ("", "a/"):
+        with pytest.raises(ValueError, match="not a path"):
+            below.put(path, b"2")
+    with pytest.raises(ValueError, match="not a path"):
+        below.list("a/")
+
+
+# --- read-only
+
+
+def test_read_only_makes_no_request() -> None:
+    store = CountingBackend(_Full())
+    store.put("a", b"1")
+    store.take()
+    backend = ReadOnly(store)
+    for call in (
+        lambda: backend.create("b", b""),
+        lambda: backend.put("a", b""),
+        lambda: backend.delete("a"),
+        lambda: backend.probe(),
+    ):
+        with pytest.raises(RefusedError):
+            call()
+    assert store.take().requests.total() == 0
+    assert backend.get("a", max_bytes=1) == b"1"
+    assert backend.stat("a") == 1
+    assert [e.name for e in backend.list("")] == ["a"]
+    assert backend.space() == Space(1, 2)
+
+
+# --- retry
+
+CALLS = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"y"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "delete": lambda b: b.delete("d/a"),
+}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def faulty() -> FaultyBackend:
+    backend = FaultyBackend(MemoryBackend())
+    backend.put("d/a", b"content")
+    backend.calls.clear()
+    return backend
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_what_may_pass_is_tried_again(faulty: FaultyBackend, clock: Clock, kind: str) -> None:
+    expected = CALLS[kind](FaultyBackend(_copy(faulty)))
+    faulty.calls.clear()
+    faulty.fail_next("unreachable", times=3)
+    assert CALLS[kind](retrying(faulty, clock)) == expected
+    assert clock.slept == [0.1, 0.2, 0.4], "twice as long each time"
+    assert faulty.calls == {kind: 4}
+
+
+def _copy(backend: FaultyBackend) -> MemoryBackend:
+    out = MemoryBackend()
+    for path, data in backend.snapshot().items():
+        out.put(path, data)
+    return out
+
+
+def test_pauses_are_drawn_and_bounded(faulty: FaultyBackend, clock: Clock) -> None:
+    drawn = iter([0.5, 0.0, 1.0, 1.0, 0.25, 1.0, 1.0, 1.0])
+    backend = retrying(faulty, clock, fraction=lambda: next(drawn), attempts_max=9, pause_max_s=1.0)
+    faulty.fail_next("unreachable", times=8)
+    backend.stat("d/a")
+    assert clock.slept == [0.05, 0.0, 0.4, 0.8, 0.25, 1.0, 1.0, 1.0]
+
+
+def test_attempts_are_bounded(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.down = True
+    with pytest.raises(UnreachableError):
+        retrying(faulty, clock, attempts_max=4).stat("d/a")
+    assert faulty.calls == {"stat": 4}
+    assert len(clock.slept) == 3, "no pause after the last"
+
+
+def test_no_attempt_begins_after_the_deadline(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.down = True
+    with pytest.raises(UnreachableError):
+        retrying(faulty, clock, attempts_max=99, deadline_s=1.6).stat("d/a")
+    assert clock.slept == [0.1, 0.2, 0.4, 0.8], "the next pause would end at 3.1 s"
+    assert clock.now <= 1001.6
+
+
+def test_a_slow_failure_is_not_repeated(clock: Clock) -> None:
+    faulty = FaultyBackend(MemoryBackend(), sleep=clock.sleep)
+    faulty.down, faulty.slow_s = True, 3.0
+    with pytest.raises(UnreachableError):
+        retrying(faulty, clock, deadline_s=2.0).stat("d/a")
+    assert faulty.calls == {"stat": 1}
+
+
+def test_no_attempt_begins_when_nobody_waits_any_more(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.down = True
+    backend = retrying(faulty, clock, attempts_max=99, due=lambda: 1000.5)
+    with pytest.raises(UnreachableError):
+        backend.stat("d/a")
+    assert clock.slept == [0.1, 0.2]
+
+
+def test_the_runtime_says_until_when_it_waits() -> None:
+    seen: list[float | None] = []
+
+    class Store(MemoryBackend):
+        def stat(self, path: str) -> int:
+            seen.append(DUE.get())
+            return 1
+
+    def task():
+        return (yield Op("m", "stat", "a", timeout_s=7.0))
+
+    with Runtime({"m": Store()}, clock=lambda: 100.0) as runtime:
+        runtime.run(task())
+    assert seen == [107.0]
+    assert DUE.get() is None, "nothing outside of the runtime's threads"
+
+
+@pytest.mark.parametrize("error", [NotFoundError, FullError, RefusedError])
+def test_answers_are_not_repeated(clock: Clock, error: type[BackendError]) -> None:
+    calls = []
+
+    class Store(MemoryBackend):
+        def put(self, path: str, data: bytes) -> None:
+            calls.append(path)
+            failure = error("no")
+            failure.retryable = True  # even then
+            raise failure
+
+    with pytest.raises(error):
+        retrying(Store(), clock).put("a", b"")
+    assert calls == ["a"]
+
+
+def test_what_cannot_pass_is_not_repeated(clock: Clock) -> None:
+    store = CountingBackend(AbsentBackend(UnreachableError("gone for good", retryable=False)))
+    with pytest.raises(UnreachableError):
+        retrying(store, clock).stat("a")
+    assert store.count().requests == {"stat": 1}
+
+
+class _Busy(MemoryBackend):
+    """Says for how long it does not want to be asked."""
+
+    def __init__(self, *after: float) -> None:
+        super().__init__()
+        self.after = list(after)
+
+    def stat(self, path: str) -> int:
+        if self.after:
+            raise BackendError("slow down", retry_after_s=self.after.pop(0))
+        return 1
+
+
+def test_retry_after_is_kept(clock: Clock) -> None:
+    assert retrying(_Busy(3.0, 0.01), clock).stat("a") == 1
+    assert clock.slept == [3.0, 0.2], "the longer of the two"
+    busy = _Busy(61.0, 0.0)
+    with pytest.raises(BackendError):
+        retrying(busy, clock, deadline_s=60.0).stat("a")
+    assert clock.slept == [3.0, 0.2], "too long to wait: at once"
+
+
+def test_an_own_create_that_landed_counts(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.fail_next("lost_reply", kind="create")
+    assert retrying(faulty, clock).create("d/new", b"mine") is True
+    assert faulty.calls == {"create": 2, "get": 1}
+
+
+def test_a_create_that_another_won_does_not(faulty: FaultyBackend, clock: Clock) -> None:
+    for number, other in enumerate((b"his", b"mine and more", b"min", b"")):
+        path = f"d/new{number}"
+        faulty.fail_next("lost_request", kind="create")
+        rival = _Rival(faulty, path, other)
+        assert retrying(rival, clock).create(path, b"mine") is False
+        assert faulty.get(path, max_bytes=99) == other
+
+
+class _Rival(Wrapper):
+    """Before the second attempt another client takes the name."""
+
+    def __init__(self, inner: Backend, path: str, data: bytes) -> None:
+        super().__init__(inner)
+        self.path, self.data, self.turns = path, data, 0
+
+    def create(self, path: str, data: bytes) -> bool:
+        self.turns += 1
+        if self.turns == 2:
+            assert self.inner.create(self.path, self.data)
+        return self.inner.create(path, data)
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        assert length is not None, "bounded by what was to be created"
+        assert max_bytes <= 5
+        return self.inner.get(path, offset=offset, length=length, max_bytes=max_bytes)
+
+
+def test_taken_at_the_first_attempt_is_not_read_back(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.create("d/new", b"mine")
+    faulty.calls.clear()
+    assert retrying(faulty, clock).create("d/new", b"mine") is False, "the same bytes are taken as well"
+    assert faulty.calls == {"create": 1}
+
+
+def test_equal_bytes_of_another_count_as_ones_own(faulty: FaultyBackend, clock: Clock) -> None:
+    """What the module's docstring warns of: whoever elects by an object's existence must make its bytes one's own."""
+    faulty.create("d/lock", b"")
+    faulty.fail_next("lost_request", kind="create")
+    assert retrying(faulty, clock).create("d/lock", b"") is True
+
+
+@pytest.mark.parametrize("fault", ["unreachable", "refused", "absent"])
+def test_an_outcome_that_stays_unknown_is_an_error(faulty: FaultyBackend, clock: Clock, fault: str) -> None:
+    faulty.fail_next("lost_reply", kind="create")
+    faulty.fail_next(fault, kind="get", times=99)
+    with pytest.raises(UnreachableError, match="cannot be read"):
+        retrying(faulty, clock).create("d/new", b"mine")
+    assert faulty.calls["get"] == (1 if fault == "refused" else 4)
+
+
+def test_reading_back_is_tried_again(faulty: FaultyBackend, clock: Clock) -> None:
+    faulty.fail_next("lost_reply", kind="create")
+    faulty.fail_next("unreachable", kind="get", times=2)
+    assert retrying(faulty, clock).create("d/new", b"mine") is True
+
+
+def test_racing_creates_over_a_lossy_network_have_one_winner_each() -> None:
+    store = MemoryStore()
+    wins: list[tuple[int, int]] = []
+    writers = 4
+
+    def race(writer: int) -> None:
+        lossy_one = lossy(MemoryBackend(store), seed=writer, rate=0.4)
+        backend = retrying(lossy_one, Clock(), attempts_max=200, deadline_s=1e9)
+        for number in range(100):
+            if backend.create(f"px/{number}", b"%d" % writer):
+                wins.append((number, writer))
+
+    threads = [threading.Thread(target=race, args=(writer,)) for writer in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(number for number, _ in wins) == list(range(100))
+    for number, writer in wins:
+        assert store.objects[f"px/{number}"] == b"%d" % writer
+
+
+# --- throttle
+
+
+class _Sizes(MemoryBackend):
+    """Takes no time, and notes when what began."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.began: list[tuple[float, str]] = []
+
+    def put(self, path: str, data: bytes) -> None:
+        self.began.append((self.clock() - 1000.0, path))
+        super().put(path, data)
+
+
+def test_bytes_per_second(clock: Clock) -> None:
+    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
+    for number in range(20):
+        backend.put(f"a/{number}", bytes(1 << 20))
+    total_s = clock.now - 1000.0
+    assert 20 * (1 << 20) / 1e6 - BURST_S - 1.1 <= total_s <= 20 * (1 << 20) / 1e6
+    before = clock.now
+    backend.get("a/1", max_bytes=1 << 20)
+    assert clock.now == before, "the other direction is free"
+
+
+def test_what_was_saved_up_is_bounded(clock: Clock) -> None:
+    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
+    clock.now += 3600
+    began = clock.now
+    for number in range(10):
+        backend.put(f"a/{number}", bytes(1_000_000))
+    assert clock.now - began == pytest.approx(9 - BURST_S)
+
+
+def test_bytes_down_are_booked_when_they_came(clock: Clock) -> None:
+    backend = Throttled(MemoryBackend(), down_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
+    backend.put("a", bytes(5_000_000))
+    began = clock.now
+    backend.get("a", max_bytes=1 << 26)
+    assert clock.now == began
+    backend.get("a", max_bytes=1 << 26)
+    assert clock.now - began == pytest.approx(5 - BURST_S)
+    backend.get("a", length=10, max_bytes=10)  # a small one, beside the debt
+    assert clock.now - began == pytest.approx(5 - BURST_S)
+
+
+def test_requests_per_second(clock: Clock) -> None:
+    backend = Throttled(MemoryBackend(), requests_per_s=10, clock=clock, sleep=clock.sleep)
+    for _ in range(50):
+        backend.list("")
+    assert clock.now - 1000.0 == pytest.approx(4.9 - BURST_S)
+
+
+def test_small_calls_pass_large_ones(clock: Clock) -> None:
+    """Behind 16 MB on a line of 1 MB/s stands a log entry: it does not wait for them."""
+    waits: dict[str, float] = {}
+    store = _Sizes(clock)
+
+    def note(path: str) -> Callable[[float], None]:
+        return lambda seconds: waits.__setitem__(path, seconds)
+
+    backend = Throttled(store, up_bytes_per_s=1e6, clock=clock, sleep=lambda s: sleeping(s))
+    sleeping = note("large1")
+    backend.put("large1", bytes(16_000_000))
+    sleeping = note("large2")
+    backend.put("large2", bytes(16_000_000))
+    assert waits["large2"] == pytest.approx(15)
+    for number in range(100):
+        sleeping = note(f"small{number}")
+        backend.put(f"small{number}", bytes(1000))
+    assert waits.get("small0", 0) == 0
+    assert all(waits.get(f"small{n}", 0) == 0 for n in range(100)), "100 kB are within their share of what was saved"
+    sleeping = note("many")
+    for _ in range(1000):
+        backend.put("many", bytes(1000))
+    assert 2 < waits["many"] < 6, "they have a share of the rate, not the whole"
+    sleeping = note("large3")
+    backend.put("large3", bytes(SMALL_BYTES_MAX + 1))
+    assert waits["large3"] == pytest.approx(32 - BURST_S + 1.1), "and what they took is booked on the common line"
+
+
+def test_small_calls_alone_have_the_whole_rate(clock: Clock) -> None:
+    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
+    for _ in range(200):
+        backend.put("a", bytes(50_000))
+    assert clock.now - 1000.0 == pytest.approx(10 - 0.05 - BURST_S)
+    clock.now += 2
+    backend.put("large", bytes(10_000_000))
+    before = clock.now
+    backend.put("a", bytes(1000))
+    assert clock.now == before, "what they took while the line was free does not count against them"
+
+
+def test_calls_at_once_are_bounded_and_one_place_is_kept_for_small_ones() -> None:
+    gate, lock = threading.Event(), threading.Lock()
+    at_once, most = [0], [0]
+    small_done = threading.Event()
+
+    class Store(MemoryBackend):
+        def put(self, path: str, data: bytes) -> None:
+            with lock:
+                at_once[0] += 1
+                most[0] = max(most[0], at_once[0])
+            if len(data) > SMALL_BYTES_MAX:
+                gate.wait(30)
+            with lock:
+                at_once[0] -= 1
+
+    backend = Throttled(Store(), calls_max=3)
+    larges = [
+        threading.Thread(target=backend.put, args=(f"{n}", bytes(SMALL_BYTES_MAX + 1)), daemon=True) for n in range(6)
+    ]
+    for large in larges:
+        large.start()
+    threading.Thread(target=lambda: (backend.put("s", b""), small_done.set()), daemon=True).start()
+    assert small_done.wait(30), "all places were taken by large calls"
+    gate.set()
+    for large in larges:
+        large.join(30)
+    assert most[0] <= 3
+
+
+def test_a_place_is_given_back_after_an_error(faulty: FaultyBackend) -> None:
+    backend = Throttled(faulty, calls_max=1)
+    faulty.fail_next("unreachable")
+    with pytest.raises(UnreachableError):
+        backend.stat("d/a")
+    assert backend.stat("d/a") == 7
+
+
+def test_no_rate_is_none() -> None:
+    for options in ({"up_bytes_per_s": 0}, {"requests_per_s": -1}, {"calls_max": 0}):
+        with pytest.raises(ValueError, match=r"not a rate|no call"):
+            Throttled(MemoryBackend(), **options)
+
+
+# --- faults that hang
+
+
+def test_hanging_calls_return_when_released(faulty: FaultyBackend, tmp_path: Path) -> None:
+    assert isinstance(FaultyBackend(FolderBackend(str(tmp_path))), TellsSpace)
+    faulty.hanging = True
+    outcomes: list[object] = []
+
+    def call() -> None:
+        try:
+            outcomes.append(faulty.create("d/new", b""))
+        except BackendError as e:
+            outcomes.append(e)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(0.05)
+    assert caller.is_alive()
+    faulty.release()
+    caller.join(30)
+    assert isinstance(outcomes[0], UnreachableError)
+    assert faulty.create("d/new", b"") is True, "it had no effect, and now nothing hangs"
+
+
+def test_plans_are_as_before() -> None:
+    """A seed written down once gives the same faults for ever."""
+    plan = Plan(seed=7, rates={"lost_request": 0.1, "lost_reply": 0.1})
+    drawn = [plan.draw("create", f"px/{n}", 0) for n in range(40)]
+    assert [n for n, fault in enumerate(drawn) if fault == "lost_request"] == EXPECTED_REQUESTS
+    assert [n for n, fault in enumerate(drawn) if fault == "lost_reply"] == EXPECTED_REPLIES
+
+
+EXPECTED_REQUESTS = [9]
+EXPECTED_REPLIES = [10]
