@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from metasync import ways
 from metasync.backends._absent import AbsentBackend
@@ -23,6 +26,9 @@ from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, Link, decode_links, e
 from metasync.sync.reports import BackendState
 from metasync.sync.session import MEMORY_KEY, Session, local_value
 
+HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
+HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+
 
 class Connections:
     """The agreed config, this device's keys, and its ways to the backends. `open` as often as wanted; `close` it.
@@ -36,6 +42,7 @@ class Connections:
         self.config: Config = local_value(decode_config, required(db, CONFIG_KEY))
         self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
         self.backends: dict[str, Backend] = {}
+        self._hung = _hung_lately(db)
         self._runtime: Runtime | None = None
         self._group: Group | None = None
 
@@ -60,7 +67,7 @@ class Connections:
 
     def link(self, name: str, url: BackendUrl) -> None:
         """Remembers a new way to an agreed backend. `UsageError` if that is not the backend."""
-        with contextlib.closing(ways.opened(name, url, create=False)) as backend:
+        with contextlib.closing(ways.reached(name, url)) as backend:
             folder = self.find_folder(name, backend)
             self.links[name] = Link(url.location, folder, backend.identity().hex())
             self.db.set(LINKS_KEY, encode_links(self.links))
@@ -69,6 +76,8 @@ class Connections:
     def open(self) -> tuple[Runtime, Group]:
         """Opens this device's ways to the backends, once."""
         if self._runtime is not None and self._group is not None:
+            for backend in self.backends.values():
+                ways.ask_anew(backend)
             for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend)]:
                 view = self.way(name)  # it may be back by now
                 if not isinstance(view, AbsentBackend):
@@ -95,8 +104,7 @@ class Connections:
         """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
         link = self.links[name]
         try:
-            backend = ways.opened(name, parse_url(link.url), create=False)
-            ways.check_identity(name, backend, link)
+            backend = ways.reached(name, parse_url(link.url), link, suspected=name in self._hung)
         except BackendError as e:
             self.backends[name] = absent = AbsentBackend(e)
             return absent
@@ -105,11 +113,29 @@ class Connections:
 
     def close(self) -> None:
         runtime, self._runtime = self._runtime, None
+        hung = self._hung_now()
         if runtime is not None:
             runtime.close()
         for backend in self.backends.values():
             backend.close()
         self.backends = {}
+        if hung != self._hung:
+            self._hung = hung
+            self.db.set(HUNG_KEY, json.dumps(hung).encode() if hung else None)
+
+    def _hung_now(self) -> dict[str, float]:
+        """For the next command: which backends it must not wait for as long as this one did, and since when."""
+        hung = dict(self._hung)
+        for name, backend in self.backends.items():
+            if isinstance(backend, AbsentBackend):
+                silent: bool | None = isinstance(backend.why, ways.OpeningHangsError)
+            else:
+                silent = ways.is_silent(backend)
+            if silent:
+                hung[name] = time.time()
+            elif silent is not None:
+                hung.pop(name, None)
+        return hung
 
     def find_folder(self, name: str, backend: Backend) -> str:
         """The workspace's folder on a backend, by the births that the config knows."""
@@ -149,3 +175,13 @@ class Connections:
             url = link.url if link is not None else ""
             out.append(BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free))
         return out
+
+
+def _hung_lately(db: LocalDb) -> dict[str, float]:
+    """Backends that gave no answer a moment ago, by name, with the time."""
+    now = time.time()
+    try:
+        noted = {str(n): float(at) for n, at in json.loads(db.get(HUNG_KEY) or b"{}").items()}
+    except (ValueError, TypeError, AttributeError):  # a note to save seconds: without it nothing is wrong
+        return {}
+    return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}

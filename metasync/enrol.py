@@ -41,7 +41,7 @@ def enrol(
         opened: dict[str, Backend] = {}
         for n, u in urls.items():
             try:
-                opened[n] = stack.enter_context(contextlib.closing(ways.opened(n, u, create=False)))
+                opened[n] = stack.enter_context(contextlib.closing(ways.reached(n, u)))
             except BackendError as e:
                 opened[n] = AbsentBackend(e)
         runtime = stack.enter_context(ways.bare_runtime(opened))

@@ -5,18 +5,30 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from metasync.backends._base import Backend, BackendUrl, Probes
+from metasync.backends._breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
 from metasync.backends._registry import open_backend, parse_url
+from metasync.backends._retry import Retrying
+from metasync.backends._trace import TRACE_VARIABLE, file_sink, traced
+from metasync.backends._wrap import layers
+from metasync.effects import DUE
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Listener, Notice
-from metasync.runtime import Runtime
+from metasync.runtime import Runtime, boottime
 from metasync.sync.enrolment import Link
 from metasync.sync.found import DEFAULT_CAPACITY, NewBackend
 from metasync.translators._base import Chain, Translator
+
+ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
+AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
+PAUSE_S: Final = 0.2
 
 
 @lru_cache(maxsize=32)
@@ -76,12 +88,81 @@ def _plain(text: str) -> str:
 
 
 def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
-    """Opens a backend; errors say which one."""
+    """Opens a backend, traced if the environment says so; errors say which one."""
+    trace = os.environ.get(TRACE_VARIABLE)
     try:
-        return open_backend(url, create_root=create)
+        if not trace:
+            return open_backend(url, create_root=create)
+        return traced(name, lambda: open_backend(url, create_root=create), file_sink(trace))
     except BackendError as e:
         e.message = f"{name}: {e.message}"
         raise
+
+
+class OpeningHangsError(UnreachableError):
+    """A backend that was not even opened in time: a mount whose server is gone, say."""
+
+
+def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: bool = False) -> Backend:
+    """Opens a backend that others must not wait for: as `wrapped`, and within a time-out.
+
+    `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago.
+    """
+
+    def opening() -> Backend:
+        backend = opened(name, url, create=False)
+        if link is not None:
+            check_identity(name, backend, link)
+        return backend
+
+    return wrapped(_in_time(name, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S), suspected=suspected)
+
+
+def wrapped(backend: Backend, *, suspected: bool = False) -> Backend:
+    """A backend as workspaces use it: what fails in a way that may pass is tried again, what hangs is left alone."""
+    return Retrying(
+        Breaker(backend, suspected=suspected),
+        attempts_max=ATTEMPTS_MAX,
+        deadline_s=AGAIN_WITHIN_S,
+        pause_first_s=PAUSE_S,
+        clock=boottime,
+        due=DUE.get,
+    )
+
+
+def ask_anew(backend: Backend) -> None:
+    """For the begin of an operation: a backend that was left alone in an earlier one is asked again."""
+    for layer in layers(backend):
+        if isinstance(layer, Breaker):
+            layer.again()
+
+
+def is_silent(backend: Backend) -> bool | None:
+    """Whether a backend hangs, as far as this process can tell; None when it cannot."""
+    return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
+
+
+def _in_time(name: str, opening: Callable[[], Backend], seconds: float) -> Backend:
+    """Opens a backend in a thread that is left behind when it takes too long: it may never come back."""
+    outcome: queue.SimpleQueue[Backend | BaseException] = queue.SimpleQueue()
+
+    def job() -> None:
+        try:
+            outcome.put(opening())
+        except BaseException as e:  # noqa: BLE001  # raised where it is waited for
+            outcome.put(e)
+
+    threading.Thread(target=job, name=f"metasync-open-{name}", daemon=True).start()
+    try:
+        found = outcome.get(timeout=seconds)
+    except queue.Empty:
+        raise OpeningHangsError(
+            f"{name}: it did not open within {seconds:g} s",
+            next_step="Check the drive or the mount; a network share may have lost its server.",
+        ) from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:
