@@ -2,27 +2,6 @@
 # Fetches the servers, starts the tests that need them. The tests start and stop the servers themselves, on loopback.
 set -eu
 cd "$(dirname "$0")/../.."
-python=${PYTHON:-python3}
-version=v1.8.0
-bin=$PWD/.servers/bin
-
-if [ -z "${METASYNC_S3_SERVER:-}" ]; then
-    METASYNC_S3_SERVER=$bin/versitygw
-    # The version is part of what "there already" means: a new one in this file fetches anew.
-    if [ ! -x "$METASYNC_S3_SERVER" ] || [ "$(cat "$bin/versitygw.version" 2>/dev/null)" != "$version" ]; then
-        if ! command -v go >/dev/null 2>&1; then
-            echo "versitygw needs Go 1.25 or newer to be built, and there is no \`go\` on the PATH." >&2
-            echo "Install Go (https://go.dev/dl), or set METASYNC_S3_SERVER to a versitygw binary." >&2
-            exit 1
-        fi
-        echo "building versitygw $version (once; about two minutes)"
-        mkdir -p "$bin"
-        if ! GOBIN=$bin go install "github.com/versity/versitygw/cmd/versitygw@$version"; then
-            echo "versitygw $version could not be built with $(go version); it needs Go 1.25 or newer and the Go module proxy." >&2
-            exit 1
-        fi
-        echo "$version" >"$bin/versitygw.version"
-    fi
-fi
+METASYNC_S3_SERVER=$(tests/servers/versitygw.sh)
 export METASYNC_S3_SERVER
-exec "$python" -m pytest -m servers tests/servers "$@"
+exec "${PYTHON:-python3}" -m pytest -m servers tests/servers "$@"

@@ -29,7 +29,7 @@ REGION = "us-east-1"
 
 
 def find_binary() -> str | None:
-    """The versitygw to run: the one named in the environment, the one `run.sh` fetched, or one on the PATH."""
+    """The versitygw to run: the one named in the environment, the one `versitygw.sh` built, or one on the PATH."""
     fetched = Path(__file__).parents[2] / ".servers/bin/versitygw"
     return os.environ.get("METASYNC_S3_SERVER") or shutil.which(fetched) or shutil.which("versitygw")
 
@@ -126,7 +126,7 @@ def running(count: int, root: Path, keys: dict[str, str], binary: str | None = N
     """`count` servers below `root`, all with the same key; they end with the block."""
     binary = binary or find_binary()
     if binary is None:
-        raise RuntimeError("no versitygw: run tests/servers/run.sh once, or set METASYNC_S3_SERVER")
+        raise RuntimeError("no versitygw: tests/servers/versitygw.sh builds it, or set METASYNC_S3_SERVER")
     if not 1 <= count <= COUNT_MAX:
         raise ValueError(f"between 1 and {COUNT_MAX} servers, not {count}")
     servers: list[S3Server] = []
