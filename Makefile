@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers check format lock clean
+.PHONY: help demo test test-servers bench check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -27,6 +27,9 @@ test: $(STAMP) ## the tests that need nothing but this machine
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
+
+bench: $(STAMP) ## figures beside restic, rclone, borg, git, unison, cp; hours for all: BENCH="--net near --load paper"
+	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH)
 
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
