@@ -1,17 +1,20 @@
-"""The main job on real trees, beside restic in the same run: push, clone with each backend taken away, one-file push.
+"""The main job with each store taken away in turn, the requests it costs, and a file larger than memory should be.
 
-    python tests/benchmarks/main_job.py --tree kernel=PATH --tree photos=PATH [--stores folders,s3] [--runs 3]
+    python tests/benchmarks/main_job.py [--load kernel,photos] [--tree NAME=PATH] [--stores folders,s3] [--runs 3]
+    python tests/benchmarks/main_job.py --large 5368709120
 
-Prints a Markdown table: wall and CPU seconds, peak memory, requests and bytes, each the median of the runs, and the
-ratio of wall times to restic's in the same run. Clones are compared with the pushed tree in content, names, modes,
-symlinks and mtimes. S3 servers are versitygw on loopback (METASYNC_S3_SERVER, or as `make test-servers` fetched it).
+The first pushes a tree, clones it with each one of the stores away, and holds the requests of a push and of a clone
+against the bound packs x 2 + 12 x stores; restic does the same with one copy on one store in the same run. Requests
+and bytes are those of our backends' calls, so that folders are counted too; `bench.py` counts on the wire, and compares
+with more programs. The second pushes and clones one file of random bytes with one copy, and looks at the peak memory.
+Clones are compared with what was pushed: content, names, modes, symlinks and mtimes. Prints Markdown: medians, and
+ratios taken run by run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import filecmp
 import json
 import os
 import platform
@@ -20,16 +23,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "servers"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "servers")]
+
 import s3  # noqa: E402
+import workloads  # noqa: E402
+from measure import child_environment, differences, measured  # noqa: E402
+from peers import ALL  # noqa: E402
 
 FOLDERS, SERVERS = 4, 3
+LARGE_PIECE_BYTES = 1 << 24
+TIMEOUT_S = 1800
 COUNTED = [sys.executable, str(HERE / "counted.py")]
 Row = dict[str, float]
 
@@ -43,45 +51,31 @@ class Bench:
     env: dict[str, str]
     rows: dict[str, list[Row]] = field(default_factory=dict)
 
-    def timed(self, step: str, argv: Sequence[str], *, counted: bool = False) -> None:
+    def timed(self, step: str, argv: Sequence[str], *, counted: bool = False) -> str:
+        """What it printed."""
         counts = self.work / "counts.json"
         full = [*COUNTED, str(counts), *argv] if counted else list(argv)
-        os.sync()
-        start = time.monotonic()
-        with (self.work / "log").open("wb") as log:
-            process = subprocess.Popen(full, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            _, status, usage = os.wait4(process.pid, 0)
-        wall = time.monotonic() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{step}: exit {process.returncode}\n{(self.work / 'log').read_text()[-2000:]}")
-        row: Row = {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss / 1024}
+        usage = measured(full, self.env, cwd=self.work, log=self.work / "log", timeout_s=TIMEOUT_S)
+        if usage.exit_code:
+            raise SystemExit(f"{step}: exit {usage.exit_code}\n{usage.output[-2000:]}")
+        row: Row = {"wall": usage.wall_s, "cpu": usage.cpu_s, "rss": usage.peak_mb}
         if counted:
             per = json.loads(counts.read_text()).values()
             row["requests"] = sum(n for c in per for kind, n in c.items() if kind not in ("up", "down"))
             row["up"] = sum(c["up"] for c in per) / 1e6
             row["down"] = sum(c["down"] for c in per) / 1e6
         self.rows.setdefault(step, []).append(row)
+        return usage.output
 
-    def metasync(self, step: str, *argv: str) -> None:
-        self.timed(step, argv, counted=True)
+    def metasync(self, step: str, *argv: str) -> str:
+        return self.timed(step, argv, counted=True)
 
 
 def same_tree(a: Path, b: Path) -> None:
-    """Content, names, modes, symlinks and mtimes; `SystemExit` where they differ."""
-    listed = [{str(p.relative_to(t)): p for p in t.rglob("*") if ".metasync" not in p.parts} for t in (a, b)]
-    if listed[0].keys() != listed[1].keys():
-        raise SystemExit(f"names differ: {sorted(listed[0].keys() ^ listed[1].keys())[:5]}")
-    for name, left in listed[0].items():
-        right = listed[1][name]
-        x, y = left.lstat(), right.lstat()
-        if x.st_mode != y.st_mode or (not left.is_dir() and x.st_mtime_ns != y.st_mtime_ns):
-            raise SystemExit(f"{name}: mode or mtime differs")
-        if left.is_symlink():
-            if left.readlink() != right.readlink():
-                raise SystemExit(f"{name}: link differs")
-        elif left.is_file() and not filecmp.cmp(left, right, shallow=False):
-            raise SystemExit(f"{name}: content differs")
+    """`SystemExit` where they differ."""
+    wrong = differences(a, b, ALL)
+    if wrong:
+        raise SystemExit(f"{a.name} and {b.name} differ in {len(wrong)} places: {wrong[:5]}")
 
 
 @contextlib.contextmanager
@@ -124,8 +118,7 @@ def run_once(kind: str, tree: Path, parent: Path, env: dict[str, str], rows: dic
     with stores(kind, work, env) as (urls, handles, repository):
         backends = [word for url in urls for word in ("--backend", url)]
         bench.metasync("init", "init", str(source), "--name", "bench", *backends)
-        bench.metasync("push", "-C", str(source), "push", "-m", "first", "--json")
-        packs = json.loads((work / "log").read_text())["packs"]
+        packs = json.loads(bench.metasync("push", "-C", str(source), "push", "-m", "first", "--json"))["packs"]
         bench.metasync("push, nothing changed", "-C", str(source), "push")
         for i, handle in enumerate(handles):
             target = work / f"clone{i}"
@@ -189,31 +182,58 @@ def table(title: str, rows: dict[str, list[Row]]) -> list[str]:
     return lines
 
 
+def large(size: int, parent: Path, env: dict[str, str]) -> dict[str, list[Row]]:
+    """One file of random bytes: pushed to two folders with one copy, and cloned."""
+    work = Path(tempfile.mkdtemp(dir=parent))
+    bench = Bench(work / "source", work, dict(env))
+    bench.tree.mkdir()
+    with (bench.tree / "large.bin").open("wb") as file:
+        for start in range(0, size, LARGE_PIECE_BYTES):
+            file.write(os.urandom(min(LARGE_PIECE_BYTES, size - start)))
+    backends = [word for i in range(2) for word in ("--backend", f"file://{work}/store{i}")]
+    bench.metasync("init", "init", str(bench.tree), "--name", "large", "--replicas", "1", *backends)
+    bench.metasync("push", "-C", str(bench.tree), "push")
+    bench.metasync("clone", "clone", str(work / "clone"), "--name", "large", *backends)
+    same_tree(bench.tree, work / "clone")
+    return bench.rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", action="append", required=True, metavar="NAME=PATH")
+    parser.add_argument("--load", help=f"of {', '.join(workloads.NAMES)}; default kernel,photos if no --tree is given")
+    parser.add_argument("--linux", default="auto", metavar="auto|fetch|generated|PATH", help="see workloads.py")
+    parser.add_argument("--tree", action="append", default=[], metavar="NAME=PATH", help="a tree of your own")
     parser.add_argument("--stores", default="folders,s3")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--scratch", type=Path, default=None, help="where to work: some GB, not cleaned between runs")
+    parser.add_argument("--large", type=int, metavar="BYTES", help="one file of so many bytes instead")
+    parser.add_argument("--work", type=Path, default=workloads.default_work(), help="trees stay, the rest is deleted")
     options = parser.parse_args()
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
-    env |= {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", "RESTIC_PASSWORD": "bench"}
+    options.work.mkdir(parents=True, exist_ok=True)
+    names = options.load or ("" if options.tree or options.large else "kernel,photos")
+    trees = [spec.partition("=") for spec in options.tree]
+    specs = [(name, Path(path)) for name, _, path in trees]
+    if names:
+        loads = workloads.ready(names.split(","), options.work / "loads", options.linux)
+        specs += [(load.title, load.path) for load in loads]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE
     )
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     print(f"{machine}, commit {commit.stdout.strip()}")
-    with tempfile.TemporaryDirectory(prefix="metasync-bench-", dir=options.scratch) as scratch:
-        for spec in options.tree:
-            measure(spec, options, Path(scratch), env)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=options.work) as scratch:
+        env = child_environment(Path(scratch))
+        env |= {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", "RESTIC_PASSWORD": "bench"}
+        if options.large:
+            print("\n".join(table(f"one file of {options.large:,} bytes", large(options.large, Path(scratch), env))))
+        for name, path in specs:
+            measure(name, path, options, Path(scratch), env)
 
 
-def measure(spec: str, options: argparse.Namespace, scratch: Path, env: dict[str, str]) -> None:
+def measure(name: str, path: Path, options: argparse.Namespace, scratch: Path, env: dict[str, str]) -> None:
     """All runs for one tree; prints its tables."""
-    name, _, path = spec.partition("=")
     for kind in options.stores.split(","):
         rows: dict[str, list[Row]] = {}
-        packs = [run_once(kind, Path(path), scratch, env, rows) for _ in range(options.runs)]
+        packs = [run_once(kind, path, scratch, env, rows) for _ in range(options.runs)]
         print("\n".join(table(f"{name}, {kind}, {options.runs} runs", rows)))
         n = FOLDERS if kind == "folders" else SERVERS
         most = packs[0] * 2 + 12 * n
