@@ -104,7 +104,7 @@ def test_directory_round_trip(listing):
 
 
 def test_the_empty_directory():
-    node_id, data = directory.encode_empty(IDS)
+    ((node_id, data),) = directory.encode_dir((), IDS)
     assert data == b"\1\0\0\0\0\0"
     assert node_id == IDS.of(ObjectKind.DIR, data)
     assert directory.decode_node(data) == directory.DirNode(0, (), ())
@@ -236,7 +236,7 @@ def test_nodes_of_a_large_directory_are_bounded(large):
     listing, nodes = large
     decoded = [directory.decode_node(data) for data in nodes.values()]
     leaves = [n for n in decoded if not n.level]
-    assert directory.joined(leaves) == tuple(listing)
+    assert [e for n in leaves for e in n.entries] == listing
     sizes = sorted(len(data) for data in nodes.values())
     item = len(leaf([listing[0]]))
     assert sizes[-1] <= split.NODE_BYTES_MAX + item

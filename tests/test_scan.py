@@ -615,3 +615,11 @@ def test_scan_sees_what_is_there(tmp_path_factory: pytest.TempPathFactory, first
             assert found.tree == entries(second)
             assert found.deleted == sorted(set(first) - set(second))
         assert set(found.tree) | set(found.deleted) >= set(first)
+
+
+def test_a_directory_too_deep_for_any_tree_is_left_out(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(work.root, {b"d": DIR, b"d/e": DIR, b"d/e/f": b"1", b"d/g": b"2"})
+    monkeypatch.setattr("metasync.sync.scan.DIR_PATH_BYTES_MAX", 2)
+    found = work.scan_past()
+    assert set(found.tree) == {b"d", b"d/g"}
+    assert Noted(b"d/e", "its path is too long") in found.skipped

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from metasync.errors import FormatError, UpgradeError
 from metasync.objects import directory, file
+from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.objects.walk import Tree, build, chunks, diff, flatten
 
@@ -210,3 +211,106 @@ def test_damaged_nodes_raise_nothing_but_format_errors():
         except NoSuchObject:  # an id was damaged
             pass
     assert refused > 100
+
+
+# --- few nodes that say much: work stays in proportion to the nodes, or ends in an error
+
+
+class CountedNode(directory.DirNode):
+    """A node that counts how often it is looked at."""
+
+    looks = 0
+
+    @property
+    def level(self) -> int:
+        CountedNode.looks += 1
+        return self[0]
+
+
+@pytest.mark.parametrize("leaves", [2, 6, 14])
+def test_leaves_that_many_nodes_share_are_not_visited_often(leaves, monkeypatch):
+    """Node i of a level lists the nodes i, i + 1, ... below: seven levels of 14 would come to 77,000 visits."""
+    names = [b"%03d" % i for i in range(leaves)]
+    store = {digest(1000 + i): listing(name) for i, name in enumerate(names)}
+    below = 1000
+    for level in range(1, 7):
+        for i in range(leaves):
+            rest = [(names[j], digest(below + j)) for j in range(i, leaves)]
+            store[digest(below + 1000 + i)] = inner(level, *rest)
+        below += 1000
+    store[digest(0)] = inner(7, *[(names[j], digest(below + j)) for j in range(leaves)])
+    decode = directory.decode_node
+    monkeypatch.setattr(directory, "decode_node", lambda data: CountedNode(*decode(data)))
+    CountedNode.looks = 0
+    with pytest.raises(FormatError, match="out of order"):
+        walk(flatten(digest(0)), store)
+    assert CountedNode.looks < 20 * len(store)
+
+
+def test_inner_nodes_end(monkeypatch):
+    store = {digest(i): inner(7, (b"a", digest(i + 1))) for i in range(1, 30)}
+    store[digest(0)] = inner(7, (b"a", digest(1)), (b"b", digest(2)))
+    with pytest.raises(FormatError, match="more levels"):
+        walk(flatten(digest(0)), store)
+    top = part(7, digest(9), (digest(1), 4), (digest(1), 4))
+    files = {digest(i): part(7, NONE, (digest(i + 1), 4)) for i in range(1, 30)} | {digest(0): top}
+    with pytest.raises(FormatError, match="more levels"):
+        walk(chunks((digest(0),)), files)
+
+
+def bomb(levels: int) -> tuple[bytes, dict[bytes, bytes]]:
+    """Directories that each hold the next twice."""
+    ((node, data),) = directory.encode_dir([(b"f", file_entry(1))], IDS)
+    store = {node: data}
+    for _ in range(levels):
+        sub = DIR._replace(content=node)
+        ((node, data),) = directory.encode_dir([(b"a", sub), (b"b", sub)], IDS)
+        store[node] = data
+    return node, store
+
+
+def test_a_tree_of_more_paths_than_memory_holds_is_refused(monkeypatch):
+    monkeypatch.setattr(walk_module, "TREE_BYTES_MAX", 1 << 20)
+    root, store = bomb(6)
+    tree, _ = walk(flatten(root), store)
+    assert len(tree) == 2**6 + 2 * (2**6 - 1), "equal directories are nothing wrong"
+    root, store = bomb(60)
+    for task in (flatten(root), diff(root, None), diff(None, root)):
+        with pytest.raises(FormatError, match="larger than any device"):
+            walk(task, store)
+
+
+def test_what_is_too_large_to_read_is_not_written(monkeypatch):
+    monkeypatch.setattr(walk_module, "PATH_BYTES_MAX", 20)
+    good = grow({b"/".join([b"a"] * 10): file_entry(1)})
+    root, nodes = build(good, IDS)
+    assert walk(flatten(root), nodes)[0] == good
+    long = grow({b"/".join([b"a"] * 11): file_entry(1)})
+    with pytest.raises(FormatError, match="a path of 21 bytes"):
+        build(long, IDS)
+    monkeypatch.setattr(walk_module, "PATH_BYTES_MAX", 21)
+    root, nodes = build(long, IDS)
+    monkeypatch.setattr(walk_module, "PATH_BYTES_MAX", 20)
+    with pytest.raises(FormatError, match="a path of 21 bytes"):
+        walk(flatten(root), nodes)
+
+
+def test_chunks_from_few_nodes_are_bounded(monkeypatch):
+    node = part(0, NONE, (digest(7), 1), (digest(8), 1))
+    store, size = {digest(100): node}, 2
+    for level in range(1, 7):
+        store[digest(100 + level)] = part(level, NONE, *[(digest(99 + level), size)] * 10)
+        size *= 10
+    store[digest(0)] = part(7, digest(9), *[(digest(106), size)] * 10)
+    monkeypatch.setattr(walk_module, "CHUNKS_AGAIN_MAX", 1_000)
+    with pytest.raises(FormatError, match="repeat more often"):
+        walk(chunks((digest(0),)), store)
+    small = {digest(100): node, digest(0): part(1, digest(9), *[(digest(100), 2)] * 500)}
+    got, _ = walk(chunks((digest(0),)), small)
+    assert len(got[digest(0)]) == 1_000, "a file of zeros repeats its nodes"
+
+
+def test_chunks_of_nodes_that_stand_once_are_not_bounded(monkeypatch):
+    monkeypatch.setattr(walk_module, "CHUNKS_AGAIN_MAX", 0)
+    root, nodes, listed = file_nodes(20_000)
+    assert walk(chunks((root,)), nodes)[0] == {root: tuple(listed)}

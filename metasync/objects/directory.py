@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from metasync.codec import Reader, bytes16, encode_tags
-from metasync.errors import FormatError, UpgradeError
+from metasync.errors import UpgradeError
 from metasync.objects.ids import Ids
 from metasync.objects.model import ID_BYTES, NAME_BYTES_MAX, TARGET_BYTES_MAX, Entry, Kind, ObjectKind
 from metasync.objects.split import LEVELS_MAX, cut
@@ -158,18 +158,3 @@ def _decode_body(r: Reader, kind: int, mode: int, mtime_ns: int, size: int) -> b
 
 
 _KINDS = {1: Kind.FILE, 2: Kind.DIR, 3: Kind.SYMLINK, _BIG_FILE: Kind.FILE}
-
-
-def joined(nodes: Iterable[DirNode]) -> tuple[tuple[bytes, Entry], ...]:
-    """The entries of leaves in order; `FormatError` when their order breaks across nodes."""
-    out: list[tuple[bytes, Entry]] = []
-    for node in nodes:
-        if out and node.entries and node.entries[0][0] <= out[-1][0]:
-            raise FormatError("directory object: leaves out of order")
-        out.extend(node.entries)
-    return tuple(out)
-
-
-def encode_empty(ids: Ids) -> tuple[bytes, bytes]:
-    """The directory without entries, as (id, bytes)."""
-    return encode_dir((), ids)[-1]

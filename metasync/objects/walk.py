@@ -13,29 +13,56 @@ from metasync.errors import FormatError
 from metasync.objects import directory, file
 from metasync.objects.ids import Ids
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
+from metasync.objects.split import LEVELS_MAX
 
 Needs: TypeAlias = tuple[ObjectKind, tuple[bytes, ...]]
 Bytes: TypeAlias = Mapping[bytes, bytes]
 Tree: TypeAlias = dict[bytes, Entry]
 """A flat tree: path -> entry; directories carry content b""."""
 
+# Equal directories are one object, so a few nodes can say more paths than any memory holds. Both bounds are for that.
+PATH_BYTES_MAX = 0xFFFF  # what a checkout's journal holds; no system opens a path as long
+TREE_BYTES_MAX = 8 << 30  # of a flat tree in memory: 20 million files with paths of 130 bytes
+ENTRY_BYTES = 300  # what a path and its entry take, without the path's bytes
+CHUNKS_AGAIN_MAX = 1 << 22  # of nodes that one walk meets again: 16 TiB of zeros in chunks of 4 MiB
 
-def _leaves(ids: list[bytes], nodes: dict[bytes, directory.DirNode], depth: int = 0) -> Generator[Needs, Bytes, None]:
+
+class _Room:
+    """What is left for paths in a walk."""
+
+    def __init__(self) -> None:
+        self.left = TREE_BYTES_MAX
+
+    def take(self, path: bytes) -> bytes:
+        if len(path) > PATH_BYTES_MAX:
+            raise FormatError(f"directory object: a path of {len(path)} bytes")
+        self.left -= len(path) + ENTRY_BYTES
+        if self.left < 0:
+            raise FormatError("directory object: a tree larger than any device could hold")
+        return path
+
+
+def _leaves(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generator[Needs, Bytes, None]:
     """Loads the nodes of directories, inner ones included, into `nodes`."""
     wanted = sorted({i for i in ids if i not in nodes})
-    while wanted:
+    for _ in range(LEVELS_MAX):
+        if not wanted:
+            return
         got = yield ObjectKind.DIR, tuple(wanted)
         below: set[bytes] = set()
         for i in wanted:
             node = nodes[i] = directory.decode_node(got[i])
             below.update(child for _, child in node.children if child not in nodes)
         wanted = sorted(below)
+    if wanted:
+        raise FormatError("directory object: more levels than there are")
 
 
 def _entries(root: bytes, nodes: dict[bytes, directory.DirNode]) -> tuple[tuple[bytes, Entry], ...]:
-    """A directory's entries, its nodes being loaded."""
+    """A directory's entries, its nodes being loaded. Each leaf is looked at once, or refused."""
+    out: list[tuple[bytes, Entry]] = []
 
-    def leaves(node_id: bytes, level: int | None, first: bytes | None) -> list[directory.DirNode]:
+    def add(node_id: bytes, level: int | None, first: bytes | None) -> None:
         node = nodes[node_id]
         if level is not None and node.level != level:
             raise FormatError("directory object: a node at the wrong level")
@@ -44,16 +71,21 @@ def _entries(root: bytes, nodes: dict[bytes, directory.DirNode]) -> tuple[tuple[
             raise FormatError("directory object: a node that starts elsewhere than its parent says")
         if first is None and node.level and len(node.children) < 2:
             raise FormatError("directory object: a root with one child")
-        if not node.level:
-            return [node]
-        return [leaf for name, child in node.children for leaf in leaves(child, node.level - 1, name)]
+        # Here and not at the end: nodes that share their children would first spread to millions of millions.
+        if out and begins is not None and begins <= out[-1][0]:
+            raise FormatError("directory object: leaves out of order")
+        out.extend(node.entries)
+        for name, child in node.children:
+            add(child, node.level - 1, name)
 
-    return directory.joined(leaves(root, None, None))
+    add(root, None, None)
+    return tuple(out)
 
 
 def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
     """The whole tree below a root directory's id; None is the empty tree."""
     tree: Tree = {}
+    room = _Room()
     level = [(b"", root)] if root is not None else []
     while level:
         nodes: dict[bytes, directory.DirNode] = {}
@@ -61,7 +93,7 @@ def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
         below: list[tuple[bytes, bytes]] = []
         for prefix, dir_id in level:
             for name, entry in _entries(dir_id, nodes):
-                path = prefix + name
+                path = room.take(prefix + name)
                 if entry.kind is Kind.DIR:
                     below.append((path + b"/", entry.content))
                     entry = entry._replace(content=b"")
@@ -76,6 +108,7 @@ Change: TypeAlias = tuple[Entry | None, Entry | None]
 def diff(a_root: bytes | None, b_root: bytes | None) -> Generator[Needs, Bytes, dict[bytes, Change]]:
     """What differs between two trees (None: empty): path -> (entry in a, entry in b). Equal directories stay shut."""
     out: dict[bytes, Change] = {}
+    room = _Room()
     level: list[tuple[bytes, bytes | None, bytes | None]] = [(b"", a_root, b_root)]
     while level:
         nodes: dict[bytes, directory.DirNode] = {}
@@ -90,7 +123,7 @@ def diff(a_root: bytes | None, b_root: bytes | None) -> Generator[Needs, Bytes, 
                 x, y = left.get(name), right.get(name)
                 if x == y:
                     continue
-                path = prefix + name
+                path = room.take(prefix + name)
                 x_dir = x.content if x is not None and x.kind is Kind.DIR else None
                 y_dir = y.content if y is not None and y.kind is Kind.DIR else None
                 if x_dir is not None or y_dir is not None:
@@ -107,10 +140,15 @@ def _bare(e: Entry | None) -> Entry | None:
 
 
 def chunks(roots: tuple[bytes, ...]) -> Generator[Needs, Bytes, dict[bytes, tuple[Chunk, ...]]]:
-    """The chunks of files by the ids of their file objects, in order."""
+    """The chunks of files by the ids of their file objects, in order.
+
+    Nodes that stand in several places count against `CHUNKS_AGAIN_MAX`: `FormatError` beyond it.
+    """
     nodes: dict[bytes, file.FileNode] = {}
     wanted = sorted(set(roots))
-    while wanted:
+    for _ in range(LEVELS_MAX):
+        if not wanted:
+            break
         got = yield ObjectKind.FILE, tuple(wanted)
         below: set[bytes] = set()
         for i in wanted:
@@ -118,25 +156,46 @@ def chunks(roots: tuple[bytes, ...]) -> Generator[Needs, Bytes, dict[bytes, tupl
             if node.level:
                 below.update(p.id for p in node.parts if p.id not in nodes)
         wanted = sorted(below)
+    if wanted:
+        raise FormatError("file object: more levels than there are")
 
-    def parts(node_id: bytes, size: int | None, level: int | None) -> list[Chunk]:
+    left = CHUNKS_AGAIN_MAX
+    met: set[bytes] = set()
+
+    def add(node_id: bytes, size: int | None, level: int | None, out: list[Chunk]) -> None:
+        nonlocal left
         node = nodes[node_id]
         if (size is not None and node.size != size) or (level is not None and node.level != level):
             raise FormatError("file object: a node that is not what its parent says")
         if file.is_root(node) != (level is None):
             raise FormatError("file object: a content hash is the root's alone")
+        left -= len(node.parts) if node_id in met else 0
+        met.add(node_id)
+        if left < 0:
+            raise FormatError("file object: its nodes repeat more often than those of any file")
         if not node.level:
-            return list(node.parts)
-        return [c for p in node.parts for c in parts(p.id, p.size, node.level - 1)]
+            out.extend(node.parts)
+            return
+        for p in node.parts:
+            add(p.id, p.size, node.level - 1, out)
 
-    return {root: tuple(parts(root, None, None)) for root in roots}
+    found: dict[bytes, tuple[Chunk, ...]] = {}
+    for root in dict.fromkeys(roots):
+        listed: list[Chunk] = []
+        add(root, None, None, listed)
+        found[root] = tuple(listed)
+    return found
 
 
 def build(tree: Mapping[bytes, Entry], ids_of: Ids) -> tuple[bytes, dict[bytes, bytes]]:
-    """The directory objects of a flat tree: (id of the root, {id: bytes} of every node)."""
+    """The directory objects of a flat tree: (id of the root, {id: bytes} of every node).
+
+    `FormatError` for a tree that `flatten` would refuse.
+    """
+    room = _Room()
     children: dict[bytes, list[tuple[bytes, Entry]]] = {b"": []}
     for path in tree:
-        entry = tree[path]
+        entry = tree[room.take(path)]
         if entry.kind is Kind.DIR:
             children.setdefault(path, [])
     for path in sorted(tree):

@@ -17,7 +17,7 @@ from metasync.errors import DamagedError, WorkspaceError
 from metasync.events import Phase, Progress
 from metasync.localdb import Conflict as LocalConflict
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.objects.packfile import Located
 from metasync.store.contents import Contents
 from metasync.sync.checkout import Applied, Change, Checkout
@@ -174,14 +174,18 @@ def _whole(s: Session, contents: Contents, entries: list[Entry]) -> dict[bytes, 
     """Whole agreed files by content hash: those small enough for a merge of texts."""
     big = tuple({e.root for e in entries if e.root})
     pieces = contents.walk(walk.chunks(big)) if big else {}
+    for e in entries:
+        if e.root and sum(c.size for c in pieces[e.root]) != e.size:  # or a small entry would bring terabytes
+            raise DamagedError(f"the chunks of a file of {e.size} bytes have another size together")
     wanted = [e.content for e in entries if not e.root and e.size]
     wanted += [c.id for cs in pieces.values() for c in cs]
     blobs = contents.load(ObjectKind.BLOB, wanted)
     out: dict[bytes, bytes] = {}
     for e in entries:
-        chunks = [c.id for c in pieces[e.root]] if e.root else [e.content] if e.size else []
-        data = b"".join(blobs[i] for i in chunks)
-        if s.ids.blob(data) != e.content:
+        chunks = pieces[e.root] if e.root else [Chunk(e.content, e.size)] if e.size else []
+        sound = all(len(blobs[c.id]) == c.size for c in chunks)
+        data = b"".join(blobs[c.id] for c in chunks) if sound else b""
+        if not sound or s.ids.blob(data) != e.content:
             raise DamagedError(f"a file of {e.size} bytes does not have the content its entry says")
         out[e.content] = data
     return out

@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from metasync.objects.model import Entry, Kind
+from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
+from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
 from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state, split
 from metasync.sync.rows import Row, is_unchanged, row_of
@@ -31,6 +32,7 @@ from metasync.sync.rows import Row, is_unchanged, row_of
 __all__ = ["Content", "Counts", "Ignore", "Ingest", "Noted", "Scan", "ignored_name", "scan"]
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
+DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
 IGNORED_NAMES = frozenset({".DS_Store", "Thumbs.db"})  # what systems drop into every folder
 IGNORED_PREFIX = "~$"  # lock files of office programs, and our own temporaries on other file systems
 
@@ -229,8 +231,10 @@ class _Scanner:
                         clean.append((child, row.entry))
                     else:
                         unread.append((child, st))
-                elif kind == _DIR:
+                elif kind == _DIR and len(child) <= DIR_PATH_BYTES_MAX:
                     dirs.append((child, st))
+                elif kind == _DIR:
+                    strange.append((child, "its path is too long"))
                 else:
                     strange.append((child, "neither a file nor a directory nor a symlink"))
         self.listed[path] = device
