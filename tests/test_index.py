@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from statistics import median
 
 import pytest
@@ -416,3 +417,31 @@ def test_pushes_of_all_sizes_with_packs_dropped_on_the_way():
         tiers = [i.tier for i in history.root.items]
         assert max(map(tiers.count, tiers)) <= TIER_SEGMENTS_MAX
     assert history.index().packs() == alive
+
+
+def test_one_pack_has_one_description():
+    """An object would be looked for in a segment that its pack does not have."""
+    record, located = pack(1)
+    other = record._replace(segments=(*record.segments, Segment(10, 20, digest(5))), size=record.size + 10)
+    elsewhere = [located[0]._replace(segment=1, offset=0)]
+    segments = [make_segment([(record, located)]), make_segment([(other, elsewhere)])]
+    for use in (Index, lambda listed: merge(listed, final=True)):
+        with pytest.raises(FormatError, match="listed in two ways"):
+            use(segments)
+        use([segments[0], segments[0]])
+        use([segments[0], make_segment([(record._replace(generation=7), located)])])
+        use([segments[0], make_segment([(record._replace(tags=((1, b"new"),)), located)])])
+
+
+def test_a_frame_that_repeats_one_pack_costs_no_memory():
+    """A few hundred bytes that unpack to millions: they are refused at the second pack, not after the last."""
+    one = plain(make_segment([pack(1, 0)]))[4:-8]
+    tables = u32(20_000) + one * 20_000 + bytes(8)
+    data = packed(tables)
+    assert len(data) < 2_000
+    tracemalloc.start()
+    with pytest.raises(FormatError, match="packs out of order"):
+        index.decode_segment(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * len(tables)

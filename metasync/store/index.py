@@ -162,6 +162,7 @@ def make_segments(packs: Iterable[tuple[PackRecord, Sequence[Located]]]) -> list
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
+    _check_records(segments)
     dead = {t for s in segments for t in s.tombstones}
     keep: dict[tuple[bytes, int], tuple[PackRecord, list[Located]]] = {}
     for s in segments:
@@ -201,9 +202,7 @@ def decode_segment(data: bytes) -> IndexSegment:
         )
     except zstandard.ZstdError as e:
         raise FormatError(f"index segment: does not unpack: {e}") from e
-    packs = tuple(_pack(r) for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)))
-    if not ascending([p.name + u64(p.generation) for p in packs]):
-        raise r.fail("packs out of order")
+    packs = _packs(r)
     objects = r.take(_OBJECT.size * r.u32())
     _check_objects(r, objects, packs)
     stones = tuple((r.u64(), r.take(ID_BYTES)) for _ in range(r.count(r.u32(), 8 + ID_BYTES)))
@@ -211,6 +210,19 @@ def decode_segment(data: bytes) -> IndexSegment:
         raise r.fail("tombstones out of order")
     r.end()
     return IndexSegment(packs, objects, stones)
+
+
+def _packs(r: Reader) -> tuple[PackRecord, ...]:
+    """Their order is checked one by one: a frame of a few bytes can say the same pack a million times."""
+    out: list[PackRecord] = []
+    last = b""
+    for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)):
+        pack = _pack(r)
+        if (key := pack.name + u64(pack.generation)) <= last:
+            raise r.fail("packs out of order")
+        last = key
+        out.append(pack)
+    return tuple(out)
 
 
 def _pack(r: Reader) -> PackRecord:
@@ -239,6 +251,16 @@ def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> 
         if segment >= len(segments) or offset + length > segments[segment].raw_bytes:
             raise r.fail("an object outside its segment")
         last = record
+
+
+def _check_records(segments: Iterable[IndexSegment]) -> None:
+    """A pack is its bytes: wherever it is listed, its size, header and segments are the same."""
+    known: dict[tuple[bytes, int], PackRecord] = {}
+    for s in segments:
+        for p in s.packs:
+            before = known.setdefault((p.name, p.generation), p)
+            if before is not p and before[2:5] != p[2:5]:
+                raise FormatError(f"pack index: pack {p.name.hex()[:16]} is listed in two ways")
 
 
 class RootItem(NamedTuple):
@@ -305,9 +327,13 @@ def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
 
 
 class Index:
-    """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first."""
+    """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first.
+
+    `FormatError` when two segments describe one pack in two ways.
+    """
 
     def __init__(self, segments: Sequence[IndexSegment] = ()) -> None:
+        _check_records(segments)
         self._segments = tuple(segments)
         self._dead = {t for s in segments for t in s.tombstones}
 
