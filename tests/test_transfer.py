@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import pytest
-from content_kit import IDS, FakeBackend, blob, digest, noise, pack_all, pack_format, run
+from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
 
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
-from metasync.objects import packfile
+from metasync.objects import directory, packfile
+from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
-from metasync.store.index import PackRecord
+from metasync.store.contents import Contents
+from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.mapping import Target
 from metasync.store.placement import Placement
 from metasync.store.transfer import (
@@ -38,9 +40,9 @@ def backend_id(name: str) -> bytes:
 class World:
     """Four backends, two copies of everything, one pack stored as `upload` stores it."""
 
-    def __init__(self, *, large: bool = False) -> None:
+    def __init__(self, chunks: list[Object] | None = None, *, large: bool = False) -> None:
         count = 40 if large else 5
-        self.chunks = [blob(noise(20 * KIB, i)) for i in range(count)]
+        self.chunks = chunks or [blob(noise(20 * KIB, i)) for i in range(count)]
         (self.pack,) = pack_all(self.chunks, FORM)
         assert (len(self.pack.data) > WHOLE_BYTES_MAX) == large
         self.backends = {name: FakeBackend() for name in NAMES}
@@ -92,6 +94,46 @@ def world() -> World:
 @pytest.fixture
 def large() -> World:
     return World(large=True).stored()
+
+
+class Cache:
+    """What a device keeps of trees and histories; a disk may alter it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, bytes] = {}
+
+    def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
+        return {i: self.kept[i] for i in ids if i in self.kept}
+
+    def put_objects(self, items: Iterable[tuple[bytes, int, bytes]]) -> None:
+        for i, _, data in items:
+            self.kept.setdefault(i, data)
+
+
+def contents_of(world: World) -> Contents:
+    index = Index([make_segment([(world.record, world.pack.footer.objects)])])
+    return Contents(index, world.t, Cache(), lambda task: at_once(lambda: run(task, world.backends)))
+
+
+def test_a_kept_object_that_the_disk_altered_is_fetched_again():
+    data = directory.encode_dir((), IDS)[0][1]
+    w = World([(ObjectKind.DIR, IDS.of(ObjectKind.DIR, data), data)]).stored()
+    ((_, object_id, _),) = w.chunks
+    contents = contents_of(w)
+    assert contents.load(ObjectKind.DIR, [object_id]) == {object_id: data}
+    asked = len(w.first.calls) + len(w.second.calls)
+    assert contents.load(ObjectKind.DIR, [object_id]) == {object_id: data}
+    assert len(w.first.calls) + len(w.second.calls) == asked, "kept"
+    contents._cache.kept[object_id] = data[:-1] + b"!"  # type: ignore[attr-defined]
+    assert contents.load(ObjectKind.DIR, [object_id]) == {object_id: data}
+
+
+@pytest.mark.parametrize("kind", [ObjectKind.DIR, ObjectKind.FILE, ObjectKind.SNAPSHOT])
+def test_an_object_of_another_kind_is_damage(world, kind):
+    """A state may name a blob as its snapshot: an insider's device made it."""
+    world.stored()
+    with pytest.raises(DamagedError, match=f"is no {kind.name.lower()}"):
+        contents_of(world).load(kind, [world.chunks[0][1]])
 
 
 # --- up

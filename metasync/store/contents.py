@@ -50,7 +50,8 @@ class Contents:
             blobs: dict[bytes, bytes] = {}
             self.fetch(wanted, lambda objects: blobs.update((o.id, bytes(data)) for o, data in objects))
             return blobs
-        out = self._cache.get_objects(wanted)
+        cached = self._cache.get_objects(wanted)
+        out = {i: data for i, data in cached.items() if self.transfer.check(kind, data) == i}  # a disk may fail
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, tuple[int, bytes]] = {}
@@ -60,7 +61,13 @@ class Contents:
                 neighbours=True,
             )
             self._cache.put_objects((i, k, data) for i, (k, data) in got.items())
-            out.update((i, got[i][1]) for i in missing)
+            for i in missing:
+                if i not in got or got[i][0] != kind:
+                    raise DamagedError(
+                        f"object {i.hex()[:16]} is no {kind.name.lower()}, and is used as one",
+                        next_step="`metasync check --read-data` tells what else is wrong.",
+                    )
+                out[i] = got[i][1]
         return out
 
     def walk(self, walk: Generator[Needs, Mapping[bytes, bytes], T]) -> T:
