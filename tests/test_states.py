@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from metasync.consensus.states import (
     STATE_BYTES,
+    VERSION_MAX,
     ZERO_HASH,
     ZERO_ID,
     Change,
@@ -27,9 +28,28 @@ from metasync.errors import FormatError, UpgradeError
 
 h32, h16 = st.binary(min_size=32, max_size=32), st.binary(min_size=16, max_size=16)
 n32, n64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+versions = st.integers(0, VERSION_MAX)
 refs = st.builds(Ref, n64, h32)
 states = st.builds(
-    State, h32, n32, n64, h32, h32, h32, h32, refs, refs, h32, h32, n32, n64, n64, h16, h16, h32, min_fmt=st.just(1)
+    State,
+    h32,
+    n32,
+    versions,
+    h32,
+    h32,
+    h32,
+    h32,
+    refs,
+    refs,
+    h32,
+    h32,
+    n32,
+    n64,
+    n64,
+    h16,
+    h16,
+    h32,
+    min_fmt=st.just(1),
 )
 
 
@@ -45,6 +65,10 @@ def test_a_state_has_one_byte_string_of_fixed_length(state: State) -> None:
 def test_every_byte_counts(state: State, at: int, flip: int) -> None:
     bad = bytearray(state.encode())
     bad[at] ^= flip
+    if int.from_bytes(bad[38:46], "big") > VERSION_MAX:
+        with pytest.raises(FormatError):
+            decode_state(bytes(bad))
+        return
     other = decode_state(bytes(bad))
     assert other != state
     assert other.hash != state.hash

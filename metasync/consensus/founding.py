@@ -204,7 +204,7 @@ def _start(
             if public is None or not hint.verifies(public) or not follows(value, hint.entry.base):
                 continue
             return (yield from loaded(value))
-        except (FormatError, DamagedError, NoQuorumError):
+        except (FormatError, UpgradeError, DamagedError, NoQuorumError):
             continue  # an older hint, or the genesis, is as good a start
     return (yield from loaded(genesis))
 

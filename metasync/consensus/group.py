@@ -68,9 +68,14 @@ class Group:
         self.member = Member(keys, identity, incarnation, links, certificate=certificate, memory=memory)
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
-        self.newest_config = config
+        self._config = config
 
     # what is known without asking anybody
+
+    @property
+    def newest_config(self) -> Config:
+        """The config of the state that was worked on last, at first the one this was made with."""
+        return self._config if self.member.instance is None else self.member.instance.config
 
     @property
     def memory(self) -> bytes:
@@ -293,8 +298,7 @@ class Group:
             data = yield from self.get_const(base.devices)
             m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
         m.keys.epoch_key(base.epoch)
-        self.newest_config = m.configs[base.config]
-        m.instance = Instance(m.keys, self.newest_config, m.device_sets[base.devices], base)
+        m.instance = Instance(m.keys, m.configs[base.config], m.device_sets[base.devices], base)
         return m.instance
 
     def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:

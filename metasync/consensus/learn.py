@@ -21,7 +21,7 @@ from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, entry_path,
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, read_birth
 from metasync.consensus.paxos import look_around, no_quorum, settle
-from metasync.consensus.states import State
+from metasync.consensus.states import VERSION_MAX, State
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task
 from metasync.errors import DamagedError, ForkError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 
@@ -157,8 +157,11 @@ def _gallop(m: Member, instance: Instance, deadline: float, enough: int | None =
     stride = 1
     while top.absent is None or top.absent - top.v > 1:
         if top.absent is None:
-            versions = [top.v + stride * step for step in GALLOP]
+            versions = [v for v in (top.v + stride * step for step in GALLOP) if v <= VERSION_MAX]
             stride *= GALLOP_GROWTH
+            if not versions:
+                top.absent = VERSION_MAX + 1
+                continue
         else:
             width = top.absent - top.v
             versions = sorted({top.v + 1 + (width - 1) * k // NARROW for k in range(NARROW)})
@@ -234,14 +237,16 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
         return None
     for acceptor_id, signed in top.entries.items():
         entry = signed.entry
-        ahead: Instance = yield from enter(entry.base)
-        public = ahead.devices.key_of(entry.device_id, entry.certificate)
-        if public is None or not signed.verifies(public):
-            continue
         try:
+            ahead: Instance = yield from enter(entry.base)
+            public = ahead.devices.key_of(entry.device_id, entry.certificate)
+            if public is None or not signed.verifies(public):
+                continue
             digest = yield from ancestor(m, instance, entry.base, current.v)
-        except (DamagedError, NoQuorumError):
-            continue  # the way back cannot be read now: step forward one by one instead
+        except (DamagedError, FormatError, NoQuorumError, UpgradeError):
+            continue  # made up, or the way back cannot be read now: step forward one by one instead
+        finally:
+            m.instance = instance  # what nobody has vouched for yet must not say where to read and write
         if digest != current.hash:
             raise ForkError(
                 f"{instance.names[acceptor_id]}: its version {entry.base.v} does not descend from version "

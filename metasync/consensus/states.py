@@ -18,6 +18,7 @@ from metasync.keys.derive import UPGRADE, sha256
 
 FORMAT: Final = 1
 STATE_BYTES: Final = 402
+VERSION_MAX: Final = (1 << 63) - 1  # what the local state can hold; a version more fits its field everywhere
 ZERO_HASH: Final = bytes(32)
 ZERO_ID: Final = bytes(16)
 
@@ -107,6 +108,8 @@ def decode_state(data: bytes) -> State:
             f"version {v} of the workspace is for programs that know format {min_fmt}; this one knows {FORMAT}",
             next_step=UPGRADE,
         )
+    if v > VERSION_MAX:
+        raise FormatError(f"state of version {v}")
     return State(
         ns_id=ns_id,
         era=era,

@@ -140,6 +140,11 @@ class DeviceSet:
     def _by_id(self) -> dict[bytes, Certificate]:
         return {c.device_id: c for c in self.certificates}
 
+    @cached_property
+    def _revoked(self) -> frozenset[bytes]:
+        """Ids and keys: 16 and 32 bytes, so that none passes for the other."""
+        return frozenset((*self.revoked_ids, *self.revoked_keys))
+
     def get(self, device_id: bytes) -> Certificate | None:
         return self._by_id.get(device_id)
 
@@ -148,8 +153,8 @@ class DeviceSet:
         taken = self._by_id.get(certificate.device_id)
         return (
             certificate.ns_id == self.chain.ns_id
-            and certificate.device_id not in self.revoked_ids
-            and certificate.sign_public not in self.revoked_keys
+            and certificate.device_id not in self._revoked
+            and certificate.sign_public not in self._revoked
             and (taken is None or taken.sign_public == certificate.sign_public)
             and certificate.verifies(self.chain.admin)
         )
