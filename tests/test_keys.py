@@ -410,3 +410,20 @@ def test_entropy_has_its_length(wrong: int) -> None:
         make_ring(KEYS, CHAIN, admin_private=ADMIN, signer_private=ADMIN, devices=[], slots=[], entropy=bytes(wrong))
     with pytest.raises(ValueError, match="random bytes"):
         seal(bytes(32), Header(6, 0, 1, bytes(wrong)), b"")
+
+
+def test_a_slot_that_takes_more_memory_than_there_is_ends_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any provider can ask for a gigabyte; on a small machine that is no `MemoryError` of ours."""
+    from cryptography.hazmat.primitives.kdf import argon2
+
+    class Hungry:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def derive(self, _: bytes) -> bytes:
+            raise MemoryError("not enough memory")
+
+    data, _ = make_slot(PASSPHRASE, "open", ns_id=bytes(32), name="docs", entropy=bytes(range(96)), cost=Cost(8, 1, 1))
+    monkeypatch.setattr(argon2, "Argon2id", Hungry)
+    with pytest.raises(FormatError, match="are not to be had"):
+        open_slot(data, "open")

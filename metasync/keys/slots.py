@@ -179,6 +179,8 @@ def _stretch(kind: int, passphrase: str, salt: bytes, cost: Cost) -> bytes:
     from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
     text = normalise_phrase(passphrase) if kind == RECOVERY else normalise_passphrase(passphrase)
-    return Argon2id(
-        salt=salt, length=32, iterations=cost.iterations, lanes=cost.lanes, memory_cost=cost.memory_kib
-    ).derive(text.encode("utf-8", "surrogatepass"))
+    argon = Argon2id(salt=salt, length=32, iterations=cost.iterations, lanes=cost.lanes, memory_cost=cost.memory_kib)
+    try:
+        return argon.derive(text.encode("utf-8", "surrogatepass"))
+    except MemoryError as e:  # on a small machine; a slot that a provider made up must not end the search
+        raise FormatError(f"key slot: {cost.memory_kib >> 10} MiB are not to be had") from e
