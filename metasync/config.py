@@ -24,9 +24,11 @@ CHAINS_MAX: Final = 256
 CHAIN_STEPS_MAX: Final = 16
 NAME_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1 << 20
+CAPACITY_BYTES_MAX: Final = 1 << 63  # what the mapping can weigh
 CHUNK_BYTES_MAX: Final = 1 << 24  # a chunk is one segment, and a reader unpacks at most 64 MiB at once
 CDC_MINIMUM_MAX: Final = 1 << 20
 CDC_AVERAGE_MAX: Final = 1 << 22
+CDC_MAXIMUM_LEAST: Final = 1 << 10  # the chunker takes no smaller one
 PACK_BYTES_MAX: Final = 1 << 27
 SEGMENT_BYTES_MAX: Final = 1 << 25
 NO_LIMIT: Final = (1 << 64) - 1
@@ -348,6 +350,8 @@ def _fault_of_backends(c: Config) -> str:
             return "a backend's name is empty or too long"
         if len(b.storage) > STORAGE_IDS_MAX:
             return f"backend {b.name} has {len(b.storage)} storage ids"
+        if not 1 <= b.capacity_bytes <= CAPACITY_BYTES_MAX:
+            return f"backend {b.name} has a capacity of {b.capacity_bytes} bytes"
     return ""
 
 
@@ -389,7 +393,9 @@ def _fault_of_classes(c: Config) -> str:
     for k in c.chunking:
         if not 64 <= k.minimum <= k.average <= k.maximum <= CHUNK_BYTES_MAX:
             return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes"
-        if k.kind == "cdc" and not (k.minimum <= CDC_MINIMUM_MAX and 256 <= k.average <= CDC_AVERAGE_MAX):
+        if k.kind == "cdc" and not (
+            k.minimum <= CDC_MINIMUM_MAX and 256 <= k.average <= CDC_AVERAGE_MAX and k.maximum >= CDC_MAXIMUM_LEAST
+        ):
             return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes, which no chunker cuts"
         if k.kind == "fixed" and not k.minimum == k.average == k.maximum:
             return "pieces of fixed size have one size"

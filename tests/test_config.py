@@ -92,8 +92,8 @@ def configs(draw: st.DrawFn) -> Config:
             for k in range(draw(st.integers(0, 3)))
         )
         entry = backend(i, votes=i == 1 or draw(st.booleans()), storage=storage, tags=draw(tags))
-        backends.append(replace(entry, name=f"{i}{draw(names)}", capacity_bytes=draw(st.integers(0, NO_LIMIT))))
-    minimum = draw(st.integers(128, 1 << 20))
+        backends.append(replace(entry, name=f"{i}{draw(names)}", capacity_bytes=draw(st.integers(1, 1 << 63))))
+    minimum = draw(st.integers(256, 1 << 20))  # no chunker takes a maximum below 1,024
     return Config(
         tuple(backends),
         redundancy=(RedundancyClass(NO_LIMIT, draw(st.sampled_from([Replicate(1), Replicate(3), Erasure(2, 3)]))),),

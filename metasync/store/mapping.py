@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import UsageError
 
 BACKEND_ID_BYTES = 16
-WEIGHT_MAX = 1 << 63
+WEIGHT_MAX = CAPACITY_BYTES_MAX
 PARTITION_BYTES = 8
 SHARES_STEPS_MAX = 1 << 18  # a bound for `shares`: 16 backends with 8 copies pass, in 0.1 s, or 500 with 2
 
