@@ -80,4 +80,7 @@ def _keyring_get(account: str) -> bytes | None:
         value = keyring.get_password(SERVICE, account)
     except (keyring.errors.KeyringError, RuntimeError):
         return None
-    return base64.b64decode(value) if value else None
+    try:
+        return base64.b64decode(value, validate=True) if value else None
+    except ValueError:  # something else under our name: as good as nothing
+        return None

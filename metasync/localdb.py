@@ -24,6 +24,7 @@ from metasync.errors import UpgradeError, WorkspaceError
 FORMAT = 1
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
+_FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
 QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
 
 _SCHEMA = """
@@ -159,7 +160,7 @@ class LocalDb:
             raise _unusable(name, e) from e
         try:
             _prepare(db, name)
-        except sqlite3.Error as e:
+        except _FAILURES as e:
             db.close()
             raise _unusable(name, e) from e
         except BaseException:
@@ -202,19 +203,30 @@ class LocalDb:
         with self._lock:
             try:
                 return self._db.execute(sql, values).fetchall()
-            except sqlite3.Error as e:
+            except _FAILURES as e:
                 raise _unusable(self._path, e) from e
+
+    def _typed(self, sql: str, values: tuple[Any, ...], *types: type) -> list[Any]:
+        """Rows whose columns have these types: a damaged file holds anything anywhere."""
+        found = self._execute(sql, values)
+        for column, wanted in enumerate(types):
+            if not all(type(row[column]) is wanted for row in found):
+                raise WorkspaceError(
+                    f"The local state {self._path} is damaged: {wanted.__name__} expected where something else stands.",
+                    next_step="Move it away and run again: the local state is rebuilt from the backends.",
+                )
+        return found
 
     def _many(self, sql: str, values: Iterable[tuple[Any, ...]]) -> None:
         with self.transaction():
             try:
                 self._db.executemany(sql, values)
-            except sqlite3.Error as e:
+            except _FAILURES as e:
                 raise _unusable(self._path, e) from e
 
     def get(self, key: str) -> bytes | None:
-        found = self._execute("SELECT value FROM kv WHERE key = ?", (key,))
-        return bytes(found[0][0]) if found else None
+        found = self._typed("SELECT value FROM kv WHERE key = ?", (key,), bytes)
+        return found[0][0] if found else None
 
     def set(self, key: str, value: bytes | None) -> None:
         if value is None:
@@ -223,7 +235,7 @@ class LocalDb:
             self._execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
 
     def packed_rows(self) -> dict[bytes, bytes]:
-        return dict(self._execute("SELECT path, data FROM rows"))
+        return dict(self._typed("SELECT path, data FROM rows", (), bytes, bytes))
 
     def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         self._many("INSERT OR REPLACE INTO rows VALUES (?, ?)", rows)
@@ -232,8 +244,8 @@ class LocalDb:
         self._many("DELETE FROM rows WHERE path = ?", ((path,) for path in paths))
 
     def get_object(self, object_id: bytes) -> bytes | None:
-        found = self._execute("SELECT data FROM objects WHERE id = ?", (object_id,))
-        return bytes(found[0][0]) if found else None
+        found = self._typed("SELECT data FROM objects WHERE id = ?", (object_id,), bytes)
+        return found[0][0] if found else None
 
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
         wanted = list(ids)
@@ -242,7 +254,8 @@ class LocalDb:
             for start in range(0, len(wanted), QUERY_IDS_MAX):
                 some = tuple(wanted[start : start + QUERY_IDS_MAX])
                 marks = ",".join("?" * len(some))
-                out.update(self._execute(f"SELECT id, data FROM objects WHERE id IN ({marks})", some))  # noqa: S608
+                sql = f"SELECT id, data FROM objects WHERE id IN ({marks})"  # noqa: S608
+                out.update(self._typed(sql, some, bytes, bytes))
         return out
 
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
@@ -263,14 +276,14 @@ class LocalDb:
         self._execute("INSERT OR IGNORE INTO staged VALUES (?, ?, ?)", (object_id, int(kind), data))
 
     def staged(self) -> list[tuple[bytes, int, bytes]]:
-        return [(i, kind, data) for i, kind, data in self._execute("SELECT id, kind, data FROM staged ORDER BY id")]
+        return self._typed("SELECT id, kind, data FROM staged ORDER BY id", (), bytes, int, bytes)
 
     def clear_staged(self, ids: Iterable[bytes]) -> None:
         self._many("DELETE FROM staged WHERE id = ?", ((i,) for i in ids))
 
     def conflicts(self) -> list[Conflict]:
         sql = "SELECT path, copy, reason, version FROM conflicts ORDER BY path, copy"
-        return [Conflict(*found) for found in self._execute(sql)]
+        return [Conflict(*found) for found in self._typed(sql, (), bytes, bytes, str, int)]
 
     def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
         self._many(
@@ -283,7 +296,7 @@ class LocalDb:
 
     def replaced(self) -> list[ReplacedFile]:
         sql = "SELECT n, path, content, hashed, hashed_mtime_ns, hashed_ctime_ns FROM replaced ORDER BY n"
-        return [ReplacedFile(*found) for found in self._execute(sql)]
+        return [ReplacedFile(*found) for found in self._typed(sql, (), int, bytes, bytes, bytes, int, int)]
 
     def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
         self._many("INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)", (tuple(f) for f in files))
@@ -292,7 +305,7 @@ class LocalDb:
         self._many("DELETE FROM replaced WHERE n = ?", ((n,) for n in numbers))
 
     def unplaced(self) -> dict[bytes, str]:
-        return dict(self._execute("SELECT path, reason FROM unplaced"))
+        return dict(self._typed("SELECT path, reason FROM unplaced", (), bytes, str))
 
     def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
         self._many("INSERT OR REPLACE INTO unplaced VALUES (?, ?)", paths.items())
@@ -328,12 +341,12 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
         db.execute("COMMIT")
 
 
-def _unusable(name: str, cause: sqlite3.Error) -> WorkspaceError:
+def _unusable(name: str, cause: Exception) -> WorkspaceError:
     """The error for a database call that failed, with what the user can do about it."""
     code = getattr(cause, "sqlite_errorname", "") or ""
     if code.startswith("SQLITE_FULL"):
         step = "The disk is full: free some space and run again; nothing was lost."
-    elif code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+    elif code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")) or isinstance(cause, UnicodeDecodeError):
         step = "Move it away and run again: the local state is rebuilt from the backends."
     elif code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         step = "Another process uses it: run again when that has ended."

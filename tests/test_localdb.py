@@ -202,6 +202,66 @@ def test_damaged_rows_are_named(row: Row, data: st.DataObject) -> None:
         unpack_row(packed[:cut])
 
 
+COLUMNS = {
+    "kv": ("value", lambda db: db.get("k")),
+    "rows": ("data", load_rows),
+    "rows.path": ("path", lambda db: db.packed_rows()),
+    "objects": ("data", lambda db: (db.get_object(b"o"), db.get_objects([b"o"]))),
+    "staged": ("data", lambda db: db.staged()),
+    "conflicts": ("reason", lambda db: db.conflicts()),
+    "conflicts.version": ("version", lambda db: db.conflicts()),
+    "replaced": ("content", lambda db: db.replaced()),
+    "unplaced": ("reason", lambda db: db.unplaced()),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("value", [5, "text", b"bytes", 1.5])
+def test_a_column_of_another_type_is_damage(tmp_path: Path, column: str, value: object) -> None:
+    """SQLite keeps any type in any column; a flipped bit in a record's head makes one the other."""
+    name, read = COLUMNS[column]
+    path = tmp_path / "state.db"
+    with LocalDb.open(path) as db:
+        db.set("k", b"v")
+        store_rows(db, [(b"p", Row(FILE, 1, 2, 7, -5, 6, 0o100644, True))])
+        db.put_objects([(b"o", 3, b"data")])
+        db.stage_object(b"s", 1, b"data")
+        db.put_conflicts([Conflict(b"f", b"g", "why", 7)])
+        db.put_replaced([ReplacedFile(3, b"f", b"h" * 32)])
+        db.put_unplaced({b"q": "why"})
+        good = read(db)
+    with sqlite3.connect(path) as raw:
+        raw.execute(f"UPDATE {column.partition('.')[0]} SET {name} = ?", (value,))
+    raw.close()
+    with LocalDb.open(path) as db:
+        try:
+            found = read(db)
+        except WorkspaceError as e:
+            assert "damaged" in e.message
+            return
+        # an equal type, or one that SQLite turned into the column's
+        assert all(type(a) is type(b) for a, b in zip(_flat(good), _flat(found), strict=True))
+
+
+def _flat(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [x for k, v in value.items() for x in (*_flat(k), *_flat(v))]
+    if isinstance(value, (list, tuple)):
+        return [x for item in value for x in _flat(item)]
+    return [value]
+
+
+def test_a_schema_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    """Python's sqlite3 raises UnicodeDecodeError where SQLite quotes it."""
+    path = tmp_path / "state.db"
+    LocalDb.open(path).close()
+    data = path.read_bytes()
+    assert data.count(b"CREATE TABLE kv (") == 1
+    path.write_bytes(data.replace(b"CREATE TABLE kv (", b"CREATE \xff\xfeBLE kv ("))
+    with pytest.raises(WorkspaceError, match=r"state\.db"):
+        LocalDb.open(path)
+
+
 def test_rows_load_as_stored(tmp_path: Path) -> None:
     row = Row(FILE, 1, 2, 7, -5, 6, 0o100644, True)
     with LocalDb.open(tmp_path / "state.db") as db:

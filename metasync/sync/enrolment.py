@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from metasync import devicekeys
+from metasync.backends._names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
 from metasync.consensus.states import State
@@ -27,6 +28,7 @@ NAME_KEY: Final = "name"
 CONFIG_KEY: Final = "config"
 LINKS_KEY: Final = "links"  # this device's ways to backends: JSON, name -> url, folder, identity
 NAME_CHARS_MAX: Final = 100
+IDENTITY_BYTES: Final = 32
 _SECRET_BYTES_MAX: Final = 1 << 20
 
 
@@ -47,12 +49,19 @@ def encode_links(links: Mapping[str, Link]) -> bytes:
 def decode_links(data: bytes) -> dict[str, Link]:
     """`WorkspaceError` when they are damaged."""
     try:
-        return {n: Link(str(k["url"]), str(k["folder"]), str(k["identity"])) for n, k in json.loads(data).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        return {n: _link(**k) for n, k in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise WorkspaceError(
             f"the local state in {STATE_DIR} is damaged: this device's ways to the backends cannot be read",
             next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
         ) from e
+
+
+def _link(url: str, folder: str, identity: str) -> Link:
+    """`ValueError`, `TypeError` for what no link has."""
+    if not isinstance(url, str) or not is_name(folder) or len(bytes.fromhex(identity)) != IDENTITY_BYTES:
+        raise ValueError("not a link")
+    return Link(url, folder, identity)
 
 
 def required(db: LocalDb, key: str) -> bytes:

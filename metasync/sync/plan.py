@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metasync.codec import Reader, bytes16, bytes32, text16, u8, u32, u64
+from metasync.codec import Reader, ascending, bytes16, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import Conflict
 from metasync.objects.model import Entry, Kind
@@ -102,7 +102,7 @@ def encode_plan(plan: Plan) -> bytes:
     out.append(u32(len(plan.changes)))
     for path, new, expected in plan.changes:
         out.append(bytes16(path))
-        out.append(bytes32(pack_row(Row(new, 0, 0, 0, 0, 0, 0, False)) if new is not None else b""))
+        out.append(bytes32(pack_row(_bare(new)) if new is not None else b""))
         out.append(bytes32(pack_row(expected) if expected is not None else b""))
     return b"".join(out)
 
@@ -117,14 +117,19 @@ def decode_plan(data: bytes) -> Plan:
         commit: dict[str, bytes | None] = {}
         for _ in range(r.count(r.u32(), 7)):
             key, there, value = r.text16(), r.u8(), r.bytes32(_VALUE_BYTES_MAX)
+            if key in commit or there > 1 or (value and not there):
+                raise r.fail("a value twice, or one that is not there")
             commit[key] = value if there else None
         changes = []
         for _ in range(r.count(r.u32(), 10)):
             path, new, expected = r.bytes16(), r.bytes32(_ROW_BYTES_MAX), r.bytes32(_ROW_BYTES_MAX)
-            changes.append(
-                Change(path, unpack_row(new).entry if new else None, unpack_row(expected) if expected else None)
-            )
+            row = unpack_row(new) if new else None
+            if row is not None and row != _bare(row.entry):
+                raise r.fail("a stat of what is not there yet")
+            changes.append(Change(path, row.entry if row else None, unpack_row(expected) if expected else None))
         r.end()
+        if not ascending([change.path for change in changes]):
+            raise r.fail("paths out of order")
     except FormatError as e:
         raise WorkspaceError(
             f"The journal of an unfinished checkout can't be read: {e.message}.",
@@ -133,15 +138,28 @@ def decode_plan(data: bytes) -> Plan:
     return Plan(tuple(changes), commit, version, replaced_from, root)
 
 
+def _bare(entry: Entry) -> Row:
+    return Row(entry, 0, 0, 0, 0, 0, 0, False)
+
+
 def encode_modes(modes: Mapping[bytes, int]) -> bytes:
     """Directories that were made writable for the checkout, with the modes to give back."""
     return b"".join(bytes16(path) + u32(mode) for path, mode in modes.items())
 
 
 def decode_modes(data: bytes) -> dict[bytes, int]:
+    """What `encode_modes` wrote. `WorkspaceError`: it is damaged."""
     r = Reader(data, "checkout modes")
-    out = {}
-    while r.pos < len(data):
-        path = r.bytes16()
-        out[path] = r.u32()
+    out: dict[bytes, int] = {}
+    try:
+        while r.pos < len(data):
+            path = r.bytes16()
+            if path in out:
+                raise r.fail("a directory twice")
+            out[path] = r.u32()
+    except FormatError as e:
+        raise WorkspaceError(
+            f"The journal of an unfinished checkout can't be read: {e.message}.",
+            next_step="Move .metasync/state.db away and run again: it is rebuilt; look at the modes of directories.",
+        ) from e
     return out

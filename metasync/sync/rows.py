@@ -8,8 +8,8 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from metasync.codec import Reader, encode_tags
-from metasync.errors import WorkspaceError
+from metasync.codec import Reader, Tags, encode_tags
+from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import State
 from metasync.objects.model import Entry, Kind
 
@@ -95,19 +95,28 @@ def unpack_row(data: bytes) -> Row:
     try:
         kind, trusted, e_mode, e_mtime, e_size, dev, ino, size, mtime, ctime, mode, a, b, t = _FIXED.unpack_from(data)
         at = _FIXED_BYTES
-        if len(data) != at + a + b + t or not 1 <= kind <= 3:
-            raise struct.error("wrong length or kind")
-    except struct.error as e:
+        if len(data) != at + a + b + t or not 1 <= kind <= 3 or trusted > 1:
+            raise FormatError("wrong length, kind or flag")
+        tags = _unpack_tags(data[at + a + b :]) if t else ()
+    except (struct.error, FormatError) as e:
         raise WorkspaceError(
             f"A row of the local state is damaged ({e}).",
             next_step="Move .metasync/state.db away and run again: it is rebuilt from the backends.",
         ) from e
     content = data[at : at + a]
     root = data[at + a : at + a + b] if b else b""
-    tags = Reader(data[at + a + b :], "row").tags() if t else ()
     entry: Entry = _new(Entry, (_KINDS[kind], e_mode, e_mtime, e_size, content, root, tags))
     row: Row = _new(Row, (entry, dev, ino, size, mtime, ctime, mode, bool(trusted)))
     return row
+
+
+def _unpack_tags(data: bytes) -> Tags:
+    r = Reader(data, "row")
+    tags = r.tags()
+    r.end()
+    if not tags:
+        raise r.fail("no tags where some were said to be")
+    return tags
 
 
 def load_rows(db: State) -> dict[bytes, Row]:

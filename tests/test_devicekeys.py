@@ -1,0 +1,49 @@
+"""Where a device keeps its keys: what the system's keyring gives back is not taken on trust."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from metasync import devicekeys
+from metasync.errors import WorkspaceError
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a keyring holds, by account."""
+    kept: dict[str, Any] = {}
+    ring, errors = ModuleType("keyring"), ModuleType("keyring.errors")
+    errors.KeyringError = type("KeyringError", (Exception,), {})  # type: ignore[attr-defined]
+    ring.errors = errors  # type: ignore[attr-defined]
+    ring.set_password = lambda _, account, value: kept.__setitem__(account, value)  # type: ignore[attr-defined]
+    ring.get_password = lambda _, account: kept.get(account)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keyring", ring)
+    monkeypatch.setitem(sys.modules, "keyring.errors", errors)
+    monkeypatch.delenv("METASYNC_KEYRING", raising=False)
+    return kept
+
+
+def test_keys_come_back_from_the_keyring(tmp_path: Path, entries: dict[str, Any]) -> None:
+    devicekeys.save(tmp_path, "device x", b"secret")
+    assert (tmp_path / devicekeys.FILE).read_bytes() == devicekeys.IN_KEYRING
+    assert devicekeys.load(tmp_path, "device x") == b"secret"
+
+
+@pytest.mark.parametrize("value", [None, "", "not base64!", "\u00e9", "YQ", base64.b64encode(b"x").decode() + "\n=="])
+def test_an_entry_that_is_not_ours_is_no_traceback(tmp_path: Path, entries: dict[str, Any], value: str | None) -> None:
+    devicekeys.save(tmp_path, "device x", b"secret")
+    entries["device x"] = value
+    with pytest.raises(WorkspaceError, match="keyring"):
+        devicekeys.load(tmp_path, "device x")
+
+
+def test_a_keyring_that_gives_back_something_else_is_not_used(tmp_path: Path, entries: dict[str, Any]) -> None:
+    sys.modules["keyring"].set_password = lambda _, account, value: entries.__setitem__(account, "?")  # type: ignore[attr-defined]
+    devicekeys.save(tmp_path, "device x", b"secret")
+    assert (tmp_path / devicekeys.FILE).read_bytes() == b"secret"
