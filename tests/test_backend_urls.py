@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from metasync.backends import _registry
 from metasync.backends._registry import open_backend, parse_bytes, parse_url, schemes
+from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import RefusedError, UsageError
 
 
@@ -20,6 +22,37 @@ def test_a_folder() -> None:
     assert (url.scheme, url.host, url.path, url.params) == ("file", "", "/media/my stick/sync", ())
     assert (url.name, url.capacity_bytes, url.role) == (None, None, "both")
     assert url.location == "file:///media/my%20stick/sync"
+
+
+@given(st.binary(max_size=40).filter(lambda b: not {0, 10} & set(b) and b".." not in b))
+def test_a_path_is_bytes(path: bytes) -> None:
+    """What the file system calls a folder need not be UTF-8, in the URL as it is or escaped."""
+    plain = "file:///x/" + os.fsdecode(path)
+    escaped = "file:///x/" + "".join(f"%{b:02x}" for b in path)
+    if not {ord(c) for c in "#?%"} & set(path) and plain == plain.strip():
+        assert os.fsencode(parse_url(plain).path) == b"/x/" + path
+    url = parse_url(escaped)
+    assert os.fsencode(url.path) == b"/x/" + path
+    assert parse_url(url.location).path == url.path
+    assert url.location.isascii()
+
+
+@pytest.mark.parametrize("text", ["file:///\ud800", "s3://b\ud800/x", "memory:a?name=\udfff"])
+def test_half_a_character_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_url(text)
+
+
+def test_an_escaped_colon_hides_no_password() -> None:
+    with pytest.raises(UsageError, match="password"):
+        parse_url("s3://user%3Ahunter2@bucket/x")
+
+
+def test_an_amount_fits_the_config() -> None:
+    assert parse_bytes(str(1 << 63)) == CAPACITY_BYTES_MAX
+    for text in (str((1 << 63) + 1), "9223373TB", "99999999999999999999PB"):
+        with pytest.raises(UsageError, match="not an amount"):
+            parse_bytes(text)
 
 
 def test_a_bucket_with_everything() -> None:

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from metasync.backends._base import Backend, BackendUrl
+from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import UsageError
 
 GROUP = "metasync.backends"
@@ -62,7 +63,8 @@ def parse_url(text: str) -> BackendUrl:
     """Takes a backend URL apart and checks all that can be checked without reaching the store.
 
     `UsageError` with the right form otherwise; what it quotes never holds a secret that stood in the URL.
-    `parse_url(url.location)` gives the same store again.
+    `parse_url(url.location)` gives the same store again. Bytes that are not UTF-8 (an argument, %ff) stand for
+    themselves.
     """
     scheme, rest = _split_scheme(text)
     kind = _load(scheme)
@@ -71,16 +73,16 @@ def parse_url(text: str) -> BackendUrl:
     if where.startswith("//"):
         host, slash, path = where[2:].partition("/")
         path = slash + path
+    host, path = (_one_form(unquote(part, errors="surrogateescape")) for part in (host, path))
     user, at, _ = host.rpartition("@")
     if at and ":" in user:
         raise _secret_refused(f"the {scheme} URL holds a password")
-    path = unquote(path)
     if "\0" in path or "\n" in path:
         raise UsageError(f"the path of a {scheme} URL holds a control character")
     own, params = _split_params(scheme, query, kind.url_params)
     url = BackendUrl(
         scheme=scheme,
-        host=unquote(host),
+        host=host,
         path=path,
         params=params,
         location=_location(scheme, host, path, params, double_slash=where.startswith("//")),
@@ -119,7 +121,7 @@ def parse_bytes(text: str) -> int:
     match = _AMOUNT.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = int(Fraction(match[1]) * unit) if match and unit else 0
-    if amount < 1:
+    if not 1 <= amount <= CAPACITY_BYTES_MAX:
         raise UsageError(
             f"not an amount of storage: {text[:40]!r}",
             next_step="Write a number with B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024): 15GiB.",
@@ -162,7 +164,9 @@ def _split_params(scheme: str, query: str, known: frozenset[str]) -> tuple[dict[
     ours = {"capacity", "name", "role"}
     found: dict[str, str] = {}
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=32)
+        pairs = parse_qsl(
+            query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape", max_num_fields=32
+        )
     except ValueError:
         raise UsageError(
             f"the parameters of the {scheme} URL are not in the form name=value",
@@ -179,14 +183,24 @@ def _split_params(scheme: str, query: str, known: frozenset[str]) -> tuple[dict[
             )
         if key in found or not value:
             raise UsageError(f"the parameter {key} of the {scheme} URL needs one value")
-        found[key] = value
+        found[key] = _one_form(value)
     own = {key: found.pop(key) for key in ours if key in found}
     return own, tuple(sorted(found.items()))
 
 
 def _location(scheme: str, host: str, path: str, params: tuple[tuple[str, str], ...], *, double_slash: bool) -> str:
-    query = f"?{urlencode(params, safe='/:', quote_via=quote)}" if params else ""
-    return f"{scheme}:{'//' if double_slash else ''}{host}{quote(path)}{query}"
+    safe = "/:"
+    query = f"?{urlencode(params, safe=safe, errors='surrogateescape', quote_via=quote)}" if params else ""
+    quoted = quote(host, safe="@:[]", errors="surrogateescape")
+    return f"{scheme}:{'//' if double_slash else ''}{quoted}{quote(path, errors='surrogateescape')}{query}"
+
+
+def _one_form(text: str) -> str:
+    """Bytes that are no UTF-8 escaped, all others not. `UsageError` for what is neither text nor bytes."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError("a backend URL holds half a character") from None
 
 
 def _name(text: str) -> str:
