@@ -4,9 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+FUZZ_VENV := .venv-fuzz
+FUZZ_BIN := $(FUZZ_VENV)/bin
+FUZZ_STAMP := $(FUZZ_VENV)/.installed
+SECONDS ?= 3600
+TARGETS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers bench check format lock clean
+.PHONY: help demo test test-servers bench fuzz check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -31,6 +36,17 @@ test-servers: $(STAMP) ## the tests against real servers on loopback (fetches an
 bench: $(STAMP) ## figures beside restic, rclone, borg, git, unison, cp; hours for all: BENCH="--net near --load paper"
 	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH)
 
+$(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
+	@echo "setting up $(FUZZ_VENV) (once; about a minute)"
+	@$(PYTHON) -m venv $(FUZZ_VENV)
+	@$(FUZZ_BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@$(FUZZ_BIN)/python -m pip install --quiet --require-hashes -r tests/fuzz/requirements.txt \
+		|| echo "atheris cannot be installed here: a plain mutator takes its place"
+	@touch $@
+
+fuzz: $(FUZZ_STAMP) ## fuzz the decoders (SECONDS=3600 in all, TARGETS="dir log")
+	$(FUZZ_BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --jobs $(JOBS) --targets $(TARGETS)
+
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -50,4 +66,4 @@ lock: ## pin the development tools anew (needs the network)
 	rm -rf $(VENV)-lock
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .servers build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FUZZ_VENV) .fuzz .servers build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,589 @@
+"""Targets: the formats of agreement (docs/design/format-agreement.md): keys, config, states, entries, logs, heads.
+
+Signatures and seals keep a mutator out. So there are two kinds of targets: bytes as a provider may show them, and the
+inside of a record, sealed and signed here as a device of the workspace could. Where records hold many signatures
+(device sets, chains), `trusting` takes all but some for right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from agreement_kit import (
+    ACCEPTOR,
+    ADMIN,
+    ALICE,
+    BASE,
+    BOB,
+    CAROL,
+    CHAIN,
+    DEVICES,
+    GENESIS,
+    INCARNATION,
+    KEYS,
+    MALLORY,
+    NS_ID,
+    RIVAL,
+    X,
+    Y,
+    drawn,
+    entry,
+    forged,
+)
+
+from fuzz.content import vectors
+from fuzz.target import SOME, Target, certain, joined_parts, parts_of, replaced
+from metasync.codec import Reader, ascending, bytes32, text16, u8, u16, u32
+from metasync.config import (
+    NO_LIMIT,
+    Acceptor,
+    BackendEntry,
+    ChunkingClass,
+    Config,
+    Erasure,
+    RedundancyClass,
+    Replicate,
+    Storage,
+    decode_config,
+)
+from metasync.consensus import entries, genesis, heads
+from metasync.consensus.entries import Kind, open_entry, open_hint
+from metasync.consensus.genesis import birth_matches, open_genesis
+from metasync.consensus.heads import Head, open_head
+from metasync.consensus.member import Remembered, decode_memory, encode_memory
+from metasync.consensus.meta import open_object, seal_object
+from metasync.consensus.paxos import decode_journal
+from metasync.consensus.replay import NEVER, Log
+from metasync.consensus.states import VERSION_MAX, Change, State, decode_state, follows, successor
+from metasync.errors import FormatError, PassphraseError, UpgradeError
+from metasync.keys import chain as chain_module
+from metasync.keys import devices as devices_module
+from metasync.keys import ring as ring_module
+from metasync.keys import slots as slots_module
+from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.derive import Header, RecordKind, _aead, derive, seal, seal_public, sha256, sign, unseal
+from metasync.keys.devices import decode_certificate, decode_device_set, decode_identity
+from metasync.keys.ring import decode_keys, make_ring, open_admin, open_ring, read_ring
+from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
+from metasync.objects.chunker import Chunker, SizeClass
+from metasync.store.mapping import Target as Place
+from metasync.store.placement import Placement
+
+SIGNED = (chain_module, devices_module, ring_module, genesis, heads, entries)
+WRONG = 0xFF  # a signature that begins so is wrong while signatures are trusted
+
+
+@contextmanager
+def trusting() -> Iterator[None]:
+    def verify(public: bytes, context: str, message: bytes, signature: bytes) -> bool:
+        return signature[0] != WRONG
+
+    with replaced([(module, "verify", verify) for module in SIGNED]):
+        yield
+
+
+def seeds_of(what: str) -> list[bytes]:
+    """The bytes of all golden vectors of a kind, good and bad."""
+    return [bytes.fromhex(c["data"]) for c in vectors("agreement").values() if c["what"] == what]
+
+
+# --- in the clear
+
+
+def use_config(data: bytes) -> Config:
+    """A config that is accepted can be lived with: it places packs, and cuts files."""
+    config = decode_config(data)
+    assert 1 <= config.quorum <= config.n
+    assert config.meta_copies <= config.n
+    assert config.survives.down >= 0
+    storing = [b for b in config.backends if b.storage]
+    policy = config.policy(0)
+    copies = policy.total if hasattr(policy, "total") else policy.copies
+    if storing:
+        places = [Place(b.backend_id, b.capacity_bytes) for b in storing]
+        order = Placement(places, copies=copies, partitions=config.mapping.partitions).order(drawn("pack"))
+        assert sorted(order) == [b.backend_id for b in storing]
+    classes = [
+        SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind)
+        for k in config.chunking
+    ]
+    whole = drawn("file", 3_000)
+    at = 0
+
+    def read(n: int) -> bytes:
+        nonlocal at
+        at += n
+        return whole[at - n : at]
+
+    assert b"".join(Chunker(config.whole_bytes, classes, 1).cut(read, len(whole))) == whole
+    return config
+
+
+def use_state(data: bytes) -> State:
+    """A state that is accepted can be the base of a next one."""
+    state = decode_state(data)
+    log = Log(KEYS, DEVICES, state, ACCEPTOR)
+    assert log.feed(bytes(1024)) is None
+    if state.min_gen <= state.gen and state.v < VERSION_MAX:
+        after = successor(state, Change(drawn("op", 16)), skip=state.hash, writer=INCARNATION)
+        assert decode_state(after.encode()) == after
+        assert follows(after, state)
+    return state
+
+
+def decode_one_chain(data: bytes) -> AdminChain:
+    r = Reader(data, "chain")
+    with trusting():
+        out = decode_chain(r)
+    r.end()
+    assert len(out.ns_id) == 32
+    assert out.epoch == len(out.keys)
+    assert out.signer in out.keys
+    assert not any(s[0] == WRONG for s in out.signatures)
+    return out
+
+
+def shown_device_set(data: bytes) -> Any:
+    out = decode_device_set(data, NS_ID)
+    assert all(c.verifies(out.chain.admin) and c.ns_id == NS_ID for c in out.certificates)
+    return out
+
+
+def trusted_device_set(data: bytes) -> Any:
+    with trusting():
+        out = decode_device_set(data, NS_ID)
+        for certificate in out.certificates:
+            assert out.get(certificate.device_id) is certificate
+            assert certificate.signature[0] != WRONG
+            assert out.key_of(certificate.device_id) == certificate.sign_public
+            assert certificate.device_id not in out.revoked_ids
+            assert certificate.sign_public not in out.revoked_keys
+    return out
+
+
+def device_set_seeds() -> list[bytes]:
+    tagged = replace(DEVICES, tags=((1, b"later"),), slots=((1, drawn("slot")), (2, drawn("slot"))))
+    return [*seeds_of("devices"), DEVICES.encode(), tagged.encode()]
+
+
+def certificate_seeds() -> list[bytes]:
+    mine = ALICE.certified(ADMIN, NS_ID)
+    return [mine.encode(), replace(mine, tags=((1, b"x"), (2, b""))).encode(), BOB.certified(ADMIN, NS_ID).encode()]
+
+
+def clear_birth(data: bytes) -> None:
+    if not birth_matches(data, ACCEPTOR, sha256(drawn("nonce"))):
+        raise FormatError("another birth")
+    assert data == genesis.encode_birth(ACCEPTOR, drawn("nonce"))
+
+
+def config_seeds() -> list[bytes]:
+    """Also a config as small as one can be: a mutation hits what counts."""
+    place = Storage(b"\2" * 16, bytes(32))
+    one = BackendEntry(b"\1" * 16, "b", "file", 1 << 40, bytes(32), (place,), Acceptor(b"\3" * 16, "log", bytes(32)))
+    small = Config((one,), redundancy=(RedundancyClass(NO_LIMIT, Replicate(1)),), chains=(("a",),))
+    classes = [ChunkingClass(NO_LIMIT, "cdc", 64, 256, 1024), ChunkingClass(NO_LIMIT, "fixed", 64, 64, 64)]
+    erasure = (RedundancyClass(1 << 20, Replicate(2)), RedundancyClass(NO_LIMIT, Erasure(2, 3)))
+    more = [replace(small, chunking=(c,), whole_bytes=0, encrypted=False, redundancy=erasure) for c in classes]
+    return [*seeds_of("config"), *(c.encode() for c in (small, *more))]
+
+
+# --- slots and rings
+
+
+def use_slot(data: bytes) -> None:
+    """The clear part; the cost it asks for is bounded."""
+    slot = read_slot(data)
+    assert slot.cost.memory_kib <= MEMORY_KIB_MAX
+    assert slot.cost.lanes <= LANES_MAX
+    assert 8 * slot.cost.lanes <= slot.cost.memory_kib
+    numbers = u32(slot.cost.memory_kib) + u32(slot.cost.iterations) + u32(slot.cost.lanes)
+    assert data == u8(1) + u8(slot.kind) + slot.salt + numbers + slot.public + bytes32(slot.sealed)
+
+
+def slot_inside(data: bytes) -> None:
+    """Part 0 is the clear part, part 1 what is sealed under it, by somebody who knows the passphrase."""
+    clear, inside = [*parts_of(data), b"", b""][:2]
+    key = drawn("stretched")
+    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, drawn("record")), inside, binding=clear, pad_to=256)
+    with replaced([(slots_module, "_stretch", lambda *_: key)]):
+        secret = open_slot(clear + bytes32(sealed), "passphrase")
+    assert inside == secret.private + secret.ns_id + text16(secret.name)
+    assert seal_public(secret.private) == secret.public
+
+
+CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
+
+
+@cache
+def _slot() -> tuple[bytes, bytes]:
+    made, secret = make_slot(1, "passphrase", ns_id=NS_ID, name="docs", entropy=drawn("slot", 96), cost=CHEAP)
+    return made, secret.private
+
+
+def slot_inside_seeds() -> list[bytes]:
+    made, private = _slot()
+    return [
+        joined_parts([made[:78], private + NS_ID + text16("docs")]),
+        joined_parts([made[:78], private + NS_ID + text16("é" * 40)]),
+        joined_parts([made[:78], private]),
+    ]
+
+
+SLOT_PRIVATE = drawn("slot private")
+SECOND_ADMIN = drawn("second admin")
+
+
+def _ring(epoch: int = 1, *, encrypted: bool = True) -> bytes:
+    chain, keys, admin = CHAIN, replace(KEYS, encrypted=encrypted), ADMIN
+    if epoch == 2:
+        chain = CHAIN.extended(ADMIN, ring_module.sign_public(SECOND_ADMIN))
+        keys = replace(keys, epoch_keys=(*KEYS.epoch_keys, (2, drawn("epoch 2"))))
+        admin = SECOND_ADMIN
+    return make_ring(
+        keys,
+        chain,
+        admin_private=admin,
+        signer_private=ADMIN,
+        devices=[seal_public(ALICE.seal_private)],
+        slots=[seal_public(SLOT_PRIVATE)],
+        entropy=drawn("ring", 96),
+    )
+
+
+def ring_seeds() -> list[bytes]:
+    return [*seeds_of("ring"), _ring(), _ring(2), _ring(encrypted=False)]
+
+
+def use_ring(data: bytes) -> None:
+    """A ring whose signature counts as right unless it looks wrong: all behind it is the mutator's."""
+    with trusting():
+        ring = read_ring(data, NS_ID)
+        assert ring.ns_id == NS_ID
+        for private in (SLOT_PRIVATE, ALICE.seal_private, None):
+            try:
+                keys = open_ring(data, private, NS_ID)
+            except (FormatError, PassphraseError):
+                continue
+            assert keys.epoch == ring.epoch
+            with certain("keys that were opened cannot be kept"):
+                assert decode_keys(keys.encode()) == keys
+        try:
+            open_admin(data, SLOT_PRIVATE, NS_ID)
+        except (FormatError, PassphraseError):
+            return
+
+
+def ring_inside(data: bytes) -> None:
+    """Part 0: the ring's body, part 1: the older keys beneath; sealed to a slot here, and signed by the admin."""
+    body, older = [*parts_of(data), b"", b""][:2]
+    secret, ephemeral_private = drawn("ring secret"), drawn("ephemeral")
+    ephemeral = seal_public(ephemeral_private)
+    recipient = seal_public(SLOT_PRIVATE)
+    head = u8(1) + u8(1) + CHAIN.encode() + ephemeral
+    beneath = seal(derive(body[:32].ljust(32, b"\0"), "older"), Header(RecordKind.RING, 0, 1, drawn("r")), older)
+    if len(body) >= 96:
+        body = body[:96] + bytes32(beneath) + body[96:]
+    sealed = seal(secret, Header(RecordKind.RING, 0, 1, drawn("r2")), body, binding=head)
+    wrapped = ring_module.wrap(ring_module.agree(ephemeral_private, recipient, "ring", ephemeral + recipient), secret)
+    ring = head + u16(1) + recipient + wrapped + u16(0) + bytes32(sealed)
+    keys = open_ring(ring + sign(ADMIN, "keyring 1", ring), SLOT_PRIVATE, NS_ID)
+    assert keys.epoch == 1
+    with certain("keys that were opened cannot be kept"):
+        assert decode_keys(keys.encode()) == keys
+    assert [e for e, _ in keys.epoch_keys] == sorted({e for e, _ in keys.epoch_keys})
+    assert body == keys.epoch_keys[-1][1] + keys.id_key + keys.chunk_seed + bytes32(beneath)
+
+
+def ring_inside_seeds() -> list[bytes]:
+    keys = drawn("keys", 96)
+    return [
+        joined_parts([keys, u16(0)]),
+        joined_parts([keys, u16(1) + u32(0) + drawn("old")]),
+        joined_parts([keys, u16(2) + u32(1) + drawn("old") + u32(2) + drawn("old")]),
+        joined_parts([keys + b"\0", b""]),
+    ]
+
+
+# --- sealed records
+
+
+def shown_entry(data: bytes) -> None:
+    open_entry(KEYS, data, ns_id=NS_ID, era=0, epoch=1, acceptor_id=ACCEPTOR, v=2, idx=0)
+
+
+def entry_inside(data: bytes) -> bytes:
+    """The body of an entry, sealed and signed by a device of the workspace."""
+    e = entry()
+    if len(data) > 3_500:
+        raise FormatError("no entry is so long")
+    signed = open_entry(KEYS, forged(e, body=data), ns_id=NS_ID, era=0, epoch=1, acceptor_id=ACCEPTOR, v=2, idx=0)
+    assert signed.body == data
+    found = signed.entry
+    assert ascending([s.acceptor_id for s in found.seen])
+    assert (found.value is None) == (found.kind is Kind.PREPARE)
+    assert found.round.n or found.kind is not Kind.PREPARE
+    assert (found.v, found.idx, found.acceptor_id) == (found.base.v + 1, 0, ACCEPTOR)
+    assert found.prev_entry == bytes(32)
+    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log.feed(forged(e, body=data))
+    assert not log.votes or all(follows(v, BASE) and found.base == BASE for v in log.votes.values())
+    return entries._encode(found)
+
+
+def entry_bodies() -> list[bytes]:
+    certified = entry(device_id=CAROL.device_id, certificate=CAROL.certified(ADMIN, NS_ID).encode())
+    seen = tuple(entries.Seen(drawn(f"{i}", 16), i, i, drawn(f"{i}")) for i in range(3))
+    full = entry(Kind.ACCEPT, seen=tuple(sorted(seen)), tags=((1, b"x"), (7, b"")))
+    some = [entry(), entry(Kind.ACCEPT), entry(Kind.DECIDED), certified, full]
+    return [entries._encode(e) for e in some]
+
+
+def hint_inside(data: bytes) -> None:
+    if len(data) > 3_500:
+        raise FormatError("no hint is so long")
+    header = Header(RecordKind.HINT, BASE.era, BASE.epoch, drawn("record"))
+    signature = sign(ALICE.sign_private, "hint 1", header.encode() + data)
+    sealed = seal(KEYS.log_key(1), header, data + signature, binding=NS_ID + ACCEPTOR, pad_to=512)
+    signed = open_hint(KEYS, sealed, ACCEPTOR)
+    assert signed.entry.value is not None
+    assert entries._encode(signed.entry) == data
+    public = DEVICES.key_of(signed.entry.device_id, signed.entry.certificate)
+    if public is not None and signed.verifies(public) and follows(signed.entry.value, signed.entry.base):
+        use_state(signed.entry.value.encode())
+
+
+class _Log:
+    """A log by another hand: promises and votes counted the slow way, from the entries alone."""
+
+    def __init__(self) -> None:
+        self.seen: list[entries.Entry] = []
+
+    def effective(self) -> tuple[Any, dict[Any, bytes], bytes | None]:
+        promised: Any = NEVER
+        votes: dict[Any, bytes] = {}
+        for e in self.seen:
+            if e.kind is Kind.DECIDED:
+                assert e.value is not None
+                return promised, votes, e.value.hash
+            if e.kind is Kind.PREPARE:
+                promised = max(promised, e.round)
+                continue
+            assert e.value is not None
+            first = votes.get(e.round, e.value.hash) == e.value.hash
+            owned = e.round.n > 0 or e.round.incarnation == BASE.writer
+            if e.round >= promised and first and owned:
+                promised, votes[e.round] = e.round, e.value.hash
+        return promised, votes, None
+
+
+def replay(data: bytes) -> None:
+    """A log: each part is an entry, in shorthand, then bytes that replace some of its body; sealed and signed here.
+
+    byte 0  kind (PREPARE, ACCEPT, DECIDED, raw bytes, a repeated entry); 1 round; 2 whose round; 3 which value;
+    4  device (two admitted, one with a certificate, a revoked one, a stranger with a false certificate), and from 192
+    on a wrong entry before; 5, 6 where the rest is laid over the body
+    """
+    parts = parts_of(data)[:12]
+    if not parts:
+        raise FormatError("no entries in this input")
+    log, other, last, written = Log(KEYS, DEVICES, BASE, ACCEPTOR), _Log(), bytes(32), []
+    for idx, part in enumerate(parts):
+        b = part[:7].ljust(7, b"\0")
+        if b[0] % 5 == 3:
+            raw = part[1:]
+        elif b[0] % 5 == 4 and written:
+            raw = written[b[1] % len(written)]
+        else:
+            raw = _entry_of(b, part[7:], idx, sha256(last) if b[4] >= 192 else last)
+        written.append(raw)
+        before, last = last, sha256(raw)
+        found = log.feed(raw)
+        assert (found is None) == bool(log.poison)
+        if found is not None and log.devices.key_of(found.device_id, found.certificate) is not None:
+            assert found.prev_entry == before, "a log that was cut or spliced"
+            other.seen.append(found)
+        if log.poison:
+            break
+    promised, votes, closed = other.effective()
+    assert log.promised == promised
+    assert {r: v.hash for r, v in log.votes.items()} == votes
+    assert (log.closed.hash if log.closed else None) == closed
+    if log.poison:
+        raise FormatError(log.poison)
+
+
+def _entry_of(b: bytes, patch: bytes, idx: int, last: bytes) -> bytes:
+    kind = Kind(b[0] % 5 % 3 + 1)
+    device = (ALICE, BOB, CAROL, MALLORY, CAROL)[b[4] % 5]
+    certificate = b""
+    if device is CAROL:
+        certificate = device.certified(ADMIN if b[4] % 5 == 2 else drawn("nobody"), NS_ID).encode()
+    e = entry(
+        kind,
+        idx=idx,
+        prev_entry=last,
+        round=entries.Round(b[1] % 4, (INCARNATION, RIVAL, BASE.writer, bytes(16))[b[2] % 4]),
+        value=None if kind is Kind.PREPARE else (X, Y)[b[3] % 2],
+        device_id=device.device_id,
+        certificate=certificate,
+    )
+    body = bytearray(entries._encode(e))
+    at = int.from_bytes(b[5:7], "big") % len(body)
+    body[at : at + len(patch)] = patch
+    body = body[:3_500]
+    header = Header(RecordKind.ENTRY, 0, 1, drawn(f"record {idx}"))
+    signature = sign(device.sign_private, "entry 1", header.encode() + bytes(body))
+    return forged(e, body=bytes(body), signature=signature, header=header)
+
+
+def log_seeds() -> list[bytes]:
+    def step(kind: int, n: int = 1, whose: int = 0, value: int = 0, device: int = 0, patch: bytes = b"") -> bytes:
+        return bytes((kind, n, whose, value, device, 0, 0)) + patch
+
+    return [
+        joined_parts([step(0), step(1)]),
+        joined_parts([step(0), step(0, 2, 1), step(1), step(1, 2, 1, 1), step(2)]),
+        joined_parts([step(1, 0, 2), step(0, 1, 0, device=2), step(1, 1, device=1)]),
+        joined_parts([step(0, device=3), step(0, device=4), step(0), step(4, 1)]),
+        joined_parts([step(0), step(3), step(1)]),
+        joined_parts([step(0), step(1, device=195)]),
+        joined_parts([step(1), step(1, 1, 0, 1), step(2, 0, 3, 1), step(0, 3)]),
+    ]
+
+
+def head_inside(data: bytes) -> None:
+    header = Header(RecordKind.HEAD, 0, 1, drawn("record"))
+    body = data + sign(ALICE.sign_private, "head 1", header.encode() + data)
+    sealed = seal(KEYS.log_key(1), header, body, binding=NS_ID + ALICE.device_id, pad_to=512)
+    head = open_head(KEYS, DEVICES, sealed, ALICE.device_id)
+    again = heads.seal_head(KEYS, head, ALICE, era=0, epoch=1, random=drawn("record"))
+    assert again == sealed
+
+
+def head_seeds() -> list[bytes]:
+    out = []
+    for head in (
+        Head(ALICE.device_id, 3, drawn("state"), drawn("head"), drawn("prev")),
+        Head(
+            ALICE.device_id,
+            2**64 - 1,
+            drawn("s"),
+            drawn("h"),
+            bytes(32),
+            ALICE.certified(ADMIN, NS_ID).encode(),
+            ((1, b"t"),),
+        ),
+    ):
+        sealed = heads.seal_head(KEYS, head, ALICE, era=0, epoch=1, random=drawn("r"))
+        _, body = unseal(KEYS.log_key(1), sealed, RecordKind.HEAD, binding=NS_ID + ALICE.device_id)
+        out.append(body[:-64])
+    return out
+
+
+def genesis_inside(data: bytes) -> None:
+    """State and chain, signed by the first admin key, whatever key the chain ends with."""
+    body = data + sign(ADMIN, "genesis 1", data)
+    header = Header(RecordKind.GENESIS, 0, 1, drawn("record"))
+    sealed = seal(KEYS.log_key(1), header, body, binding=NS_ID + ACCEPTOR, pad_to=512)
+    state = open_genesis(KEYS, sealed, ACCEPTOR)
+    assert (state.v, state.ns_id) == (0, NS_ID)
+    assert data[1:403] == state.encode()
+
+
+def genesis_seeds() -> list[bytes]:
+    return [u8(1) + GENESIS.encode() + CHAIN.encode(), u8(1) + BASE.encode() + CHAIN.encode()]
+
+
+def shown_record(data: bytes) -> None:
+    """A sealed record as a provider shows it."""
+    for kind in (RecordKind.META, RecordKind.CONST, RecordKind.STATE):
+        try:
+            open_object(KEYS, kind, data)
+        except FormatError:
+            continue
+        return
+    raise FormatError("no record of any kind")
+
+
+def record_inside(data: bytes) -> None:
+    """What stands in a record where length, content and padding belong, sealed by somebody who holds the key."""
+    header = Header(RecordKind.META, 0, 1, drawn("record"))
+    cipher = _aead(KEYS.log_key(1), header)
+    head = header.encode()
+    plaintext = open_object(KEYS, RecordKind.META, head + cipher.encrypt(bytes(12), data, head + NS_ID))
+    assert data == bytes32(plaintext) + bytes(len(data) - 4 - len(plaintext))
+
+
+def object_seeds() -> list[bytes]:
+    made = [
+        seal_object(KEYS, k, b"x" * 50, era=0, epoch=1, random=drawn("o"))[1]
+        for k in (RecordKind.META, RecordKind.CONST)
+    ]
+    return [*made, *seeds_of("object")]
+
+
+def shown_head(data: bytes) -> None:
+    open_head(KEYS, DEVICES, data, ALICE.device_id)
+
+
+def certificate(data: bytes) -> Any:
+    with trusting():
+        out = decode_certificate(data)
+        DEVICES.admits(out)
+        DEVICES.key_of(CAROL.device_id, data)
+    return out
+
+
+def memory_seeds() -> list[bytes]:
+    some = [Remembered(1, entries.Seen(drawn(f"{i}", 16), i, i, drawn(f"{i}"))) for i in range(3)]
+    return [*seeds_of("memory"), encode_memory(some)]
+
+
+def decode_some_memory(data: bytes) -> tuple[Remembered, ...]:
+    if not data:
+        raise FormatError("nothing remembered: the one value that is written in two ways")
+    return decode_memory(data)
+
+
+def encoded(value: Any) -> bytes:
+    out: bytes = value.encode()
+    return out
+
+
+def _seeds(*kinds: str) -> Any:
+    return lambda: [data for kind in kinds for data in seeds_of(kind)]
+
+
+AGREEMENT = (
+    Target("state", use_state, _seeds("state"), encoded),
+    Target("config", use_config, config_seeds, encoded, tries=SOME),
+    Target("journal", decode_journal, _seeds("journal"), encoded),
+    Target("acceptor-memory", decode_some_memory, memory_seeds, encode_memory),
+    Target("identity", decode_identity, lambda: [ALICE.encode(), BOB.encode()], encoded),
+    Target("certificate", certificate, certificate_seeds, encoded),
+    Target("workspace-keys", decode_keys, lambda: [KEYS.encode(), replace(KEYS, encrypted=False).encode()], encoded),
+    Target("chain", decode_one_chain, lambda: [CHAIN.encode(), CHAIN.extended(ADMIN, drawn("k")).encode()], encoded),
+    Target("device-set", shown_device_set, device_set_seeds, encoded, tries=SOME),
+    Target("device-set-inside", trusted_device_set, device_set_seeds, encoded),
+    Target("birth", clear_birth, lambda: [genesis.encode_birth(ACCEPTOR, drawn("nonce")), *seeds_of("birth")]),
+    Target("slot", use_slot, lambda: [*seeds_of("slot"), _slot()[0]]),
+    Target(
+        "slot-inside", slot_inside, slot_inside_seeds, allowed=(FormatError, UpgradeError, PassphraseError), tries=SOME
+    ),
+    Target("ring", use_ring, ring_seeds, tries=SOME),
+    Target("ring-inside", ring_inside, ring_inside_seeds, tries=SOME),
+    Target("entry", shown_entry, _seeds("entry")),
+    Target("entry-inside", entry_inside, entry_bodies, lambda body: body, tries=SOME),
+    Target("hint-inside", hint_inside, lambda: [entries._encode(entry(Kind.DECIDED)), *entry_bodies()], tries=SOME),
+    Target("log", replay, log_seeds, tries=SOME),
+    Target("head", shown_head, _seeds("head")),
+    Target("head-inside", head_inside, head_seeds, tries=SOME),
+    Target("genesis-inside", genesis_inside, genesis_seeds, tries=SOME),
+    Target("record", shown_record, object_seeds),
+    Target("record-inside", record_inside, lambda: [bytes32(b"x" * 9) + bytes(7), bytes32(b"")]),
+)

@@ -1,0 +1,272 @@
+"""Targets: what this device wrote itself and finds damaged, what a user types, and what an S3 server answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from agreement_kit import ADMIN, ALICE, BASE, DEVICES, KEYS, NS_ID
+from content_kit import digest
+
+from fuzz.agreement import seeds_of
+from fuzz.target import SOME, Target
+from metasync import devicekeys
+from metasync.backends._registry import parse_bytes, parse_url
+from metasync.backends._s3_answers import backend_error, status_of
+from metasync.codec import ascending, bytes32
+from metasync.config import decode_config
+from metasync.errors import (
+    BackendError,
+    FormatError,
+    NotFoundError,
+    UpgradeError,
+    UsageError,
+    WorkspaceError,
+)
+from metasync.localdb import Conflict, LocalDb, ReplacedFile
+from metasync.objects.model import Entry, Kind
+from metasync.sync.enrolment import Link, decode_links, encode_links, load_secret, required
+from metasync.sync.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
+from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
+from metasync.sync.session import Session, local_value
+
+DAMAGED = (WorkspaceError, UpgradeError)
+STAT = (40, 1234, 5, 1_700_000_000_000_000_000, 1_700_000_000_000_000_001, 0o100644, True)
+FILE = Entry(Kind.FILE, 0o644, 1_700_000_000_123_456_789, 5, digest(1))
+ENTRIES = (
+    FILE,
+    FILE._replace(root=digest(2), tags=((1, b"kept"), (9, b""))),
+    Entry(Kind.DIR, 0o755, 0, 0, b""),
+    Entry(Kind.SYMLINK, 0, -1, 7, b"../else"),
+)
+ROWS = tuple(Row(e, *STAT) for e in ENTRIES)
+PLAN = Plan(
+    (
+        Change(b"a", FILE, None),
+        Change(b"b", None, ROWS[0]),
+        Change(b"d/e", ENTRIES[1], ROWS[1]),
+        Change(b"l", ENTRIES[3], ROWS[3]),
+    ),
+    {"base": BASE.encode(), "kept": None},
+    7,
+    12,
+    (40, 2),
+)
+LINKS = {"a": Link("file:///somewhere", "ab" * 16, "cd" * 32), "b": Link("s3://bucket/x", "ef" * 16, "01" * 32)}
+
+
+# --- the local state
+
+
+def _secret() -> bytes:
+    parts = (KEYS.encode(), ALICE.encode(), ALICE.certified(ADMIN, NS_ID).encode())
+    return b"".join(bytes32(p) for p in parts)
+
+
+class _Scratch:
+    """A folder for one process's inputs, and a fresh local state to copy."""
+
+    def __init__(self) -> None:
+        self._kept = tempfile.TemporaryDirectory(prefix="metasync-fuzz-")  # removed when the process ends
+        self.folder = Path(self._kept.name)
+        self.state = self.folder / ".metasync"
+        self.state.mkdir()
+
+    def with_key(self, data: bytes) -> Path:
+        (self.state / devicekeys.FILE).write_bytes(data)
+        return self.folder
+
+    def file(self, data: bytes) -> Path:
+        for name in ("state.db", "state.db-wal", "state.db-shm", "state.db-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                (self.state / name).unlink()
+        path = self.state / "state.db"
+        path.write_bytes(data)
+        return path
+
+
+@cache
+def scratch() -> _Scratch:
+    return _Scratch()
+
+
+class _Db:
+    """As much of a local state as the device's keys ask for."""
+
+    def get(self, key: str) -> bytes | None:
+        return ALICE.device_id
+
+
+def open_secret(data: bytes) -> None:
+    before = os.environ.get("METASYNC_KEYRING")
+    os.environ["METASYNC_KEYRING"] = "off"
+    try:
+        folder = scratch().with_key(data)
+        keys, device, certificate = load_secret(folder, _Db())  # type: ignore[arg-type]
+    finally:
+        if before is None:
+            del os.environ["METASYNC_KEYRING"]
+        else:
+            os.environ["METASYNC_KEYRING"] = before
+    assert data == b"".join(bytes32(p) for p in (keys.encode(), device.encode(), certificate.encode()))
+
+
+@cache
+def database() -> bytes:
+    """A small local state, whole: a page of 512 bytes makes it 12 KiB."""
+    path = scratch().file(b"")
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA page_size = 512")
+        raw.execute("VACUUM")
+    with contextlib.closing(LocalDb.open(path)) as db, db.transaction():
+        db.set("name", b"docs")
+        db.set("device", ALICE.device_id)
+        db.set("base", BASE.encode())
+        db.set("links", encode_links(LINKS))
+        db.set("config", good_config())
+        db.put_objects([(BASE.devices, 100, DEVICES.encode()), (digest(9), 3, b"dir")])
+        db.stage_object(digest(3), 1, b"staged")
+        store_rows(db, ((b"path %d" % i, row) for i, row in enumerate(ROWS)))
+        db.put_conflicts([Conflict(b"p", b"p (copy)", "both changed", 3)])
+        db.put_replaced([ReplacedFile(1, b"p", digest(1))])
+        db.put_unplaced({b"q": "too long"})
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raw.execute("PRAGMA journal_mode = DELETE")
+    return path.read_bytes()
+
+
+def good_config() -> bytes:
+    for data in seeds_of("config"):
+        with contextlib.suppress(FormatError, UpgradeError):
+            decode_config(data)
+            return data
+    raise AssertionError("no good config among the vectors")
+
+
+def read_database(data: bytes) -> None:
+    """Everything that a start reads from a local state, and one write."""
+    path = scratch().file(data)
+    with contextlib.closing(LocalDb.open(path)) as db:
+        required(db, "name").decode("utf-8", "replace")
+        decode_links(required(db, "links"))
+        local_value(decode_config, required(db, "config"))
+        state = Session.stored_state(db)
+        Session.stored_devices(db, state, NS_ID)
+        load_rows(db)
+        objects = db.get_objects([digest(9), BASE.devices])
+        assert all(isinstance(x, bytes) for x in objects.values())
+        assert all(isinstance(x, bytes) for _, _, x in db.staged())
+        for conflict in db.conflicts():
+            assert (type(conflict.path), type(conflict.copy)) == (bytes, bytes)
+            assert (type(conflict.reason), type(conflict.version)) == (str, int)
+        for r in db.replaced():
+            assert all(isinstance(x, bytes) for x in (r.path, r.content, r.hashed))
+            assert isinstance(r.hashed_mtime_ns + r.hashed_ctime_ns, int)
+        for path_, reason in db.unplaced().items():
+            assert (type(path_), type(reason)) == (bytes, str)
+        db.objects_bytes()
+        db.set("name", b"again")
+        db.put_packed_rows([(b"new", pack_row(ROWS[0]))])
+
+
+def plan_of(data: bytes) -> Plan:
+    plan = decode_plan(data)
+    assert ascending([change.path for change in plan.changes])
+    for change in plan.changes:
+        assert change.is_touch in (True, False)
+        assert change.is_staged in (True, False)
+    return plan
+
+
+# --- what a user types
+
+
+def url_of(data: bytes) -> None:
+    """What is accepted comes to the same store again, and says it in a way that can be kept."""
+    text = os.fsdecode(data)
+    url = parse_url(text)
+    again = parse_url(url.location)
+    assert (again.scheme, again.host, again.path, again.params) == (url.scheme, url.host, url.path, url.params)
+    assert again.location == url.location
+    assert decode_links(encode_links({"x": Link(url.location, "f", "00" * 32)}))["x"].url == url.location
+    assert url.capacity_bytes is None or 1 <= url.capacity_bytes <= 1 << 63
+
+
+def amount_of(data: bytes) -> None:
+    assert 1 <= parse_bytes(os.fsdecode(data)) <= 1 << 63
+
+
+# --- S3
+
+
+def answer_of(data: bytes) -> None:
+    """Whatever the server says, it is an error of the contract; only NoSuchKey means that an object is not there."""
+    text = data.decode("utf-8", "replace")
+    error = backend_error(RuntimeError(text), "get", "x/y", "s3://bucket")
+    assert isinstance(error, BackendError)
+    assert len(error.message) < 400
+    status = status_of(RuntimeError(text))
+    if isinstance(error, NotFoundError):
+        assert status == 404
+        assert "<Code>NoSuchKey</Code>" in text
+    raise error
+
+
+def answer_seeds() -> list[bytes]:
+    out = []
+    for status, code in (
+        (404, "NoSuchKey"),
+        (404, "NoSuchBucket"),
+        (403, "AccessDenied"),
+        (403, "InvalidAccessKeyId"),
+        (503, "SlowDown"),
+        (409, "OperationAborted"),
+        (507, ""),
+        (301, "PermanentRedirect"),
+    ):
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
+        out.append(f"Client error with status code: {status} Not Found: {body}\n\nDebug source: {{}}".encode())
+    return [*out, b"HTTP error: error sending request: tcp connect error: Connection refused", b"", b"without LOCATION"]
+
+
+LOCAL = (
+    Target("row", unpack_row, lambda: [pack_row(r) for r in ROWS], pack_row, allowed=DAMAGED),
+    Target(
+        "plan",
+        plan_of,
+        lambda: [encode_plan(PLAN), encode_plan(Plan((), {}, 0, 0, (0, 0)))],
+        encode_plan,
+        allowed=DAMAGED,
+    ),
+    Target(
+        "modes", decode_modes, lambda: [encode_modes({b"a": 0o755, b"a/b": 0o500}), b""], encode_modes, allowed=DAMAGED
+    ),
+    Target("links", decode_links, lambda: [encode_links(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED),
+    Target("secret", open_secret, lambda: [_secret(), devicekeys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
+    Target("local-state", read_database, lambda: [database()], allowed=DAMAGED, tries=SOME, room=lambda _: 8 << 20),
+    Target(
+        "url",
+        url_of,
+        lambda: [
+            b"file:///media/stick/metasync",
+            b"file:///a%20b/c?name=x&capacity=15GiB&role=storage",
+            b"memory:one?name=m",
+            b"memory://two/three",
+            b"s3://bucket/prefix/x?endpoint=https://s3.example.org&region=eu-central-1&profile=p",
+            b"s3://user:pw@bucket/",
+            b"file:///\xc3\xa9\xff",
+        ],
+        allowed=(UsageError,),
+        room=lambda _: 4 << 20,
+    ),
+    Target(
+        "amount", amount_of, lambda: [b"15GiB", b"1.5 TB", b"1000000", b"99999999999999999999PB"], allowed=(UsageError,)
+    ),
+    Target("s3-answer", answer_of, answer_seeds, allowed=(BackendError,)),
+)

@@ -1,0 +1,11 @@
+"""All fuzz targets by name."""
+
+from __future__ import annotations
+
+from fuzz.agreement import AGREEMENT
+from fuzz.content import CONTENT
+from fuzz.local import LOCAL
+from fuzz.network import NETWORK
+from fuzz.target import Target
+
+TARGETS: dict[str, Target] = {t.name: t for t in (*CONTENT, *AGREEMENT, *NETWORK, *LOCAL)}
