@@ -39,6 +39,7 @@ __all__ = [
     "TextMerge",
     "Tree",
     "conflict_name",
+    "copied_name",
     "diff",
     "merge",
 ]
@@ -148,6 +149,12 @@ def conflict_name(path: bytes, n: int) -> bytes:
     stem, extension = _split(name)
     tail = b".conflict.%d%s" % (n, extension)
     return parent + slash + _cut(stem, COMPONENT_BYTES_MAX - len(tail)) + tail
+
+
+def copied_name(name: bytes) -> bytes | None:
+    """The name that `conflict_name` was given, if `name` looks like its work and no stem was cut; else None."""
+    copy = _COPY.fullmatch(name)
+    return copy[1] + (copy[2] or b"") if copy else None
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:
