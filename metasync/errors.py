@@ -8,6 +8,7 @@
     ├── ForkError                     1  a backend shows a history that contradicts what this device saw
     ├── UpgradeError                  1  written by a newer MetaSync
     ├── WorkspaceError                1  this folder, its lock, its local state
+    │   └── GuardError                1  most of the files would be deleted: nothing was changed; force it, or look
     ├── FormatError                   -  bytes that are not what they claim (caught and turned into one of the others)
     └── BackendError                  -  one backend, one call
         ├── NotFoundError             -  the object is not there
@@ -70,6 +71,15 @@ class UpgradeError(MetaSyncError):
 
 class WorkspaceError(MetaSyncError):
     """The folder, its lock or its local state."""
+
+
+class GuardError(WorkspaceError):
+    """Stopped before anything was changed: `deleted` of `files` files would go. `force` does it all the same."""
+
+    def __init__(self, message: str, *, next_step: str = "", deleted: int = 0, files: int = 0) -> None:
+        super().__init__(message, next_step=next_step)
+        self.deleted = deleted
+        self.files = files
 
 
 class FormatError(MetaSyncError):

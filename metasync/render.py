@@ -97,6 +97,10 @@ def _left_out(items: Sequence[Skipped], head: str) -> list[str]:
     return [head, *[f"  {text(s.path)}: {s.reason}" for s in items]] if items else []
 
 
+def _warnings(items: Sequence[str]) -> list[str]:
+    return [f"warning: {w}" for w in items]
+
+
 def _down(down: Mapping[str, str]) -> list[str]:
     return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
 
@@ -110,7 +114,7 @@ def pull(r: PullReport) -> list[str]:
     lines += conflicts(r.conflicts)
     lines += _left_out(r.unreadable, "Could not be read here, so left as they are:")
     lines += _left_out(r.skipped, "Left out:")
-    return lines + _down(r.down)
+    return lines + _warnings(r.warnings) + _down(r.down)
 
 
 def push(r: PushReport, *, dry_run: bool) -> list[str]:
@@ -136,10 +140,23 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
     lines += _left_out(r.busy, "Changed while they were read; the next push takes them:")
     lines += _left_out(r.unreadable, "Could not be read, so not pushed:")
     lines += _left_out(r.skipped, "Left out:")
-    return lines + _down(r.down)
+    return lines + _warnings(r.warnings) + _down(r.down)
 
 
-def status(s: Status) -> list[str]:
+def _ignored(s: Status, *, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    if s.ignored_agreed:
+        lines.append(
+            f"Agreed but ignored now: {count(s.ignored_agreed, 'file')}, kept as agreed; edits are not pushed."
+        )
+    if verbose and s.ignored:
+        lines.append(f"Ignored, and not agreed: {count(s.ignored_total, 'path')}")
+        lines += [f"  {text(p)}" for p in s.ignored]
+        lines += [f"  ... and {s.ignored_total - len(s.ignored):,} more"] if s.ignored_total > len(s.ignored) else []
+    return lines
+
+
+def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
     if s.newest is None:
         lines.append(f"The newest agreed version is unknown: {s.problem}")
@@ -155,6 +172,8 @@ def status(s: Status) -> list[str]:
     lines += conflicts(s.conflicts)
     lines += _left_out(s.unreadable, "Cannot be read:")
     lines += _left_out(s.skipped, "Left out:")
+    lines += _ignored(s, verbose=verbose)
+    lines += _warnings(s.warnings)
     lines += ["", *backends(s.backends), "", s.survives]
     if s.under_replicated:
         lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")

@@ -221,34 +221,38 @@ class Workspace:
 
     # --- operations
 
-    def push(self, message: str = "", *, dry_run: bool = False) -> PushReport:
+    def push(self, message: str = "", *, dry_run: bool = False, force: bool = False) -> PushReport:
         """Has what changed here agreed as a new version; merges first when others were faster.
 
         Not retried: each call is a new version, if anything changed. Raises `NoQuorumError` when the outcome is not
-        known; the next push finds out.
+        known; the next push finds out. Unless `force`, `GuardError` before anything is changed: more than half of a
+        tree of more than 20 files would be deleted, or every file of a smaller one.
         """
         with self._operation("push") as s:
             if dry_run:
                 return pushing.preview(s, s.base())
             found_again = s.settle_journal()
-            report = pushing.push(s, s.base(), s.newest(), message)
+            report = pushing.push(s, s.base(), s.newest(), message, force=force)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
             return dataclasses.replace(report, found_again=report.found_again or found_again)
 
-    def pull(self, *, dry_run: bool = False) -> PullReport:
-        """Brings the folder up to the newest agreed version, merging with what changed here."""
+    def pull(self, *, dry_run: bool = False, force: bool = False) -> PullReport:
+        """Brings the folder up to the newest agreed version, merging with what changed here.
+
+        Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
+        """
         with self._operation("pull") as s:
             s.settle_journal()
-            return pulling.pull(s, s.base(), s.newest(), dry_run=dry_run)
+            return pulling.pull(s, s.base(), s.newest(), dry_run=dry_run, force=force)
 
-    def sync(self, message: str = "", *, dry_run: bool = False) -> tuple[PullReport, PushReport]:
-        """Pulls and pushes until both sides agree."""
-        pulled = self.pull(dry_run=dry_run)
-        pushed = self.push(message, dry_run=dry_run)
+    def sync(self, message: str = "", *, dry_run: bool = False, force: bool = False) -> tuple[PullReport, PushReport]:
+        """Pulls and pushes until both sides agree. `force`: see `push` and `pull`."""
+        pulled = self.pull(dry_run=dry_run, force=force)
+        pushed = self.push(message, dry_run=dry_run, force=force)
         for _ in range(SYNC_ROUNDS_MAX):
             if dry_run or pushed.version is not None or pushed.pulled is None:
                 break
-            pushed = self.push(message)
+            pushed = self.push(message, force=force)
         return pulled, pushed
 
     def status(self) -> Status:

@@ -32,6 +32,7 @@ from workdir import (
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Kind
 from metasync.sync.fsio import WorkTree, check_name, check_path, folds_to_state
+from metasync.sync.ignore import IGNORE_NAME as RULES
 from metasync.sync.rows import load_rows, store_rows
 from metasync.sync.scan import READS_MAX, Content, Noted, Scan
 
@@ -366,6 +367,7 @@ def test_ignored_names(work: Workspace) -> None:
     found = work.scan()
     assert set(found.tree) == {b"d", b"d/ok~$", b"Tool"}
     assert found.skipped == []
+    assert found.ignored == [b".DS_Store", b"d/Thumbs.db", b"~$letter.doc"]
 
 
 def test_newly_ignored_keeps_the_entry(work: Workspace) -> None:
@@ -373,16 +375,21 @@ def test_newly_ignored_keeps_the_entry(work: Workspace) -> None:
     work.at(b"a.txt").write_bytes(b"changed")
     work.at(b"d/e/c.txt").unlink()
     work.at(b"d/e/n.txt").write_bytes(b"new")
-    found = work.scan(ignore=lambda path, is_dir: path in (b"a.txt", b"d/e") and is_dir == (path == b"d/e"))
+    work.at(RULES).write_bytes(b"a.txt\nd/e/\n")
+    found = work.scan()
+    assert found.tree.pop(RULES).size
     assert found.tree == entries(TREE)
     assert (found.deleted, found.skipped) == ([], [])
+    assert (found.held, found.ignored) == ([b"a.txt", b"d/e/c.txt"], [])
 
 
 def test_deleted_and_newly_ignored_keeps_the_entry(work: Workspace) -> None:
     agreed(work)
     work.at(b"a.txt").unlink()
-    found = work.scan(ignore=lambda path, is_dir: path == b"a.txt")
-    assert (found.tree, found.deleted) == (entries(TREE), [])
+    work.at(RULES).write_bytes(b"/a.txt")
+    found = work.scan()
+    assert found.tree.pop(RULES).size
+    assert (found.tree, found.deleted, found.held) == (entries(TREE), [], [b"a.txt"])
 
 
 def test_a_workspace_inside_is_left_alone(work: Workspace) -> None:
@@ -544,9 +551,11 @@ def test_a_directory_of_ignored_files_is_not_new(work: Workspace) -> None:
     """Removed elsewhere, it stays here for the ignored files in it, and must not come back for everyone."""
     agreed(work)
     write(work.root, {b"build/x/cache.o": b"x", b"full/cache.o": b"x", b"full/real": b"y", b"blank": DIR})
-    found = work.scan(ignore=lambda path, is_dir: path.endswith(b".o"))
-    assert set(found.tree) - set(TREE) == {b"full", b"full/real", b"blank"}
+    work.at(RULES).write_bytes(b"*.o")
+    found = work.scan()
+    assert set(found.tree) - set(TREE) == {b"full", b"full/real", b"blank", RULES}
     assert not {b"build", b"build/x"} & found.put_rows.keys()
+    assert found.ignored == [b"build/x/cache.o", b"full/cache.o"]
 
 
 def test_a_name_shadowed_by_case_is_not_deleted(work: Workspace) -> None:

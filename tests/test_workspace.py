@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
-from metasync.errors import MetaSyncError, UsageError
+from metasync.errors import GuardError, MetaSyncError, UsageError
 from metasync.workspace import Workspace
 
 FILES = {"notes.txt": b"one\ntwo\nthree\n", "d/photo.bin": os.urandom(20_000), "d/e/f": b"deep"}
@@ -413,7 +413,9 @@ def test_everything_deleted_and_made_anew(lab: Lab) -> None:
     for path in w.directory.iterdir():
         if path.name != ".metasync":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    r = w.push()
+    with pytest.raises(GuardError):
+        w.push()
+    r = w.push(force=True)
     assert len(r.changes.deleted) == 3
     c.pull()
     assert tree_of(c.directory) == {}

@@ -20,8 +20,9 @@ from metasync.localdb import LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.fsio import Disk, WorkTree
-from metasync.sync.rows import Row, load_rows, store_rows
-from metasync.sync.scan import Content, Scan, scan
+from metasync.sync.rows import Row, load_rows
+from metasync.sync.scan import Content, Scan
+from metasync.sync.survey import store_survey, survey
 
 MTIME_NS = 1_600_000_000_123_456_789
 
@@ -193,11 +194,9 @@ class Workspace:
         return self.root / os.fsdecode(path)
 
     def scan(self, *, store: bool = True, **kwargs: Any) -> Scan:
-        found = scan(self.tree, load_rows(self.db), self.base, kwargs.pop("ingest", ingest), **kwargs)
+        found = survey(self.tree, self.db, self.base, kwargs.pop("ingest", ingest), **kwargs)
         if store:
-            with self.db.transaction():
-                store_rows(self.db, found.put_rows.items())
-                self.db.delete_rows(found.delete_rows)
+            store_survey(self.db, found)
         return found
 
     def scan_past(self) -> Scan:

@@ -9,12 +9,14 @@ import click
 from metasync import render
 from metasync.console import Console, Options, common, opened
 
+FORCE = "Go on though most of the files would be deleted."
+
 
 @click.command()
 @common
 @click.pass_obj
 def status(options: Options) -> None:
-    """Shows what differs here, what is ahead or behind, and how each backend fares.
+    """Shows what differs here, what is ahead or behind, how each backend fares, and with -v what is ignored.
 
     \b
     Example:
@@ -26,15 +28,16 @@ def status(options: Options) -> None:
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
     codes += [4] if s.under_replicated else []
-    console.report("status", render.status(s), render.value(s), codes)
+    console.report("status", render.status(s, verbose=options.verbose), render.value(s), codes)
 
 
 @click.command()
 @click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
+@click.option("--force", is_flag=True, help=FORCE)
 @common
 @click.pass_obj
-def push(options: Options, message: str, dry_run: bool) -> None:
+def push(options: Options, message: str, dry_run: bool, force: bool) -> None:
     """Takes a snapshot, uploads it, and has it agreed; merges first when others were faster.
 
     \b
@@ -43,7 +46,7 @@ def push(options: Options, message: str, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.push(message, dry_run=dry_run)
+        r = w.push(message, dry_run=dry_run, force=force)
     console.report("push", render.push(r, dry_run=dry_run), render.value(r), _push_codes(r))
 
 
@@ -55,9 +58,10 @@ def _push_codes(r: Any) -> list[int]:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only show what would change here.")
+@click.option("--force", is_flag=True, help=FORCE)
 @common
 @click.pass_obj
-def pull(options: Options, dry_run: bool) -> None:
+def pull(options: Options, dry_run: bool, force: bool) -> None:
     """Brings the folder up to the newest agreed version, merging with what changed here.
 
     \b
@@ -66,7 +70,7 @@ def pull(options: Options, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.pull(dry_run=dry_run)
+        r = w.pull(dry_run=dry_run, force=force)
     lines = [*(["Dry run: nothing was changed."] if dry_run else []), *render.pull(r)]
     console.report("pull", lines, render.value(r), [3] if r.conflicts else [])
 
@@ -74,9 +78,10 @@ def pull(options: Options, dry_run: bool) -> None:
 @click.command()
 @click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
+@click.option("--force", is_flag=True, help=FORCE)
 @common
 @click.pass_obj
-def sync(options: Options, message: str, dry_run: bool) -> None:
+def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
     """Pulls and pushes until both sides agree.
 
     \b
@@ -85,7 +90,7 @@ def sync(options: Options, message: str, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        pulled, pushed = w.sync(message, dry_run=dry_run)
+        pulled, pushed = w.sync(message, dry_run=dry_run, force=force)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
     lines = [*render.pull(pulled), *render.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)

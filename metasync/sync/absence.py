@@ -5,13 +5,17 @@ it was listed completely on the device the row names, and the name is gone even 
 that folds case or NFC lists it under another spelling); or if its directory is itself deleted, or has become a file.
 All else keeps the base's entry: unreadable or unmounted directories, names that are ignored now, nested workspaces,
 special files, and what stands behind a symlink that took a directory's place.
+
+Some of that is *missing*: it is not here, and will not come back by itself, though nobody deleted it. What went while
+it was ignored, and what a copy of the folder does not have (the rows tell of the folder it was copied from): these lose
+their rows, so that their absence never says anything again, and the next checkout brings them.
 """
 
 from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -19,6 +23,7 @@ from typing import NamedTuple
 from metasync.objects.model import Entry, Kind
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.rows import Row
+from metasync.sync.rulefiles import RuleFiles
 
 
 class Noted(NamedTuple):
@@ -46,19 +51,22 @@ class Seen(NamedTuple):
 @dataclass(slots=True)
 class Verdict:
     """`deleted`: paths of the base that were deleted here; `kept`: those that keep the base's entry, for the time being
-    with no word on the directories above them. `forgotten`: paths of rows alone that are gone. All ascend."""
+    with no word on the directories above them. `missing`: those of the kept that are to be brought again.
+    `forgotten`: paths of rows alone that are gone. All ascend."""
 
     deleted: list[bytes] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
+    missing: list[bytes] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
     notes: list[Noted] = field(default_factory=list)
 
 
 class _Fate(Enum):
-    """What became of a directory that was not listed."""
+    """What became of a path that was not found: of a directory, also of what was in it."""
 
     GONE = 1
     KEPT = 2
+    MISSING = 3
 
 
 def judge(
@@ -66,10 +74,12 @@ def judge(
     rows: Mapping[bytes, Row],
     base: Mapping[bytes, Entry],
     seen: Seen,
-    is_ignored: Callable[[bytes, bool], bool],
+    rules: RuleFiles,
+    *,
+    is_copy: bool,
 ) -> Verdict:
-    """Judges all paths that rows or base know and the walk has not found."""
-    judging = _Judging(work, rows, base, seen, is_ignored)
+    """Judges all paths that rows or base know and the walk has not found. `is_copy`: the rows are of another folder."""
+    judging = _Judging(work, rows, base, seen, rules, is_copy)
     missing = (base.keys() | rows.keys()) - seen.tree.keys()
     missing.discard(b"")
     for path in sorted(missing):  # a directory comes before what is in it
@@ -84,23 +94,28 @@ class _Judging:
         rows: Mapping[bytes, Row],
         base: Mapping[bytes, Entry],
         seen: Seen,
-        is_ignored: Callable[[bytes, bool], bool],
+        rules: RuleFiles,
+        is_copy: bool,
     ) -> None:
         self.work = work
         self.rows = rows
         self.base = base
         self.seen = seen
-        self.is_ignored = is_ignored
+        self.rules = rules
+        self.is_copy = is_copy
         self.fates: dict[bytes, _Fate] = {}
         self.verdict = Verdict()
 
     def look(self, path: bytes) -> None:
-        gone = path not in self.seen.blocked and self.is_gone(path, self.fate(split(path)[0]))
-        self.fates[path] = _Fate.GONE if gone else _Fate.KEPT
-        if path in self.base:
-            (self.verdict.deleted if gone else self.verdict.kept).append(path)
-        elif gone:
-            self.verdict.forgotten.append(path)
+        verdict = self.verdict
+        fate = _Fate.KEPT if path in self.seen.blocked else self.fate_at(path, self.fate(split(path)[0]))
+        self.fates[path] = fate
+        if fate is _Fate.GONE:
+            (verdict.deleted if path in self.base else verdict.forgotten).append(path)
+        elif path in self.base:
+            verdict.kept.append(path)
+            if fate is _Fate.MISSING:
+                verdict.missing.append(path)
 
     def fate(self, directory: bytes) -> _Fate | int:
         """What is known of a directory: the device it was listed on, or why it was not listed."""
@@ -118,17 +133,34 @@ class _Judging:
         above = self.fate(split(directory)[0])
         return above if isinstance(above, _Fate) else _Fate.GONE
 
-    def is_gone(self, path: bytes, above: _Fate | int) -> bool:
+    def fate_at(self, path: bytes, above: _Fate | int) -> _Fate:
+        """What became of a path in a directory of which `above` is known."""
         row = self.rows.get(path)
-        if row is None or above is _Fate.KEPT or self.is_ignored(path, row.entry.kind is Kind.DIR):
-            return False
-        if above is _Fate.GONE:
-            return True
-        if row.dev != above:
+        if row is None or above is _Fate.KEPT:
+            return _Fate.KEPT
+        is_dir = row.entry.kind is Kind.DIR
+        if self.rules.may_ignore(path, is_dir):
+            return _Fate.KEPT
+        if not isinstance(above, _Fate) and row.dev != above and not self.is_copy:
             if path in self.base:
-                self.verdict.notes.append(Noted(path, "not here, but its disk is not the one it was on: kept"))
-            return False
-        return self.is_absent(path)
+                self.note(path, "not here, but its disk is not the one it was on: kept")
+            return _Fate.KEPT
+        if not isinstance(above, _Fate) and not self.is_absent(path):
+            return _Fate.KEPT
+        if path not in self.base:
+            return _Fate.GONE
+        if above is _Fate.MISSING:
+            return _Fate.MISSING
+        if self.is_copy and above is not _Fate.GONE:
+            self.note(path, "not here, but this folder is a copy: kept; the pull after the next push brings it")
+            return _Fate.MISSING
+        if self.rules.ignored_before(path, is_dir):
+            self.note(path, "went while it was ignored: kept; the pull after the next push brings it")
+            return _Fate.MISSING
+        return _Fate.GONE
+
+    def note(self, path: bytes, why: str) -> None:
+        self.verdict.notes.append(Noted(path, why))
 
     def is_absent(self, path: bytes) -> bool:
         """Asks for a name that was not listed. There all the same: listed under another spelling, or just made."""

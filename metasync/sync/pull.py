@@ -11,7 +11,7 @@ import stat as stat_
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from metasync.errors import DamagedError, WorkspaceError
 from metasync.events import Phase, Progress
@@ -20,14 +20,16 @@ from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.objects.packfile import Located
 from metasync.store.contents import Contents
+from metasync.sync import guard
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.merge import Merge, merge
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
-from metasync.sync.rows import Row, load_rows, store_rows
-from metasync.sync.scan import Scan, scan
+from metasync.sync.rows import Row, load_rows
+from metasync.sync.scan import Scan
 from metasync.sync.session import AGREED_MARK, BASE_KEY, KEPT_KEY, META_KIND, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
@@ -39,12 +41,14 @@ class ChangedMeanwhile(Exception):  # noqa: N818 - a signal within this module: 
 
 @dataclass
 class Plan:
-    """What a merge came to: the changes to the folder, and where their bytes are."""
+    """What a merge came to: the changes to the folder, and where their bytes are. `left`: what the agreed state would
+    lose if the merged tree were agreed next."""
 
     base: Mapping[bytes, Entry]
     scan: Scan
     rows: dict[bytes, Row]
     merge: Merge
+    left: guard.Loss
     texts: dict[bytes, MergedText] = field(default_factory=dict)
 
 
@@ -79,11 +83,17 @@ def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:
     return tuple(Skipped(path, reason) for path, reason in items)
 
 
-def integrate(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False) -> PullReport:
-    """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still."""
+def integrate(
+    s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False, pushing: bool = False
+) -> PullReport:
+    """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
+
+    `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
+    agreed ones; nothing was changed.
+    """
     for _ in range(ROUNDS_MAX):
         try:
-            return _integrate_once(s, base, target, dry_run=dry_run)
+            return _integrate_once(s, base, target, dry_run=dry_run, force=force, pushing=pushing)
         except ChangedMeanwhile:
             continue
     raise WorkspaceError(
@@ -92,11 +102,19 @@ def integrate(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False
     )
 
 
-def _integrate_once(s: Session, base: Agreed, target: Agreed, *, dry_run: bool) -> PullReport:
+def _integrate_once(
+    s: Session, base: Agreed, target: Agreed, *, dry_run: bool, force: bool, pushing: bool
+) -> PullReport:
     contents = s.contents(target)
     base_tree = s.flat(base, contents)
     news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.tree_root != target.tree_root else {}
     plan = _plan(s, base, base_tree, news, contents)
+    taken = guard.loss(plan.scan.tree, plan.merge.changes)
+    if not dry_run:
+        guard.guard("pull", taken, force=force)
+        if pushing:
+            guard.guard("push", plan.left, force=force)
+    stop = guard.stop("pull", taken) if dry_run else None
     report = PullReport(
         before=base.state.v,
         version=target.state.v,
@@ -106,17 +124,14 @@ def _integrate_once(s: Session, base: Agreed, target: Agreed, *, dry_run: bool) 
         skipped=noted(plan.scan.skipped),
         down=dict(s.down),
         conflicts=tuple(ConflictReport(c.path, c.kept, str(c.reason)) for c in plan.merge.conflicts),
+        warnings=(*plan.scan.warnings, *([guard.warning(stop)] if stop is not None else [])),
     )
     if dry_run:
         return report
     applied = _check_out(s, base, target, plan, contents)
-    return PullReport(
-        before=report.before,
-        version=report.version,
-        changes=report.changes,
+    return replace(
+        report,
         conflicts=report.conflicts + tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
-        merged=report.merged,
-        unreadable=report.unreadable,
         skipped=report.skipped + noted(applied.kept) + noted(applied.unplaced),
         down=dict(s.down),
     )
@@ -129,10 +144,8 @@ def _plan(
     s.listener(Phase("scan"))
     rows = load_rows(s.db)
     ingest = Ingest(s.chunker, s.ids)
-    seen = scan(s.tree, rows, base_tree, ingest)
-    with s.db.transaction():
-        store_rows(s.db, seen.put_rows.items())
-        s.db.delete_rows(seen.delete_rows)
+    seen = survey(s.tree, s.db, base_tree, ingest, rows)
+    store_survey(s.db, seen)
     rows.update(seen.put_rows)
     for path in seen.delete_rows:
         rows.pop(path, None)
@@ -151,7 +164,9 @@ def _plan(
         task.send({path: text.entry for path, text in texts.items()})
     except StopIteration as stop:
         result: Merge = stop.value
-    return Plan(base_tree, seen, rows, result, {t.path: texts[t.path] for t in result.text})
+    outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
+    left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
+    return Plan(base_tree, seen, rows, result, left, {t.path: texts[t.path] for t in result.text})
 
 
 def _read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
@@ -202,7 +217,7 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
     if plan.texts:
         commit[KEPT_KEY] = _stage_kept(s, base, plan.texts)
-    changes = [Change(p, e, None if p in gone else plan.rows.get(p)) for p, e in merged.items()]
+    changes = [Change(p, e, None if p in gone else _expected(plan, p, e)) for p, e in merged.items()]
     s.db.put_objects(
         (was.content, META_KIND, AGREED_MARK)
         for p in merged
@@ -221,6 +236,21 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
         raise
     conflicts = [LocalConflict(c.path, c.kept, str(c.reason), target.state.v) for c in plan.merge.conflicts]
     return checkout.apply(lambda: s.db.put_conflicts(conflicts))
+
+
+def _expected(plan: Plan, path: bytes, new: Entry | None) -> Row | None:
+    """The row by which the checkout knows what it may replace at a path: one of agreed bytes, or of those that come.
+
+    Where the scan kept the base's entry (ignored paths, busy files), the row may tell of bytes that no version holds.
+    """
+    row, ours = plan.rows.get(path), plan.scan.tree.get(path)
+    if row is None or any(e is not None and _same(row.entry, e) for e in (ours, new)):
+        return row
+    return None
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    return (one.kind, one.size, one.content) == (other.kind, other.size, other.content)
 
 
 def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> bytes:
@@ -324,11 +354,11 @@ def _copy_here(s: Session, checkout: Checkout, source: bytes, path: bytes, entry
         os.close(fd)
 
 
-def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False) -> PullReport:
-    """Brings the folder to `target`, or says that it is there already."""
+def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False) -> PullReport:
+    """Brings the folder to `target`, or says that it is there already. `GuardError`: see `integrate`."""
     if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
     if target.state.master == base.state.master and not dry_run and not s.db.unplaced():
         s.db.set(BASE_KEY, target.state.encode())
         return PullReport(base.state.v, target.state.v, down=dict(s.down))
-    return integrate(s, base, target, dry_run=dry_run)
+    return integrate(s, base, target, dry_run=dry_run, force=force)

@@ -22,14 +22,14 @@ from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, S
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
-from metasync.sync import health
+from metasync.sync import guard, health
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.reports import Changes, PullReport, PushReport
-from metasync.sync.rows import load_rows, store_rows
-from metasync.sync.scan import Scan, scan
+from metasync.sync.scan import Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session
+from metasync.sync.survey import store_survey, survey
 from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
@@ -43,6 +43,7 @@ class _Attempts:
 
     op_id: bytes
     message: str
+    force: bool
     pending: bytes | None = None
     found_again: int | None = None
     pulls: list[PullReport] = field(default_factory=list)
@@ -63,11 +64,17 @@ class _Attempts:
             ),
             conflicts=tuple(c for r in self.pulls for c in r.conflicts),
             merged=tuple(sorted({p for r in self.pulls for p in r.merged})),
+            warnings=last.warnings,
         )  # fmt: skip
 
 
-def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
-    """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile."""
+def push(s: Session, base: Agreed, newest: Agreed, message: str, *, force: bool = False) -> PushReport:
+    """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile.
+
+    `GuardError`, unless `force`: most of the agreed files, or in a merge most of those here, would be deleted. Neither
+    the folder nor what is agreed was changed then; packs that were stored meanwhile are named by nothing, as after a
+    crash.
+    """
     journal = s.db.get(JOURNAL_KEY)
     pending = decode_journal(journal).op_id if journal is not None else None
     text = message.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
@@ -75,14 +82,14 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
         raise UsageError(
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
-    a = _Attempts(s.entropy(OP_ID_BYTES), text, pending)
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending)
     for _ in range(ATTEMPTS_MAX):
         if newest.state.hash != base.state.hash:
             if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
                 s.adopt(newest.state)
                 a.found_again = newest.state.v
             elif newest.state.master != base.state.master:
-                a.pulls.append(integrate(s, base, newest))
+                a.pulls.append(integrate(s, base, newest, force=force, pushing=True))
             else:
                 s.db.set(BASE_KEY, newest.state.encode())
             base = newest
@@ -99,9 +106,12 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str) -> PushReport:
 def preview(s: Session, base: Agreed) -> PushReport:
     """What a push would take, without storing anything."""
     seen, before = _scan(s, base, Ingest(s.chunker, s.ids))
-    changes = summary((p, before.get(p), seen.tree.get(p)) for p in changed(before, seen.tree))
+    differing = changed(before, seen.tree)
+    changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
+    stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     size = sum(seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE)
-    return replace(_report(s, seen, None, changes), size_to_read=size)
+    report = replace(_report(s, seen, None, changes), size_to_read=size)
+    return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 
 def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
@@ -113,13 +123,14 @@ def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> Pu
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
         down=dict(s.down),
+        warnings=tuple(seen.warnings),
     )
 
 
 def _scan(s: Session, base: Agreed, ingest: Ingest) -> tuple[Scan, dict[bytes, Entry]]:
     s.listener(Phase("scan"))
     before = s.flat(base)
-    return scan(s.tree, load_rows(s.db), before, ingest), before
+    return survey(s.tree, s.db, before, ingest), before
 
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
@@ -141,10 +152,11 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
     kept = s.db.get(KEPT_KEY) or b""
+    guard.guard("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}), force=a.force)
     joins = base.devices.get(s.device.device_id) is None
     if not differing and not kept and not joins:
         upload.finish()
-        _store_scan(s, seen, drop_deleted=())
+        store_survey(s.db, seen)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     master = None
@@ -156,7 +168,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     s.listener(Phase("agree"))
     root = _store_index(s, base, upload)
     devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
-    _store_scan(s, seen, drop_deleted=())  # true of the disk whatever comes, and needed if we crash before the report
+    store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
     if not decided.mine:
         return s.load(decided.state)
@@ -178,12 +190,6 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
     )
-
-
-def _store_scan(s: Session, seen: Scan, *, drop_deleted: Iterable[bytes]) -> None:
-    with s.db.transaction():
-        store_rows(s.db, seen.put_rows.items())
-        s.db.delete_rows([*seen.delete_rows, *drop_deleted])
 
 
 def _complete(

@@ -39,7 +39,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """`before` and `version`: the agreed version this folder was at, and is at now."""
+    """`before` and `version`: the agreed version this folder was at, and is at now. `warnings`: sentences: what is
+    wrong with ignore rules, and in a dry run why the pull would stop."""
 
     before: int
     version: int
@@ -49,6 +50,7 @@ class PullReport:
     unreadable: tuple[Skipped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class PushReport:
     busy         files that kept changing while they were read: left to the next push
     unreadable   files and directories that could not be read: left out, the agreed version keeps them
     found_again  the version of an earlier push that had been agreed though it never said so
+    warnings     sentences: what is wrong with ignore rules, and in a dry run why the push would stop
     """
 
     version: int | None
@@ -79,6 +82,7 @@ class PushReport:
     found_again: int | None = None
     down: Mapping[str, str] = field(default_factory=dict)
     size_to_read: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,12 @@ class BackendState:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why)."""
+    """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why).
+
+    ignored        paths that are ignored and not agreed, the first of `ignored_total`; of a directory it alone
+    ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
+    warnings       sentences: what is wrong with ignore rules, why a push would stop
+    """
 
     name: str
     version: int
@@ -123,6 +132,10 @@ class Status:
     survives: str = ""
     problem: str = ""
     error: MetaSyncError | None = None
+    ignored: tuple[bytes, ...] = ()
+    ignored_total: int = 0
+    ignored_agreed: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,16 @@ from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
 from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state, split
+from metasync.sync.ignore import IGNORE_NAME, OWN_PREFIX, always_ignored
 from metasync.sync.rows import Row, is_unchanged, row_of
+from metasync.sync.rulefiles import RuleFiles
 
-__all__ = ["Content", "Counts", "Ignore", "Ingest", "Noted", "Scan", "ignored_name", "scan"]
+__all__ = ["Content", "Counts", "Ingest", "Noted", "Scan", "scan"]
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
 DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
-IGNORED_NAMES = frozenset({".DS_Store", "Thumbs.db"})  # what systems drop into every folder
-IGNORED_PREFIX = "~$"  # lock files of office programs, and our own temporaries on other file systems
 
-_STATE = os.fsdecode(STATE_NAME)
+_STATE, _RULES = os.fsdecode(STATE_NAME), os.fsdecode(IGNORE_NAME)
 _TO_BYTES = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
 
 
@@ -50,9 +50,6 @@ class Content(NamedTuple):
 
 Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
 """Reads a whole file from an open descriptor; may be called again for the same file; may raise OSError."""
-
-Ignore: TypeAlias = Callable[[bytes, bool], bool]
-"""Whether a path (and whether it is a directory) is left out of the workspace, besides `ignored_name`."""
 
 
 @dataclass(slots=True)
@@ -78,6 +75,11 @@ class Scan:
     unreadable   files and directories that can't be read: they keep the base's entry (and all below)
     busy         files that changed while they were read
     skipped      what the scan does not take in, and what it keeps though it is not here
+    missing      paths of the base that are not here, though nobody deleted them: kept, and to be brought again
+    ignored      what is ignored and not in the base; of a directory the directory alone
+    held         files and symlinks of the base that are ignored now: they keep the base's entry
+    rules        the rule files, by directory: the next scan is to be given them
+    warnings     what is wrong with the rule files, as sentences
     """
 
     tree: dict[bytes, Entry] = field(default_factory=dict)
@@ -87,13 +89,12 @@ class Scan:
     unreadable: list[Noted] = field(default_factory=list)
     busy: list[bytes] = field(default_factory=list)
     skipped: list[Noted] = field(default_factory=list)
+    missing: list[bytes] = field(default_factory=list)
+    ignored: list[bytes] = field(default_factory=list)
+    held: list[bytes] = field(default_factory=list)
+    rules: dict[bytes, bytes] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-
-
-def ignored_name(name: bytes) -> bool:
-    """True for the names that no workspace takes in."""
-    text = os.fsdecode(name)
-    return text in IGNORED_NAMES or text.startswith(IGNORED_PREFIX)
 
 
 def scan(
@@ -101,18 +102,19 @@ def scan(
     rows: Mapping[bytes, Row],
     base: Mapping[bytes, Entry],
     ingest: Ingest,
-    ignore: Ignore | None = None,
+    rules: Mapping[bytes, bytes] | None = None,
 ) -> Scan:
     """Compares the working tree with what was seen last and with the base; reads what is new or changed.
 
     `base` is the flat tree of the last agreed snapshot this device has brought here. Nothing is written to the tree.
-    Whether content is kept or only hashed (`status`) is up to `ingest`. Storing `put_rows` and `delete_rows` is up to
-    the caller: in the transaction that stages what was ingested, or not at all.
+    `rules`: what the last scan that was stored found as `Scan.rules`.
+    Whether content is kept or only hashed (`status`) is up to `ingest`. Storing what was found (`survey`) is up to the
+    caller: in the transaction that stages what was ingested, or not at all.
     `WorkspaceError`: the root is gone. OSError: the root itself can't be listed.
     """
     stamp_ns = tree.clock_ns()
     tree.forget()
-    work = _Scanner(tree, _on_this_device(tree, rows), base, ingest, ignore, stamp_ns)
+    work = _Scanner(tree, _on_this_device(tree, rows), base, ingest, RuleFiles(tree, rules or {}), stamp_ns)
     if work.rows is not rows:
         work.out.put_rows.update(work.rows)
     work.walk()
@@ -151,7 +153,7 @@ class _Scanner:
         rows: Mapping[bytes, Row],
         base: Mapping[bytes, Entry],
         ingest: Ingest,
-        ignore: Ignore | None,
+        rules: RuleFiles,
         stamp_ns: int,
     ) -> None:
         self.work = tree
@@ -159,7 +161,7 @@ class _Scanner:
         self.rows = rows
         self.base = base
         self.ingest = ingest
-        self.ignore = ignore
+        self.rules = rules
         self.stamp_ns = stamp_ns
         self.out = Scan()
         self.listed: dict[bytes, int] = {}  # directories listed completely, with their device
@@ -191,9 +193,15 @@ class _Scanner:
 
     def list_dir(self, path: bytes) -> list[bytes]:
         """Takes in one directory, all of it or nothing; returns the directories in it that are to be walked."""
+        subdirs = self.list_under_rules(path, has_rules=False)
+        return (subdirs if subdirs is not None else self.list_under_rules(path, has_rules=True)) or []
+
+    def list_under_rules(self, path: bytes, *, has_rules: bool) -> list[bytes] | None:
+        """The same. None: there is a rule file in it, which comes first (so those without pay nothing for the look)."""
         fd, device = self.work.dir_device(path)
         prefix = path + b"/" if path else b""
-        rows_get, ignore = self.rows.get, self.ignore
+        rules = self.rules.names(path, has_file=has_rules)
+        rows_get, ignores = self.rows.get, rules.ignores if rules is not None else None
         encoding, errors = _TO_BYTES
         clean: list[tuple[bytes, Entry]] = []
         unread: list[tuple[bytes, os.stat_result]] = []
@@ -202,19 +210,22 @@ class _Scanner:
         with os.scandir(fd) as names:
             for found in names:
                 name = found.name
-                if (name[0] in ".T" or "~" in name or not name.isascii()) and (why := _not_taken(name)):
+                if (name[0] in ".T" or "~" in name or not name.isascii()) and (why := _not_taken(name, rules is None)):
+                    if why is _HAS_RULES and not has_rules:
+                        return None
                     if why is _NESTED and path:
                         self.nested(path)
                         return []
-                    strange.append((prefix + name.encode(encoding, errors), "" if why is _NESTED else why))
-                    continue
+                    if why is not _HAS_RULES:
+                        strange.append((prefix + name.encode(encoding, errors), "" if why is _NESTED else why))
+                        continue
                 child = prefix + name.encode(encoding, errors)
                 try:
                     st = found.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 kind = st.st_mode & 0o170000
-                if ignore is not None and ignore(child, kind == _DIR):
+                if ignores is not None and ignores(child[len(prefix) :], kind == _DIR):
                     strange.append((child, _IGNORED))
                 elif kind in (_REG, _LNK):
                     row = rows_get(child)
@@ -253,13 +264,15 @@ class _Scanner:
     def take_dir(self, path: bytes, st: os.stat_result) -> bool:
         """Takes in a directory itself; False: it is not to be walked."""
         row = self.rows.get(path)
-        entry = row.entry if row is not None else None
-        if entry is not None and row is not None and row.mode == st.st_mode:
-            if entry.kind is not Kind.DIR:  # checkout could not put the agreed file here: it counts as being here
+        was_dir = row is not None and row.entry.kind is Kind.DIR
+        # On another disk than before it shows the mode of a mount point, or of what was mounted there: no change.
+        if row is not None and (row.mode == st.st_mode or (was_dir and row.dev != st.st_dev)):
+            entry = row.entry
+            if not was_dir:  # checkout could not put the agreed file here: it counts as being here
                 self.out.tree[path] = entry
                 return False
         else:
-            tags = entry.tags if entry is not None and entry.kind is Kind.DIR else ()
+            tags = row.entry.tags if row is not None and was_dir else ()
             entry = Entry(Kind.DIR, stat_.S_IMODE(st.st_mode), 0, 0, b"", b"", tags)
         if row is None or row.entry is not entry or row.ino != st.st_ino or row.dev != st.st_dev:
             self.out.put_rows[path] = row_of(entry, st, trusted=True)
@@ -276,6 +289,8 @@ class _Scanner:
         self.hollow.add(parent)
         if why is not _IGNORED:
             self.out.skipped.append(Noted(path, why))
+        elif path not in self.base and not split(path)[1].startswith(OWN_PREFIX):
+            self.out.ignored.append(path)
 
     def nested(self, path: bytes) -> None:
         self.block(path)
@@ -393,17 +408,32 @@ class _Scanner:
         """Decides on all paths that rows or base know and the walk has not found."""
         out = self.out
         seen = Seen(out.tree, out.put_rows, self.listed, self.blocked)
-        verdict = judge(self.work, self.rows, self.base, seen, self.is_ignored)
+        verdict = judge(self.work, self.rows, self.base, seen, self.rules, is_copy=self.is_copy())
         out.skipped += verdict.notes
-        out.delete_rows += verdict.forgotten
-        for path in verdict.forgotten:
+        out.missing = verdict.missing
+        out.delete_rows += verdict.forgotten + verdict.missing
+        for path in out.delete_rows:
             out.put_rows.pop(path, None)
         for path in verdict.kept:
             self.keep(path)
+            if self.base[path].kind is not Kind.DIR and self.rules.ignores(path, False):
+                out.held.append(path)
         out.deleted = [path for path in verdict.deleted if path not in out.tree]
+        out.ignored.sort()
+        out.warnings, out.rules = self.rules.warnings, self.rules.texts
+        for directory, text in self.rules.remembered.items():  # of directories that can't be looked into now
+            if directory not in self.listed and (directory in out.tree or self.is_blocked(directory)):
+                out.rules.setdefault(directory, text)
 
-    def is_ignored(self, path: bytes, is_dir: bool) -> bool:
-        return ignored_name(split(path)[1]) or (self.ignore is not None and self.ignore(path, is_dir))
+    def is_blocked(self, path: bytes) -> bool:
+        while path and path not in self.blocked:
+            path = split(path)[0]
+        return bool(path)
+
+    def is_copy(self) -> bool:
+        """Whether the folder is another one than the rows were made in: one copied with its `.metasync`, say."""
+        seen = self.rows.get(b"")
+        return seen is not None and seen.ino != self.work.root_stat.st_ino
 
     def keep(self, path: bytes) -> None:
         """Puts the base's entry into the tree, and the directories of the base above it."""
@@ -447,14 +477,17 @@ class _Scanner:
 
 
 _NESTED = "its own state"
+_HAS_RULES = "the rules for the names beside it"
 _IGNORED = "ignored"
 
 
-def _not_taken(name: str) -> str:
-    """Why a name is not taken in, "" if it is."""
+def _not_taken(name: str, plain: bool) -> str:
+    """Why a name is not taken in, or needs a look; "" if it is. `plain`: no rule file is to be asked."""
     if name == _STATE:
         return _NESTED
-    if name.startswith(IGNORED_PREFIX) or name in IGNORED_NAMES:
+    if name == _RULES:
+        return _HAS_RULES
+    if plain and always_ignored(name):
         return _IGNORED
     return "some file systems take its name for .metasync" if folds_to_state(name) else ""
 

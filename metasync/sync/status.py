@@ -8,14 +8,15 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.errors import MetaSyncError
-from metasync.sync import health
+from metasync.sync import guard, health
+from metasync.sync.fsio import WorkTree, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reports import BackendState, ConflictReport, Status
-from metasync.sync.rows import load_rows
-from metasync.sync.scan import scan
 from metasync.sync.session import SHORT_KEY, Session
+from metasync.sync.survey import survey
 
+IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
 
 
@@ -50,20 +51,35 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         problem, error = e.message, e
     ailing = health.standings(s) if error is None else health.noted_standings(s)
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
-    seen = scan(s.tree, load_rows(s.db), before, Ingest(s.chunker, s.ids))
-    conflicts = tuple(ConflictReport(c.path, c.copy, c.reason) for c in s.db.conflicts() if c.copy in seen.tree)
+    seen = survey(s.tree, s.db, before, Ingest(s.chunker, s.ids))
+    waiting = [c for c in s.db.conflicts() if c.copy in seen.tree or _is_there(s.tree, c.copy)]
+    differing = changed(before, seen.tree)
+    stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     return Status(
         name=s.name,
         version=base.v,
         newest=newest,
         fingerprint=base.fingerprint,
-        changes=summary((p, before.get(p), seen.tree.get(p)) for p in changed(before, seen.tree)),
+        changes=summary((p, before.get(p), seen.tree.get(p)) for p in differing),
         backends=tuple(backends),
-        conflicts=conflicts,
+        conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in waiting),
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
         under_replicated=int(s.db.get(SHORT_KEY) or b"0"),
         survives=survives(s.config),
         problem=problem,
         error=error,
+        ignored=tuple(seen.ignored[:IGNORED_MAX]),
+        ignored_total=len(seen.ignored),
+        ignored_agreed=len(seen.held),
+        warnings=(*seen.warnings, *([guard.warning(stop)] if stop is not None else [])),
     )
+
+
+def _is_there(tree: WorkTree, path: bytes) -> bool:
+    """Whether something stands at a path that the scan did not take in: an ignored one, say."""
+    parent, name = split(path)
+    try:
+        return tree.disk.look(name, tree.dir(parent)) is not None
+    except OSError:
+        return False

@@ -1,0 +1,149 @@
+"""Reads the rule files of a working tree while it is walked, and remembers what they said (see `ignore`).
+
+A rule file that can't be read must not pass for an empty one: what it ignored would be pushed, secrets among it. So the
+rules that it had at the last scan still count; if none are known, nothing new in its directory is taken in. Nor is
+anything below it taken for deleted until it can be read again: the new rules may say that it stays.
+
+The rules of the last scan serve for one thing more. What was ignored when it went missing was not deleted as far as
+anybody was told: it stays agreed when the rule goes, and is brought back (`absence`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_
+from collections.abc import Mapping
+from typing import Final
+
+from metasync.codec import Reader, bytes16, bytes32
+from metasync.errors import FormatError, WorkspaceError
+from metasync.localdb import State
+from metasync.sync.fsio import READ_FLAGS, WorkTree
+from metasync.sync.ignore import IGNORE_NAME, RULES_BYTES_MAX, Names, Ruling, parse
+from metasync.sync.rows import is_unchanged
+
+RULES_KEY: Final = "ignore.rules"  # the rule files of the last scan that was stored
+READS_MAX: Final = 3  # of a file that changes while it is read
+_NOTHING_NEW: Final = b"*"
+
+
+class _Unread(Exception):  # noqa: N818  a signal, not an error
+    """Why a rule file can't be used."""
+
+
+class RuleFiles:
+    """The rules of one scan. `remembered`: the bytes of the rule files at the last one, by directory.
+
+    texts     the same for this one: to be stored with its rows
+    warnings  lines and files that could not be used, as sentences
+    """
+
+    def __init__(self, tree: WorkTree, remembered: Mapping[bytes, bytes]) -> None:
+        self._tree = tree
+        self.remembered = remembered
+        self._before = Ruling({directory: parse(text) for directory, text in remembered.items()})
+        self._now = Ruling()
+        self._unknown: list[bytes] = []  # directories whose rule file can't be read, each with a slash behind it
+        self.texts: dict[bytes, bytes] = {}
+        self.warnings: list[str] = []
+
+    def names(self, directory: bytes, *, has_file: bool) -> Names | None:
+        """The rules for the names in a directory, whose own rule file is read; None: those without any file."""
+        if has_file:
+            shown = _shown(directory)
+            try:
+                text = self._read(directory)
+            except _Unread as e:
+                text = self._last(directory, f"{shown} can't be used: {e}")
+            else:
+                self.texts[directory] = text
+            rules = parse(text)
+            self.warnings += rules.warnings(shown)
+            self._now.add(directory, rules)
+        return self._now.names(directory)
+
+    def ignores(self, path: bytes, is_dir: bool) -> bool:
+        """Whether a path is ignored now. The rules of all directories that were walked must have been read."""
+        return self._now.ignores(path, is_dir)
+
+    def may_ignore(self, path: bytes, is_dir: bool) -> bool:
+        """The same, and all below a rule file that can't be read."""
+        return any(path.startswith(directory) for directory in self._unknown) or self.ignores(path, is_dir)
+
+    def ignored_before(self, path: bytes, is_dir: bool) -> bool:
+        """Whether the last scan ignored a path."""
+        return self._before.ignores(path, is_dir)
+
+    def _last(self, directory: bytes, problem: str) -> bytes:
+        """What counts in place of a rule file that can't be read."""
+        self._unknown.append(directory + b"/" if directory else b"")
+        where = _text(directory) if directory else "this folder"
+        text = self.remembered.get(directory)
+        if text is None:
+            says = f"what it ignores is not known, so nothing new in {where} is pushed"
+        else:
+            says = "the rules that it had last still count"
+            self.texts[directory] = text
+        self.warnings.append(f"{problem}; {says}, and nothing there is taken for deleted")
+        return _NOTHING_NEW if text is None else text
+
+    def _read(self, directory: bytes) -> bytes:
+        disk = self._tree.disk
+        for _ in range(READS_MAX):
+            try:
+                fd = disk.open(IGNORE_NAME, READ_FLAGS, self._tree.dir(directory))
+                try:
+                    st = disk.fstat(fd)
+                    if not stat_.S_ISREG(st.st_mode):
+                        raise _Unread("it is not a file")
+                    if st.st_size > RULES_BYTES_MAX:
+                        raise _Unread(f"it has {st.st_size:,} bytes, and at most {RULES_BYTES_MAX:,} are read")
+                    data = disk.read(fd, RULES_BYTES_MAX + 1, 0)
+                    after = disk.fstat(fd)
+                finally:
+                    disk.close(fd)
+            except OSError as e:
+                link = _is_link(self._tree, directory)
+                raise _Unread("it is a symlink, and those are not followed" if link else e.strerror or str(e)) from e
+            if len(data) == st.st_size and is_unchanged(st, after, ctime=True):
+                return data
+        raise _Unread("it changes all the time")
+
+
+def _is_link(tree: WorkTree, directory: bytes) -> bool:
+    try:
+        return stat_.S_ISLNK(tree.disk.lstat(IGNORE_NAME, tree.dir(directory)).st_mode)
+    except OSError:
+        return False
+
+
+def _shown(directory: bytes) -> str:
+    return _text(directory + b"/" + IGNORE_NAME if directory else IGNORE_NAME)
+
+
+def _text(path: bytes) -> str:
+    return os.fsdecode(path)
+
+
+def load_texts(db: State) -> dict[bytes, bytes]:
+    """The rule files of the last scan that was stored, by directory. `WorkspaceError`: the local state is damaged."""
+    data = db.get(RULES_KEY) or b""
+    out: dict[bytes, bytes] = {}
+    try:
+        r = Reader(data, "ignore rules")
+        while r.pos < len(data):
+            directory = r.bytes16()
+            out[directory] = r.bytes32(RULES_BYTES_MAX)
+    except FormatError as e:
+        raise WorkspaceError(
+            f"The ignore rules in the local state are damaged: {e.message}.",
+            next_step="Move .metasync/state.db away and run again: it is rebuilt from the backends.",
+        ) from e
+    return out
+
+
+def store_texts(db: State, texts: Mapping[bytes, bytes]) -> None:
+    """Remembers rule files for the next scan."""
+    data = b"".join(bytes16(directory) + bytes32(texts[directory]) for directory in sorted(texts))
+    if data != (db.get(RULES_KEY) or b""):
+        db.set(RULES_KEY, data or None)

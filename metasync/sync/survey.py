@@ -1,0 +1,33 @@
+"""Scans the folder with what the local state knows of it, and stores what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from metasync.localdb import State
+from metasync.objects.model import Entry
+from metasync.sync.fsio import WorkTree
+from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.sync.rulefiles import load_texts, store_texts
+from metasync.sync.scan import Ingest, Scan, scan
+
+MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
+
+
+def survey(
+    tree: WorkTree, db: State, base: Mapping[bytes, Entry], ingest: Ingest, rows: Mapping[bytes, Row] | None = None
+) -> Scan:
+    """A scan by the stored rows (`rows`, if they are at hand) and ignore rules. Stores nothing."""
+    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db))
+
+
+def store_survey(db: State, seen: Scan) -> None:
+    """Stores what a scan saw: it is true of the disk, whatever becomes of it."""
+    with db.transaction():
+        store_rows(db, seen.put_rows.items())
+        db.delete_rows(seen.delete_rows)
+        store_texts(db, seen.rules)
+        came_back = [p for p, why in db.unplaced().items() if why == MISSING and p in seen.put_rows]
+        db.delete_unplaced(came_back)  # by the user's hand: it had no row
+        db.put_unplaced(dict.fromkeys(seen.missing, MISSING))
