@@ -24,7 +24,10 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "METASYNC_KEYRING": "off", "PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/howto/check-a-backend.md"])
+PAGES = ["README.md", "docs/tutorial.md", "docs/howto/check-a-backend.md", "docs/howto/ignore.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_console_session(tmp_path: Path, page: str) -> None:
     """Every command succeeds, and every line shown is printed by the command above it."""
     script = ["set -eu"]
