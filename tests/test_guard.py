@@ -187,7 +187,7 @@ def test_a_push_that_must_merge_first_stops_before_the_merge(lab: Lab) -> None:
         w.push()
     assert tree_of(w.directory) == before
     assert w.pull().changes.added == (b"theirs",)  # a pull deletes nothing here, and may go on
-    r = w.push(force=True)
+    _, r = w.sync(force=True)
     assert len(r.changes.deleted) == 20
 
 
