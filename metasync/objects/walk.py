@@ -6,8 +6,9 @@ per level and not one per directory. `docs/design/format.md` section 3.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Generator, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
 from metasync.objects import directory, file
@@ -100,6 +101,70 @@ def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
                 tree[path] = entry
         level = below
     return tree
+
+
+def listing(dir_id: bytes) -> Generator[Needs, Bytes, tuple[tuple[bytes, Entry], ...]]:
+    """One directory's names and entries, those of directories with their ids."""
+    nodes: dict[bytes, directory.DirNode] = {}
+    yield from _leaves([dir_id], nodes)
+    return _entries(dir_id, nodes)
+
+
+Trail: TypeAlias = dict[tuple[bytes, bytes], Entry | None]
+"""What a search came by: (id of a directory, the rest of the path) -> what it led to."""
+
+
+class Found(NamedTuple):
+    """`entry`: what is at the path (a directory with its id), or None. `reached`: the last directory on the way.
+
+    `trail`: for the next search of the same path, which ends where it meets a directory that this one went through.
+    """
+
+    entry: Entry | None
+    reached: bytes
+    trail: Trail
+
+
+ROOT_MODE = 0o755  # of a tree's root, whose own mode is stored nowhere
+
+
+def find(root: bytes | None, path: bytes, trail: Trail | None = None) -> Generator[Needs, Bytes, Found]:
+    """What is at `path` (b"": the root) below a root directory's id, opening only what lies on the way to it."""
+    here: Entry | None = Entry(Kind.DIR, ROOT_MODE, 0, 0, root) if root is not None else None
+    rest, reached, passed = path, b"", []
+    while rest and here is not None and here.kind is Kind.DIR:
+        step = (here.content, rest)
+        if trail is not None and step in trail:
+            here = trail[step]
+            break
+        passed.append(step)
+        reached = path[: len(path) - len(rest)].rstrip(b"/")
+        name, _, rest = rest.partition(b"/")
+        here = yield from _child(here.content, name)
+    else:
+        here = here if not rest else None  # a path that goes on below a file
+    return Found(here, reached, {**dict.fromkeys(passed, here), **_onward(trail, passed)})
+
+
+def _onward(trail: Trail | None, passed: list[tuple[bytes, bytes]]) -> Trail:
+    """The part of an earlier trail that is still of use: deeper than what was opened anew."""
+    depth = min((len(rest) for _, rest in passed), default=1 << 62)
+    return {step: entry for step, entry in (trail or {}).items() if len(step[1]) < depth}
+
+
+def _child(dir_id: bytes, name: bytes) -> Generator[Needs, Bytes, Entry | None]:
+    """One name in a directory; of a long one only the nodes that lead to it are loaded."""
+    node_id, level = dir_id, -1
+    while True:
+        node = directory.decode_node((yield ObjectKind.DIR, (node_id,))[node_id])
+        if level >= 0 and node.level != level:
+            raise FormatError("directory object: a node at the wrong level")
+        if not node.level:
+            return dict(node.entries).get(name)
+        at = bisect_right([first for first, _ in node.children], name) - 1
+        if at < 0:
+            return None
+        node_id, level = node.children[at][1], node.level - 1
 
 
 Change: TypeAlias = tuple[Entry | None, Entry | None]

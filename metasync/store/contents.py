@@ -6,12 +6,12 @@ never: the working tree is the local store (D8).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from metasync.effects import Task
-from metasync.errors import DamagedError, UnreachableError
+from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.objects.walk import Needs
@@ -23,6 +23,8 @@ TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along:
 FETCHING_BYTES_MAX = 24 << 20  # of packs as stored; each also needs room for a segment opened
 
 T = TypeVar("T")
+OnLost: TypeAlias = Callable[[Sequence[bytes], MetaSyncError], None]
+"""Is told which objects can be had from nowhere, and why; from the thread that called `fetch`."""
 
 
 class ObjectCache(Protocol):
@@ -33,15 +35,28 @@ class ObjectCache(Protocol):
 
 
 class Contents:
-    """Reads objects through one index. `start` runs a task and returns its future (the runtime's)."""
+    """Reads objects through one index. `start` runs a task and returns its future (the runtime's).
+
+    `at_hand`: objects that are kept here for the next push and that no pack holds yet.
+    """
 
     def __init__(
-        self, index: Index, transfer: Transfer, cache: ObjectCache, start: Callable[[Task], Future[Any]]
+        self,
+        index: Index,
+        transfer: Transfer,
+        cache: ObjectCache,
+        start: Callable[[Task], Future[Any]],
+        at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] | None = None,
     ) -> None:
         self.index = index
         self.transfer = transfer
         self._cache = cache
         self._start = start
+        self._at_hand = at_hand or {}
+
+    def __contains__(self, object_id: bytes) -> bool:
+        """Whether an object is at hand, or in a pack that the index names."""
+        return object_id in self._at_hand or object_id in self.index
 
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
@@ -52,6 +67,7 @@ class Contents:
             return blobs
         cached = self._cache.get_objects(wanted)
         out = {i: data for i, data in cached.items() if self.transfer.check(kind, data) == i}  # a disk may fail
+        out.update((i, self._at_hand[i][1]) for i in wanted if i in self._at_hand)
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, tuple[int, bytes]] = {}
@@ -79,14 +95,25 @@ class Contents:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def fetch(self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False) -> None:
+    def fetch(
+        self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False, on_lost: OnLost | None = None
+    ) -> None:
         """Gets objects from packs and delivers them, verified, from worker threads, in no certain order.
 
         `neighbours`: also the directories and histories that lie beside them: a tree lies together in its pack, so a
         walk down it is one or two requests and not one per level.
 
         After a failure an object may be delivered twice. One whose pack is lost is taken from another that has it.
+        What can be had from nowhere ends the call with `DamagedError` or `UnreachableError`; with `on_lost` it is told
+        there instead, and the others are fetched all the same.
         """
+        ids = list(dict.fromkeys(ids))
+        if here := [(i, *self._at_hand[i]) for i in ids if i in self._at_hand]:
+            deliver([(Located(kind, i, 0, 0, len(data)), memoryview(data)) for i, kind, data in here])
+            ids = [i for i in ids if i not in self._at_hand]
+        if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
+            on_lost(unnamed, _in_no_pack(unnamed[0]))
+            ids = [i for i in ids if i in self.index]
         todo = list(self.plan(ids).values())[::-1]
         lost: set[tuple[int, bytes]] = set()
         running: dict[Future[Any], tuple[PackRecord, list[Located]]] = {}
@@ -99,19 +126,20 @@ class Contents:
             while todo or running:
                 while todo and room():
                     record, located = todo.pop()
-                    if neighbours:
-                        located = self._with_neighbours(record, located)
-                    running[self._start(self.transfer.fetch(record, located, deliver))] = (record, located)
+                    taken = self._with_neighbours(record, located) if neighbours else located
+                    running[self._start(self.transfer.fetch(record, taken, deliver))] = (record, located)
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     record, located = running.pop(future)
                     try:
                         future.result()
-                    except (DamagedError, UnreachableError):
+                    except (DamagedError, UnreachableError) as e:
                         lost.add((record.generation, record.name))
-                        if not all(self._places(o.id, lost) for o in located):
-                            raise
-                        todo += self.plan([o.id for o in located], lost).values()
+                        if gone := [o.id for o in located if not self._places(o.id, lost)]:
+                            if on_lost is None:
+                                raise
+                            on_lost(gone, e)
+                        todo += self.plan([o.id for o in located if o.id not in gone], lost).values()
         finally:
             for future in running:
                 future.cancel()
@@ -136,10 +164,14 @@ class Contents:
         for object_id in dict.fromkeys(ids):
             places = self._places(object_id, lost)
             if not places:
-                raise DamagedError(
-                    f"object {object_id.hex()[:16]} is in no pack that the agreed index names",
-                    next_step="`metasync check --read-data` tells what else is missing.",
-                )
+                raise _in_no_pack(object_id)
             record, located = next((p for p in places if (p[0].generation, p[0].name) in plan), places[0])
             plan.setdefault((record.generation, record.name), (record, []))[1].append(located)
         return plan
+
+
+def _in_no_pack(object_id: bytes) -> DamagedError:
+    return DamagedError(
+        f"object {object_id.hex()[:16]} is in no pack that the agreed index names",
+        next_step="`metasync check --read-data` tells what else is missing.",
+    )

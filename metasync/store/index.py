@@ -125,6 +125,10 @@ class IndexSegment:
     def __iter__(self) -> Iterator[tuple[PackRecord, Located]]:
         return map(self._at, self._offsets)
 
+    def ids(self, kind: ObjectKind) -> list[bytes]:
+        """The ids of all objects of a kind."""
+        return [object_id for object_id, k, *_ in _OBJECT.iter_unpack(self._objects) if k & 15 == kind]
+
     def raw_objects(self) -> bytes:
         return self._objects
 
@@ -350,6 +354,11 @@ class Index:
     def inside(self, record: PackRecord) -> list[Located]:
         """All objects of a pack."""
         return next((s.inside(record) for s in self._segments if record in s.packs), [])
+
+    def ids(self, kind: ObjectKind) -> list[bytes]:
+        """The ids of all objects of a kind that a live pack holds, those of the newest segments first."""
+        found = dict.fromkeys(i for s in reversed(self._segments) for i in s.ids(kind))
+        return [i for i in found if not self._dead or i in self]
 
     def packs(self) -> dict[tuple[int, bytes], PackRecord]:
         """Every live pack by (generation, name)."""

@@ -36,7 +36,7 @@ from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, failed, split
 from metasync.sync.place import MODES_KEY, Placer
-from metasync.sync.plan import Applied, Change, Plan, decode_plan, encode_plan
+from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
 from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
 
 __all__ = ["Applied", "Change", "Checkout"]
@@ -67,13 +67,20 @@ class Checkout:
         self._lock = threading.Lock()
 
     def begin(
-        self, changes: Iterable[Change], commit: Mapping[str, bytes | None] | None = None, *, version: int = 0
+        self,
+        changes: Iterable[Change],
+        commit: Mapping[str, bytes | None] | None = None,
+        *,
+        version: int = 0,
+        own: bool = False,
+        reason: str = CHANGED_MEANWHILE,
     ) -> list[bytes]:
         """Journals the plan; returns the paths whose contents are to be delivered, in order.
 
         Not among them: directories, symlinks, empty files, and files of which only mode or mtime change (`new` has the
         content of `expected`). `commit` is set in the local state in the same transaction as the outcome, whether by
-        `apply` or by `recover`. `version`: the agreed version of the merged tree, for the records of conflicts.
+        `apply` or by `recover`. `version`: the agreed version of the merged tree, for the records of conflicts;
+        `own`, `reason`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
         if self.db.get(PLAN_KEY) is not None:
@@ -84,7 +91,7 @@ class Checkout:
         ordered = tuple(by_path[path] for path in sorted(by_path))
         first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
         root = self.tree.root_stat
-        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino))
+        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason)
         staged = [(i, change) for i, change in enumerate(ordered) if change.is_staged]
         self._check_space([change for _, change in staged])
         with self.db.transaction():
@@ -288,8 +295,10 @@ class Checkout:
             store_rows(self.db, put.items())
             self.db.delete_rows(delete)
             self.db.put_replaced(kept)
-            self.db.delete_unplaced(change.path for change in plan.changes)
-            self.db.put_unplaced({noted.path: noted.reason for noted in applied.unplaced})
+            left = {plan.changes[i].path for i in placer.left} if plan.own else set()
+            self.db.delete_unplaced(change.path for change in plan.changes if change.path not in left)
+            if not plan.own:  # what others agreed is offered again by every pull
+                self.db.put_unplaced({noted.path: noted.reason for noted in applied.unplaced})
             for key, value in plan.commit.items():
                 self.db.set(key, value)
             if commit is not None:
@@ -307,6 +316,8 @@ class Checkout:
         self.tree.forget()
         stamp = self.tree.tick_past(self.tree.clock_ns(), TICK_WAIT_S)
         for i, (path, new, expected) in enumerate(plan.changes):
+            if plan.own and (new is None or i in placer.left):
+                continue  # its row says that it was here: so its absence is a deletion, and what was left is as it was
             if new is None:
                 delete.append(path)
                 continue

@@ -251,47 +251,25 @@ class Disk:
         time.sleep(seconds)
 
 
-class WorkTree:
-    """The directory of a workspace. `close` it. For one thread, but for `state_dir` and the descriptors of that.
+class DirTree:
+    """A directory and what is below it, each directory opened by name from the one above. `close` it; for one thread.
 
-    `WorkspaceError` when the root or its `.metasync` is not there.
+    `root_fd` is the descriptor of the directory itself, which is the tree's from then on.
     """
 
-    def __init__(self, root: bytes, disk: Disk | None = None) -> None:
+    def __init__(self, root: bytes, root_fd: int, disk: Disk) -> None:
         self.root = root
-        self.disk = disk or Disk()
+        self.disk = disk
+        self.root_fd = root_fd
+        self.root_stat = os.fstat(root_fd)
         self._dirs: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # path -> (descriptor, device)
-        self._state: dict[bytes, int] = {}
-        self._clock_fd = -1
-        self.devices: dict[int, bytes] = {}  # device -> a directory on it, of all that were opened
-        self.root_fd = -1
-        shown = os.fsdecode(root)
-        try:
-            self.root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self.root_stat = os.fstat(self.root_fd)
-            self._state[b""] = self.disk.open(STATE_NAME, DIR_FLAGS, self.root_fd)
-        except OSError as e:
-            self.close()
-            raise WorkspaceError(
-                f"{shown} can't be used as a workspace: {e.strerror}.",
-                next_step="Check that the folder exists (a disk not mounted?) and holds .metasync; "
-                "`metasync init` or `metasync clone` makes one.",
-            ) from e
-        self.devices[self.root_stat.st_dev] = b""
+        self.devices: dict[int, bytes] = {self.root_stat.st_dev: b""}  # device -> a directory on it, of all opened
 
     def close(self) -> None:
         self.forget()
-        for fd in [*self._state.values(), self._clock_fd, self.root_fd]:
-            if fd >= 0:
-                os.close(fd)
-        self._state.clear()
-        self._clock_fd = self.root_fd = -1
-
-    def __enter__(self) -> WorkTree:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        if self.root_fd >= 0:
+            os.close(self.root_fd)
+        self.root_fd = -1
 
     def dir(self, path: bytes) -> int:
         """A descriptor of the directory at `path`, to be used before the next call and not to be closed.
@@ -327,6 +305,46 @@ class WorkTree:
         below = path + b"/" if path else b""
         for known in [p for p in self._dirs if p == path or p.startswith(below)]:
             self.disk.close(self._dirs.pop(known)[0])
+
+
+class WorkTree(DirTree):
+    """The directory of a workspace. `close` it. For one thread, but for `state_dir` and the descriptors of that.
+
+    `WorkspaceError` when the root or its `.metasync` is not there.
+    """
+
+    def __init__(self, root: bytes, disk: Disk | None = None) -> None:
+        self._state: dict[bytes, int] = {}
+        self._clock_fd = -1
+        shown = os.fsdecode(root)
+        try:
+            root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            super().__init__(root, root_fd, disk or Disk())
+            try:
+                self._state[b""] = self.disk.open(STATE_NAME, DIR_FLAGS, root_fd)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as e:
+            raise WorkspaceError(
+                f"{shown} can't be used as a workspace: {e.strerror}.",
+                next_step="Check that the folder exists (a disk not mounted?) and holds .metasync; "
+                "`metasync init` or `metasync clone` makes one.",
+            ) from e
+
+    def close(self) -> None:
+        for fd in [*self._state.values(), self._clock_fd]:
+            if fd >= 0:
+                os.close(fd)
+        self._state.clear()
+        self._clock_fd = -1
+        super().close()
+
+    def __enter__(self) -> WorkTree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def state_dir(self, name: bytes = b"") -> int:
         """A descriptor of `.metasync` (b"") or of the directory `name` in it, made if needed; stays open."""

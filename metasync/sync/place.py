@@ -380,7 +380,7 @@ class Placer:
                 self.disk.rename_new(name, fd, copy_name, self.tree.dir(parent))
             except FileExistsError:
                 continue
-            conflict = Conflict(path, copy, "changed here while others' changes came in", self.plan.version)
+            conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
             self.db.put_conflicts([conflict])
             self.applied.conflicts.append(conflict)
             return

@@ -14,6 +14,8 @@ from metasync.sync.absence import Noted
 from metasync.sync.fsio import check_path
 from metasync.sync.rows import Row, pack_row, unpack_row
 
+CHANGED_MEANWHILE = "changed here while others' changes came in"
+
 _JOURNAL_FORMAT = 1
 _ROW_BYTES_MAX = 1 << 24
 _VALUE_BYTES_MAX = (1 << 32) - 1
@@ -53,6 +55,8 @@ class Plan:
 
     Change i is staged at `.metasync/tmp/<i>` and what it replaces goes to `.metasync/replaced/<replaced_from + i>`.
     `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made.
+    `own`: the changes are this device's (a restore), for the next push to take: the base still has what goes, and what
+    this disk cannot take is no change. `reason`: what to say of conflict copies that are made on the way.
     """
 
     changes: tuple[Change, ...]
@@ -60,6 +64,8 @@ class Plan:
     version: int
     replaced_from: int
     root: tuple[int, int]
+    own: bool = False
+    reason: str = CHANGED_MEANWHILE
 
     def on_device(self, device: int, inode: int) -> Plan:
         """The same plan after the system has numbered its devices anew (a reboot between the crash and now)."""
@@ -104,6 +110,8 @@ def encode_plan(plan: Plan) -> bytes:
         out.append(bytes16(path))
         out.append(bytes32(pack_row(_bare(new)) if new is not None else b""))
         out.append(bytes32(pack_row(expected) if expected is not None else b""))
+    if plan.own or plan.reason != CHANGED_MEANWHILE:  # left out by default: what earlier versions wrote is the same
+        out += [u8(plan.own), text16(plan.reason)]
     return b"".join(out)
 
 
@@ -127,6 +135,7 @@ def decode_plan(data: bytes) -> Plan:
             if row is not None and row != _bare(row.entry):
                 raise r.fail("a stat of what is not there yet")
             changes.append(Change(path, row.entry if row else None, unpack_row(expected) if expected else None))
+        own, reason = (r.u8() == 1, r.text16()) if r.pos < len(data) else (False, CHANGED_MEANWHILE)
         r.end()
         if not ascending([change.path for change in changes]):
             raise r.fail("paths out of order")
@@ -135,7 +144,7 @@ def decode_plan(data: bytes) -> Plan:
             f"The journal of an unfinished checkout can't be read: {e.message}.",
             next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
         ) from e
-    return Plan(tuple(changes), commit, version, replaced_from, root)
+    return Plan(tuple(changes), commit, version, replaced_from, root, own, reason)
 
 
 def _bare(entry: Entry) -> Row:

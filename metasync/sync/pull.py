@@ -7,22 +7,18 @@ what a pull does with news, and what a push does when another was faster.
 from __future__ import annotations
 
 import os
-import stat as stat_
-import threading
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from metasync.errors import DamagedError, WorkspaceError
-from metasync.events import Phase, Progress
+from metasync.errors import WorkspaceError
+from metasync.events import Phase
 from metasync.localdb import Conflict as LocalConflict
 from metasync.objects import walk
-from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.objects.packfile import Located
+from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.store.contents import Contents
 from metasync.sync import guard
 from metasync.sync.checkout import Applied, Change, Checkout
-from metasync.sync.fsio import READ_FLAGS, split
+from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.ingest import Ingest
 from metasync.sync.merge import Merge, merge
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
@@ -33,10 +29,6 @@ from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
-
-
-class ChangedMeanwhile(Exception):  # noqa: N818 - a signal within this module: scan and merge again
-    """A file that the merge was to move or keep is not what the scan saw."""
 
 
 @dataclass
@@ -160,50 +152,13 @@ def _plan(
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)
-        texts = merge_texts(requests, lambda p, e: _read_here(s, p, e), lambda es: _whole(s, contents, es), ingest)
+        texts = merge_texts(requests, lambda p, e: read_here(s, p, e), lambda es: whole(s, contents, es), ingest)
         task.send({path: text.entry for path, text in texts.items()})
     except StopIteration as stop:
         result: Merge = stop.value
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
     return Plan(base_tree, seen, rows, result, left, {t.path: texts[t.path] for t in result.text})
-
-
-def _read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
-    """A local file's bytes if they are still those of `entry`, else None."""
-    parent, name = split(path)
-    try:
-        fd = os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
-    except OSError:
-        return None
-    try:
-        if not stat_.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        data = b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
-    finally:
-        os.close(fd)
-    return data if s.ids.blob(data) == entry.content else None
-
-
-def _whole(s: Session, contents: Contents, entries: list[Entry]) -> dict[bytes, bytes]:
-    """Whole agreed files by content hash: those small enough for a merge of texts."""
-    big = tuple({e.root for e in entries if e.root})
-    pieces = contents.walk(walk.chunks(big)) if big else {}
-    for e in entries:
-        if e.root and sum(c.size for c in pieces[e.root]) != e.size:  # or a small entry would bring terabytes
-            raise DamagedError(f"the chunks of a file of {e.size} bytes have another size together")
-    wanted = [e.content for e in entries if not e.root and e.size]
-    wanted += [c.id for cs in pieces.values() for c in cs]
-    blobs = contents.load(ObjectKind.BLOB, wanted)
-    out: dict[bytes, bytes] = {}
-    for e in entries:
-        chunks = pieces[e.root] if e.root else [Chunk(e.content, e.size)] if e.size else []
-        sound = all(len(blobs[c.id]) == c.size for c in chunks)
-        data = b"".join(blobs[c.id] for c in chunks) if sound else b""
-        if not sound or s.ids.blob(data) != e.content:
-            raise DamagedError(f"a file of {e.size} bytes does not have the content its entry says")
-        out[e.content] = data
-    return out
 
 
 def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents) -> Applied:
@@ -230,7 +185,8 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
             if path in wanted:
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
-        _deliver(s, checkout, entries, plan, contents)
+        here = {e.content: p for p, e in plan.scan.tree.items() if e.kind is Kind.FILE and p not in plan.scan.busy}
+        deliver(s, checkout, entries, here, contents)
     except BaseException:
         checkout.abandon()
         raise
@@ -266,92 +222,6 @@ def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> 
             parents += (kept,)
         ingest = Ingest(s.chunker, s.ids, sink=stage)
         return kept_snapshot(texts, parents, s.device.device_id, s.wall_ns(), s.ids, ingest, stage)
-
-
-def _deliver(s: Session, checkout: Checkout, entries: dict[bytes, Entry], plan: Plan, contents: Contents) -> None:
-    """Brings the bytes of files: from the folder itself where they are there already, else from packs."""
-    here = {e.content: p for p, e in plan.scan.tree.items() if e.kind is Kind.FILE and p not in plan.scan.busy}
-    remote: dict[bytes, Entry] = {}
-    for path, entry in entries.items():
-        source = here.get(entry.content)
-        if source is None or not _copy_here(s, checkout, source, path, entry):
-            remote[path] = entry
-    small, parts = _where(remote, contents)
-    total = sum(e.size for e in remote.values())
-    done = 0
-    one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
-    s.listener(Phase("download"))
-
-    def deliver(objects: Sequence[tuple[Located, memoryview]]) -> None:
-        nonlocal done
-        with one_writer:
-            for located, data in objects:
-                for path in small.get(located.id, ()):
-                    checkout.stage_whole(path, data)
-                for path, offset in parts.get(located.id, ()):
-                    checkout.stage_part(path, offset, data)
-                done += located.length
-            s.listener(Progress("download", done, total, "B"))
-
-    contents.fetch([*small, *parts], deliver)
-    for path, entry in remote.items():
-        if entry.root:
-            checkout.finish(path)
-
-
-Places = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]
-
-
-def _where(remote: Mapping[bytes, Entry], contents: Contents) -> Places:
-    """Which blob is which whole file, and which is a piece of which file at what offset."""
-    small: dict[bytes, list[bytes]] = defaultdict(list)
-    parts: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
-    for entry in remote.values():
-        if (entry.root or entry.content) not in contents.index:
-            raise ChangedMeanwhile  # bytes that are only here, and were not what the scan saw
-    roots = tuple({e.root for e in remote.values() if e.root})
-    pieces = contents.walk(walk.chunks(roots)) if roots else {}
-    for path, entry in remote.items():
-        if not entry.root:
-            small[entry.content].append(path)
-            continue
-        offset = 0
-        for chunk in pieces[entry.root]:
-            parts[chunk.id].append((path, offset))
-            offset += chunk.size
-        if offset != entry.size:
-            raise DamagedError(f"the chunks of {os.fsdecode(path)} are {offset} bytes, its entry says {entry.size}")
-    return small, parts
-
-
-def _copy_here(s: Session, checkout: Checkout, source: bytes, path: bytes, entry: Entry) -> bool:
-    """Stages a file from another place in the folder; False when its bytes are not the expected ones any more."""
-    parent, name = split(source)
-    try:
-        fd = os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
-    except OSError:
-        return False
-    try:
-        st = os.fstat(fd)
-        if not stat_.S_ISREG(st.st_mode) or st.st_size != entry.size:
-            return False
-        if not entry.root:
-            data = os.read(fd, entry.size + 1)
-            if len(data) != entry.size or s.ids.blob(data) != entry.content:
-                return False
-            checkout.stage_whole(path, data)
-            return True
-        hasher, offset = s.ids.content(), 0
-        while piece := os.read(fd, 1 << 20):
-            hasher.update(piece)
-            checkout.stage_part(path, offset, piece)
-            offset += len(piece)
-        if offset != entry.size or hasher.digest() != entry.content:
-            raise ChangedMeanwhile  # part of it is staged already: start anew
-        checkout.finish(path)
-        return True
-    finally:
-        os.close(fd)
 
 
 def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False) -> PullReport:

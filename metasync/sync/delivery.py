@@ -1,0 +1,210 @@
+"""Brings the bytes of files to where they are wanted: from the folder where they are there already, else from packs.
+
+What a pull, a restore and the choice of a conflict's side have in common. Bytes are checked against their entry's
+content before they count, wherever they came from.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from metasync.errors import DamagedError, MetaSyncError, UnreachableError
+from metasync.events import Phase, Progress
+from metasync.objects import walk
+from metasync.objects.model import Chunk, Entry, ObjectKind
+from metasync.objects.packfile import Located
+from metasync.store.contents import Contents
+from metasync.sync.fsio import READ_FLAGS, split
+from metasync.sync.session import Session
+
+PIECE_BYTES = 1 << 20
+
+
+class ChangedMeanwhile(Exception):  # noqa: N818 - a signal to the caller: look again at what is here, and try again
+    """A file that was to be moved or kept is not what the scan saw."""
+
+
+class Staging(Protocol):
+    """Takes contents of files by path, in any order, from any thread: a checkout, or a directory elsewhere."""
+
+    def stage_whole(self, path: bytes, data: bytes | memoryview) -> None: ...
+    def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None: ...
+    def finish(self, path: bytes) -> None: ...
+
+
+OnLost: TypeAlias = Callable[[bytes, MetaSyncError], None]
+"""Is told of a file whose bytes can be had from nowhere, and why."""
+
+
+def read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
+    """A local file's bytes if they are still those of `entry`, else None. For files that may be held in memory."""
+    fd = _opened(s, path)
+    if fd is None:
+        return None
+    try:
+        if not stat_.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        data = b"".join(iter(lambda: os.read(fd, PIECE_BYTES), b""))
+    finally:
+        os.close(fd)
+    return data if s.ids.blob(data) == entry.content else None
+
+
+def whole(s: Session, contents: Contents, entries: Iterable[Entry]) -> dict[bytes, bytes]:
+    """Whole agreed files by content hash: those that may be held in memory."""
+    entries = list(entries)
+    big = tuple({e.root for e in entries if e.root})
+    pieces = contents.walk(walk.chunks(big)) if big else {}
+    for e in entries:
+        if e.root and sum(c.size for c in pieces[e.root]) != e.size:  # or a small entry would bring terabytes
+            raise DamagedError(f"the chunks of a file of {e.size} bytes have another size together")
+    wanted = [e.content for e in entries if not e.root and e.size]
+    wanted += [c.id for cs in pieces.values() for c in cs]
+    blobs = contents.load(ObjectKind.BLOB, wanted)
+    out: dict[bytes, bytes] = {}
+    for e in entries:
+        chunks = pieces[e.root] if e.root else [Chunk(e.content, e.size)] if e.size else []
+        sound = all(len(blobs[c.id]) == c.size for c in chunks)
+        data = b"".join(blobs[c.id] for c in chunks) if sound else b""
+        if not sound or s.ids.blob(data) != e.content:
+            raise DamagedError(f"a file of {e.size} bytes does not have the content its entry says")
+        out[e.content] = data
+    return out
+
+
+def deliver(
+    s: Session,
+    staging: Staging,
+    entries: Mapping[bytes, Entry],
+    here: Mapping[bytes, bytes],
+    contents: Contents,
+    on_lost: OnLost | None = None,
+) -> None:
+    """Stages the contents of these files. `here`: where in the folder a content may be found, by its hash.
+
+    `ChangedMeanwhile`: a file here is not what it was, and part of another was made of it. What can be had from nowhere
+    raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
+    """
+    remote: dict[bytes, Entry] = {}
+    for path, entry in entries.items():
+        source = here.get(entry.content)
+        if source is None or not _copy_here(s, staging, source, path, entry):
+            remote[path] = entry
+    gone: set[bytes] = set()
+
+    def lose(path: bytes, error: MetaSyncError) -> None:
+        if path not in gone and on_lost is not None:
+            gone.add(path)
+            on_lost(path, error)
+
+    small, parts = _where(remote, contents, lose if on_lost is not None else None)
+    total = sum(e.size for e in remote.values())
+    done = 0
+    one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
+    s.listener(Phase("download"))
+
+    def take(objects: Sequence[tuple[Located, memoryview]]) -> None:
+        nonlocal done
+        with one_writer:
+            for located, data in objects:
+                for path in small.get(located.id, ()):
+                    staging.stage_whole(path, data)
+                for path, offset in parts.get(located.id, ()):
+                    staging.stage_part(path, offset, data)
+                done += located.length
+            s.listener(Progress("download", done, total, "B"))
+
+    def lost(ids: Sequence[bytes], error: MetaSyncError) -> None:
+        for i in ids:
+            for path in (*small.get(i, ()), *(path for path, _ in parts.get(i, ()))):
+                lose(path, error)
+
+    contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
+    for path, entry in remote.items():
+        if entry.root and path not in gone:
+            staging.finish(path)
+
+
+Places: TypeAlias = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]
+
+
+def _where(remote: Mapping[bytes, Entry], contents: Contents, lose: OnLost | None) -> Places:
+    """Which blob is which whole file, and which is a piece of which file at what offset."""
+    small: dict[bytes, list[bytes]] = defaultdict(list)
+    parts: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
+    if lose is None and any((entry.root or entry.content) not in contents for entry in remote.values()):
+        raise ChangedMeanwhile  # bytes that are only here, and were not what the scan saw
+    pieces = _pieces(remote, contents, lose)
+    for path, entry in remote.items():
+        if not entry.root:
+            small[entry.content].append(path)
+            continue
+        offset = 0
+        for chunk in pieces.get(entry.root, ()):
+            parts[chunk.id].append((path, offset))
+            offset += chunk.size
+        if offset != entry.size and entry.root in pieces:
+            raise DamagedError(f"the chunks of {os.fsdecode(path)} are {offset} bytes, its entry says {entry.size}")
+    return small, parts
+
+
+def _pieces(remote: Mapping[bytes, Entry], contents: Contents, lose: OnLost | None) -> dict[bytes, tuple[Chunk, ...]]:
+    """The chunks of files of more than one, by their file object's id."""
+    roots = tuple({e.root for e in remote.values() if e.root})
+    try:
+        return contents.walk(walk.chunks(roots)) if roots else {}
+    except (DamagedError, UnreachableError):
+        if lose is None:
+            raise
+    out: dict[bytes, tuple[Chunk, ...]] = {}
+    for root in roots:  # one by one: which of them it is
+        try:
+            out.update(contents.walk(walk.chunks((root,))))
+        except (DamagedError, UnreachableError) as e:
+            for path, entry in remote.items():
+                if entry.root == root:
+                    lose(path, e)
+    return out
+
+
+def _opened(s: Session, path: bytes) -> int | None:
+    parent, name = split(path)
+    try:
+        return os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
+    except OSError:
+        return None
+
+
+def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: Entry) -> bool:
+    """Stages a file from another place in the folder; False when its bytes are not the expected ones any more."""
+    fd = _opened(s, source)
+    if fd is None:
+        return False
+    try:
+        st = os.fstat(fd)
+        if not stat_.S_ISREG(st.st_mode) or st.st_size != entry.size:
+            return False
+        if not entry.root:
+            data = os.read(fd, entry.size + 1)
+            if len(data) != entry.size or s.ids.blob(data) != entry.content:
+                return False
+            staging.stage_whole(path, data)
+            return True
+        hasher, offset = s.ids.content(), 0
+        while piece := os.read(fd, PIECE_BYTES):
+            if offset + len(piece) > entry.size:
+                raise ChangedMeanwhile
+            hasher.update(piece)
+            staging.stage_part(path, offset, piece)
+            offset += len(piece)
+        if offset != entry.size or hasher.digest() != entry.content:
+            raise ChangedMeanwhile  # part of it is staged already: start anew
+        staging.finish(path)
+        return True
+    finally:
+        os.close(fd)
