@@ -111,7 +111,7 @@ class Console:
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             for line in lines:
-                click.echo(render.printable(line))
+                click.echo(line if isinstance(line, render.Safe) else render.printable(line))
         raise Finish(code)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from metasync import render
+from metasync import render, render_history
 from metasync.errors import MetaSyncError
 from metasync.sync.reports import PushReport
 from metasync.workspace import Workspace
@@ -100,7 +100,7 @@ def _show(root: Path, say: Say) -> None:
         _must(_tree(phone) == _tree(desktop))
         say(f"   phone has all {len(_tree(phone))} files of version {w.status().version}, byte for byte.")
         say("\n   The history, newest first:")
-        for line in render.log(w.log()):
+        for line in render_history.log(w.log()):
             say(f"      {line}")
 
 

@@ -13,7 +13,6 @@ from metasync.sync.reports import (
     Changes,
     CheckReport,
     ConflictReport,
-    LogItem,
     PullReport,
     PushReport,
     Skipped,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
     from metasync.testing.contract import Outcome, Report
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
+RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
 LISTED_MAX = 20  # paths shown per kind before "and N more"
 
 
@@ -35,6 +35,16 @@ def text(path: bytes) -> str:
 def printable(line: str) -> str:
     """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
+
+
+class Safe(str):
+    """A line that is safe to print as it is: `printable`, but for tabs, which a text is full of."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, line: str) -> Safe:
+        return cls("\t".join(printable(part) for part in line.split("\t")))
 
 
 def _escaped(code: int) -> str:
@@ -70,7 +80,7 @@ def when(time_ns: int) -> str:
         return f"{time_ns} ns"
 
 
-def _listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:
+def listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:
     lines = [f"  {sign} {text(p)}" for p in paths[:most]]
     if len(paths) > most:
         lines.append(f"  {sign} ... and {len(paths) - most:,} more")
@@ -78,7 +88,7 @@ def _listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[s
 
 
 def changes(c: Changes) -> list[str]:
-    return [*_listed("+", c.added), *_listed("~", c.modified), *_listed("-", c.deleted)]
+    return [*listed("+", c.added), *listed("~", c.modified), *listed("-", c.deleted)]
 
 
 def changes_line(c: Changes) -> str:
@@ -89,11 +99,11 @@ def conflicts(items: Sequence[ConflictReport]) -> list[str]:
     lines = [f"  {text(c.path)}: yours is kept as {text(c.kept)} ({c.reason})" for c in items]
     if lines:
         head = f"{count(len(items), 'conflict')}: the agreed version kept the name."
-        lines = [head, *lines, "Compare the two, keep what you want, delete the other, and push."]
+        lines = [head, *lines, RESOLVE]
     return lines
 
 
-def _left_out(items: Sequence[Skipped], head: str) -> list[str]:
+def left_out(items: Sequence[Skipped], head: str) -> list[str]:
     return [head, *[f"  {text(s.path)}: {s.reason}" for s in items]] if items else []
 
 
@@ -101,7 +111,7 @@ def _warnings(items: Sequence[str]) -> list[str]:
     return [f"warning: {w}" for w in items]
 
 
-def _down(down: Mapping[str, str]) -> list[str]:
+def down(down: Mapping[str, str]) -> list[str]:
     return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
 
 
@@ -110,11 +120,11 @@ def pull(r: PullReport) -> list[str]:
         lines = [f"Up to date at version {r.version}."]
     else:
         lines = [f"Now at version {r.version} (was {r.before}): {changes_line(r.changes)}.", *changes(r.changes)]
-    lines += _listed("*", r.merged) and ["Merged line by line:", *_listed("*", r.merged)]
+    lines += listed("*", r.merged) and ["Merged line by line:", *listed("*", r.merged)]
     lines += conflicts(r.conflicts)
-    lines += _left_out(r.unreadable, "Could not be read here, so left as they are:")
-    lines += _left_out(r.skipped, "Left out:")
-    return lines + _warnings(r.warnings) + _down(r.down)
+    lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
+    lines += left_out(r.skipped, "Left out:")
+    return lines + _warnings(r.warnings) + down(r.down)
 
 
 def push(r: PushReport, *, dry_run: bool) -> list[str]:
@@ -137,10 +147,10 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
         lines.append(f"warning: {count(r.elsewhere, 'pack')} found another place than their own, with all copies.")
     if r.under_replicated:
         lines.append(f"warning: {count(r.under_replicated, 'pack')} with fewer than {r.copies} copies.")
-    lines += _left_out(r.busy, "Changed while they were read; the next push takes them:")
-    lines += _left_out(r.unreadable, "Could not be read, so not pushed:")
-    lines += _left_out(r.skipped, "Left out:")
-    return lines + _warnings(r.warnings) + _down(r.down)
+    lines += left_out(r.busy, "Changed while they were read; the next push takes them:")
+    lines += left_out(r.unreadable, "Could not be read, so not pushed:")
+    lines += left_out(r.skipped, "Left out:")
+    return lines + _warnings(r.warnings) + down(r.down)
 
 
 def _ignored(s: Status, *, verbose: bool) -> list[str]:
@@ -170,8 +180,8 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     else:
         lines.append("Nothing changed here.")
     lines += conflicts(s.conflicts)
-    lines += _left_out(s.unreadable, "Cannot be read:")
-    lines += _left_out(s.skipped, "Left out:")
+    lines += left_out(s.unreadable, "Cannot be read:")
+    lines += left_out(s.skipped, "Left out:")
     lines += _ignored(s, verbose=verbose)
     lines += _warnings(s.warnings)
     lines += ["", *backends(s.backends), "", s.survives]
@@ -189,14 +199,6 @@ def backends(items: Sequence[BackendState]) -> list[str]:
         rows.append((b.name, "+".join(b.roles), capacity, free, b.state, where))
     widths = [max(len(r[i]) for r in rows) for i in range(5)]
     return ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[5]]).rstrip() for r in rows]
-
-
-def log(items: Sequence[LogItem]) -> list[str]:
-    lines: list[str] = []
-    for item in items:
-        lines.append(f"version {item.version}  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
-        lines += [f"    {line}" for line in item.message.splitlines()]
-    return lines or ["Nothing has been pushed yet."]
 
 
 def check(r: CheckReport, *, read_data: bool) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync import render, workspace
-from metasync.sync import reports
+from metasync.sync import past_reports, reports
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
@@ -34,6 +34,11 @@ COMMANDS: dict[str, Any] = {
     "pull": reports.PullReport,
     "sync": {"pull": reports.PullReport, "push": reports.PushReport},
     "log": {"versions": tuple[reports.LogItem, ...]},
+    "diff": past_reports.DiffReport,
+    "ls": past_reports.Listing,
+    "restore": past_reports.RestoreReport,
+    "conflicts": {"conflicts": tuple[past_reports.ConflictItem, ...]},
+    "resolve": past_reports.ResolveReport,
     "check": reports.CheckReport,
     "backend list": {"backends": tuple[reports.BackendState, ...]},
     "backend link": reports.BackendState,

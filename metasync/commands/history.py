@@ -1,25 +1,182 @@
-"""`log`: what was agreed before."""
+"""`log`, `diff`, `ls`, `restore`, `conflicts` and `resolve`: what was agreed before, and how to get back to it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal, cast
+
 import click
 
-from metasync import render
+from metasync import render, render_history
 from metasync.console import Console, Options, common, opened
+from metasync.errors import UsageError
+from metasync.sync.past_reports import Listing
+from metasync.sync.paths import path_from
+from metasync.sync.versions import is_version_name
+from metasync.workspace import Workspace
+
+CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what could not be restored: exit codes
+
+TYPE = click.Path(path_type=str)
+
+
+def _path(options: Options, w: Workspace, given: str) -> bytes:
+    """A path as it was typed, in the workspace."""
+    return path_from(w.directory, options.directory, given)
 
 
 @click.command()
+@click.argument("path", type=TYPE, required=False)
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many versions.")
 @common
 @click.pass_obj
-def log(options: Options, limit: int | None) -> None:
-    """Shows the agreed history, newest first.
+def log(options: Options, path: str | None, limit: int | None) -> None:
+    """Shows the agreed history, newest first; with PATH only the versions in which that changed, and how.
+
+    PATH is a file or a directory, one that was deleted too. With --verbose every version shows how much changed.
 
     \b
     Example:
       metasync log -n 10
+      metasync log letters/2026.txt
     """
     console = Console(options)
     with opened(options, console) as w:
-        items = w.log(limit=limit)
-    console.report("log", render.log(items), {"versions": render.value(items)})
+        where = _path(options, w, path) if path is not None else None
+        items = w.log(where, limit, with_counts=options.verbose)
+    console.report("log", render_history.log(items), {"versions": render.value(items)})
+
+
+@click.command()
+@click.argument("a", required=False)
+@click.argument("b", required=False)
+@click.option("--text", is_flag=True, help="Show the lines of texts that differ.")
+@click.option("-p", "--path", "paths", type=TYPE, multiple=True, metavar="PATH", help="Only there and below.")
+@common
+@click.pass_obj
+def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tuple[str, ...]) -> None:
+    """Shows what differs between two versions, a version and the folder, or the folder and its base.
+
+    A version is a number, `latest`, `base` (what this folder is at), `latest~3`, the beginning of a snapshot's id as
+    `log` shows it, or a time: `@2026-11-20`, `@2026-11-20T14:00`.
+
+    \b
+    Example:
+      metasync diff --text
+      metasync diff latest~3 latest -p letters
+    Signs: + added, ~ modified, - deleted, > renamed, m mode, t time, T another type.
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.diff(a, b, [_path(options, w, p) for p in paths], text=text)
+    console.report("diff", render_history.diff(r), render.value(r), [1] if r.unreadable else [])
+
+
+@click.command()
+@click.argument("version", required=False)
+@click.argument("path", type=TYPE, required=False)
+@click.option("-r", "--recursive", is_flag=True, help="All below, not only the names in the directory.")
+@click.option("-l", "--long", is_flag=True, help="With mode, size and time.")
+@common
+@click.pass_obj
+def ls(options: Options, version: str | None, path: str | None, recursive: bool, long: bool) -> None:
+    """Lists what a version holds: the newest agreed one, at its root, if nothing else is said.
+
+    A single argument that names a version is that; otherwise it is a path in the newest version.
+
+    \b
+    Example:
+      metasync ls -l latest~1 letters
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        if path is None and version is not None:
+            r = _ls_one(options, w, version, recursive)
+        else:
+            r = w.ls(version, _path(options, w, path) if path is not None else "", recursive=recursive)
+    console.report("ls", render_history.listing(r, long=long), render.value(r))
+
+
+def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listing:
+    """What one word names: a version, if it is the name of one that there is; else a path."""
+    try:
+        return w.ls(word, recursive=recursive)
+    except UsageError as no_version:
+        try:
+            return w.ls(None, _path(options, w, word), recursive=recursive)
+        except UsageError as no_path:
+            raise (no_version if is_version_name(word) else no_path) from None
+
+
+@click.command()
+@click.argument("version")
+@click.argument("paths", type=TYPE, nargs=-1, metavar="[PATH]...")
+@click.option("--to", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Write there, not into place.")
+@click.option("--no-delete", is_flag=True, help="Leave what the version does not have.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@common
+@click.pass_obj
+def restore(
+    options: Options, version: str, paths: tuple[str, ...], to: Path | None, no_delete: bool, dry_run: bool
+) -> None:
+    """Brings the folder, or PATHs in it, to what a version had; `push` makes that the newest version.
+
+    Nothing unsaved is lost: what no agreed version holds stays, under another name where a restored file needs its
+    own. With --to the folder is left alone, and nothing that exists in DIR is replaced.
+
+    \b
+    Example:
+      metasync restore latest~1 letters/2026.txt
+      metasync restore @2026-11-20 --to /tmp/as-it-was
+    """
+    if to is not None and no_delete:
+        raise UsageError("--no-delete says nothing with --to, which never deletes", next_step="Leave one of them out.")
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.restore(
+            version,
+            [_path(options, w, p) for p in paths],
+            options.directory / to if to is not None else None,
+            delete=not no_delete,
+            dry_run=dry_run,
+        )
+    codes = [CAUSES[f.cause] for f in r.failed] + ([3] if r.conflicts else [])
+    console.report("restore", render_history.restore(r, dry_run=dry_run), render.value(r), codes)
+
+
+@click.command()
+@common
+@click.pass_obj
+def conflicts(options: Options) -> None:
+    """Lists the conflicts that wait: files kept under two names. Exit code 3 if there are any.
+
+    \b
+    Example:
+      metasync conflicts
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        items = w.conflicts()
+    value = {"conflicts": render.value(items)}
+    console.report("conflicts", render_history.conflicts(items), value, [3] if items else [])
+
+
+@click.command()
+@click.argument("path", type=TYPE)
+@click.option("--keep", type=click.Choice(["mine", "theirs", "both"]), required=True,
+              help="mine: the conflict copy takes the name; theirs: the copy goes; both: both stay.")  # fmt: skip
+@common
+@click.pass_obj
+def resolve(options: Options, path: str, keep: str) -> None:
+    """Ends a conflict. PATH is the file, or one of its conflict copies.
+
+    What loses is kept in .metasync/replaced until an agreed version holds it.
+
+    \b
+    Example:
+      metasync resolve notes.conflict.1.txt --keep mine
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.resolve(_path(options, w, path), cast(Literal["mine", "theirs", "both"], keep))
+    console.report("resolve", render_history.resolve(r), render.value(r), [3] if r.conflicts else [])

@@ -50,6 +50,21 @@ def merge3(base: bytes, ours: bytes, theirs: bytes) -> bytes | None:
     return b"".join(lines[number] for number in merged)
 
 
+def matches(a: bytes, b: bytes) -> tuple[list[bytes], list[bytes], list[int]] | None:
+    """The lines of two texts, and for each line of `a` the index in `b` of the line it is matched with, or -1.
+
+    Matched indices ascend. None if the work passes `STEPS_MAX`.
+    """
+    numbers: dict[bytes, int] = {}
+    x, y = _numbered(a, numbers), _numbered(b, numbers)
+    try:
+        matched = _match(x, y, _Effort())
+    except _GaveUpError:
+        return None
+    lines = list(numbers)
+    return [lines[i] for i in x], [lines[j] for j in y], matched
+
+
 class _GaveUpError(Exception):
     """`STEPS_MAX` is used up."""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from metasync.sync.merge import copied_name
+from metasync.sync.merge import copied_from
 
 IGNORE_NAME: Final = b".metasyncignore"
 RULES_BYTES_MAX: Final = 1 << 16  # some 3,000 patterns; each costs every name of the folder a comparison
@@ -274,7 +274,7 @@ class Names:
         if name.startswith(OWN_PREFIX):
             return True
         decided = self._decide(name, is_dir)
-        while decided is None and b".conflict." in name and (original := copied_name(name)) is not None:
+        while decided is None and b".conflict." in name and (original := copied_from(name)) is not None:
             name = original
             decided = self._decide(name, is_dir)
         return bool(decided)

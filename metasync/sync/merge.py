@@ -39,7 +39,7 @@ __all__ = [
     "TextMerge",
     "Tree",
     "conflict_name",
-    "copied_name",
+    "copied_from",
     "diff",
     "merge",
 ]
@@ -151,10 +151,11 @@ def conflict_name(path: bytes, n: int) -> bytes:
     return parent + slash + _cut(stem, COMPONENT_BYTES_MAX - len(tail)) + tail
 
 
-def copied_name(name: bytes) -> bytes | None:
-    """The name that `conflict_name` was given, if `name` looks like its work and no stem was cut; else None."""
+def copied_from(path: bytes) -> bytes | None:
+    """The path of which this one, by its name, is a conflict copy; None if it is no such name."""
+    parent, slash, name = path.rpartition(b"/")
     copy = _COPY.fullmatch(name)
-    return copy[1] + (copy[2] or b"") if copy else None
+    return parent + slash + copy[1] + (copy[2] or b"") if copy is not None else None
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metasync.errors import MetaSyncError
+from metasync.sync.changes import Counts, PathChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,21 @@ class PushReport:
 
 @dataclass(frozen=True, slots=True)
 class LogItem:
-    """One agreed version. `time_ns`: the author's clock, ns since 1970; `device`: the author's name or id."""
+    """One agreed version. `time_ns`: the author's clock, ns since 1970; `device`: the author's name or id.
+
+    changes  in the log of a path: what changed there; None in the log of all
+    counts   how much changed, if that was asked for
+    kept     not a version (`version` is 0): what a merge by lines replaced, kept beside the version it came with
+    """
 
     version: int
     snapshot: bytes
     device: str
     time_ns: int
     message: str
+    changes: tuple[PathChange, ...] | None = None
+    counts: Counts | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

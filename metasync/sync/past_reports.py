@@ -1,0 +1,139 @@
+"""What the operations on history and conflicts report. `reports` has those of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from metasync.sync.changes import Counts, Facts, PathChange
+from metasync.sync.reports import Changes, ConflictReport, Skipped
+
+
+@dataclass(frozen=True, slots=True)
+class TextDiff:
+    """One file's text before and after, as lines of a unified diff; without lines, `note` says why there are none.
+
+    Characters are as they are in the file; bytes that are no UTF-8 stand as `\\xNN`.
+    """
+
+    path: bytes
+    lines: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffReport:
+    """What differs between two versions, or a version and the folder.
+
+    a, b        what was compared, as people say it
+    texts       with `text`: of each file that came, went or changed, its lines
+    unreadable  files and directories in the folder that could not be read: they count as unchanged
+    busy        files in the folder that were being written to
+    """
+
+    a: str
+    b: str
+    changes: tuple[PathChange, ...]
+    counts: Counts
+    texts: tuple[TextDiff, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    busy: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One path of a version, with what the version says of it."""
+
+    path: bytes
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a version holds at a path. `version` is None for a snapshot that was no version of its own."""
+
+    version: int | None
+    snapshot: bytes
+    path: bytes
+    entries: tuple[Listed, ...]
+
+
+Cause: TypeAlias = Literal["damaged", "unreachable", "refused", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotRestored:
+    """A path that could not be restored. `damaged`: no intact copy; `unreachable`: those who hold it are away;
+    `refused`: a name that must not be made; `disk`: what the disk said."""
+
+    path: bytes
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """The outcome of a restore.
+
+    version    what was restored (None: a snapshot that was no version of its own)
+    to         the directory it was restored to; None: into place
+    changes    what changed there; `size_written` is that of the files, in bytes
+    unchanged  paths that were as wanted already
+    conflicts  unsaved files that stood in the way, and the name each has now
+    unsaved    in a dry run: unsaved files in the way, which would get such a name
+    failed     what could not be restored
+    skipped    what was left as it is, and why
+    """
+
+    version: int | None
+    snapshot: bytes
+    to: str | None
+    changes: Changes = field(default_factory=Changes)
+    size_written: int = 0
+    unchanged: int = 0
+    conflicts: tuple[ConflictReport, ...] = ()
+    unsaved: tuple[bytes, ...] = ()
+    failed: tuple[NotRestored, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    down: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictItem:
+    """A conflict that waits: the file or directory `copy` holds another side of `path`.
+
+    recorded  this device found it; else it is told by the copy's name, and came from another device
+    version   the agreed version that it came with; None if that is not known here
+    device    who agreed that version, and when, by their clock
+    """
+
+    path: bytes
+    copy: bytes
+    reason: str
+    recorded: bool
+    version: int | None = None
+    device: str | None = None
+    time_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a choice took out of the folder: it stood at `path`, and is at `at` until an agreed version holds it."""
+
+    path: bytes
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveReport:
+    """The outcome of a choice. `copies`: the conflict copies it was about; `replaced`: what went, and where it is."""
+
+    path: bytes
+    keep: Literal["mine", "theirs", "both"]
+    copies: tuple[bytes, ...]
+    replaced: tuple[Kept, ...] = ()
+    conflicts: tuple[ConflictReport, ...] = ()
+    skipped: tuple[Skipped, ...] = ()

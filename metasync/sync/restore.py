@@ -1,0 +1,271 @@
+"""Brings the folder, or parts of it, to what an older version had (`metasync restore`); the base stays.
+
+What comes of it are changes of this device's own, for the next push to take. The plan is made here and carried out by
+the checkout, journalled as ever. A file that is replaced or goes must be *saved*: it is as the base has it, or its
+bytes are in a pack that the agreed index names. What is not saved and stands in the way of something gets the name of
+a conflict copy; what is not in the way stays.
+
+What a restore brought and the base does not have is noted (`restored`), so that restoring the base again takes it away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metasync.codec import Reader, bytes16, bytes32
+from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
+from metasync.events import Phase
+from metasync.objects import walk
+from metasync.objects.model import Entry, Kind
+from metasync.sync.changes import same_bytes
+from metasync.sync.checkout import Change, Checkout
+from metasync.sync.compare import nothing_there, top_paths
+from metasync.sync.delivery import ChangedMeanwhile, deliver
+from metasync.sync.fsio import split
+from metasync.sync.history import History, is_below
+from metasync.sync.ingest import Ingest
+from metasync.sync.past_reports import NotRestored, RestoreReport
+from metasync.sync.pull import ROUNDS_MAX, noted, summary
+from metasync.sync.reports import ConflictReport
+from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.sync.scan import Scan, scan
+from metasync.sync.session import AGREED_MARK, META_KIND, Agreed, Session
+from metasync.sync.versions import Version, required, resolve
+
+RESTORED_KEY = "restored"  # what restores brought that the base does not have, and of which base that is said
+IN_THE_WAY = "unsaved, and in the way of what was restored"
+
+
+@dataclass
+class Here:
+    """The folder as a scan found it, with what is known of each path."""
+
+    scan: Scan
+    rows: dict[bytes, Row]
+    base: Mapping[bytes, Entry]
+    restored: Mapping[bytes, bytes]  # path -> content
+
+
+@dataclass
+class Plan:
+    """What a restore comes to: path -> the entry it shall have, None for nothing.
+
+    `unsaved`: of these paths, those at which something stands that no version holds.
+    """
+
+    new: dict[bytes, Entry | None] = field(default_factory=dict)
+    unsaved: set[bytes] = field(default_factory=set)
+    unchanged: int = 0
+
+
+def restore(s: Session, version: str, paths: Sequence[bytes], *, delete: bool, dry_run: bool) -> RestoreReport:
+    """Restores into place. `UsageError`, `DamagedError`, `NoQuorumError` when what is needed cannot be had now."""
+    history = History(s)
+    found = resolve(history, required(version))
+    tops = top_paths(paths)
+    for _ in range(ROUNDS_MAX):
+        try:
+            return _restore_once(history, found, tops, delete=delete, dry_run=dry_run)
+        except ChangedMeanwhile:
+            continue
+        except UnreachableError as e:
+            raise NoQuorumError(f"{found.title} cannot be restored now: {e.message}", next_step=e.next_step) from e
+    raise WorkspaceError(
+        f"files in {os.fsdecode(s.tree.root)} changed again and again while they were copied; nothing was replaced",
+        next_step="Run again when the programs that write there are quiet.",
+    )
+
+
+def look(s: Session, base: Agreed, history: History) -> Here:
+    """Scans the folder; the rows are stored, for they are true whatever comes of it."""
+    s.listener(Phase("scan"))
+    rows = load_rows(s.db)
+    base_tree = s.flat(base, history.contents)
+    seen = scan(s.tree, rows, base_tree, Ingest(s.chunker, s.ids))
+    with s.db.transaction():
+        store_rows(s.db, seen.put_rows.items())
+        s.db.delete_rows(seen.delete_rows)
+    rows.update(seen.put_rows)
+    for path in seen.delete_rows:
+        rows.pop(path, None)
+    return Here(seen, rows, base_tree, _restored(s, base))
+
+
+def _restore_once(
+    history: History, version: Version, tops: tuple[bytes, ...], *, delete: bool, dry_run: bool
+) -> RestoreReport:
+    s = history.s
+    base = s.base()
+    here = look(s, base, history)
+    target = _target(history, version, base, here, tops)
+    plan = _plan(history, here, target, tops, delete=delete)
+    for path in s.db.unplaced():  # what this disk could not take is tried again
+        if target.get(path) is not None and path not in plan.new and any(is_below(path, top) for top in tops):
+            plan.new[path] = target[path]
+    changes = summary((p, here.scan.tree.get(p), e) for p, e in plan.new.items())
+    size = sum(e.size for e in plan.new.values() if e is not None and e.kind is Kind.FILE)
+    report = RestoreReport(
+        version=version.number,
+        snapshot=version.id,
+        to=None,
+        changes=changes,
+        size_written=size,
+        unchanged=plan.unchanged,
+        unreadable=noted(here.scan.unreadable),
+        skipped=noted(here.scan.skipped),
+        unsaved=tuple(sorted(plan.unsaved)),
+        down=dict(s.down),
+    )
+    if dry_run or not plan.new:
+        return report
+    return _carried_out(history, base, here, plan, report)
+
+
+def _target(
+    history: History, version: Version, base: Agreed, here: Here, tops: tuple[bytes, ...]
+) -> Mapping[bytes, Entry]:
+    """The version's tree, as far as it is wanted; what is equal to the base's is not read again."""
+    if tops == (b"",):
+        target = dict(here.base)
+        for path, (_, entry) in history.contents.walk(walk.diff(base.tree_root, version.root)).items():
+            if entry is None:
+                target.pop(path, None)
+            else:
+                target[path] = entry
+        return target
+    target = {}
+    for top in tops:
+        found = history.find(version.root, top)
+        if found.entry is None and top not in here.scan.tree:
+            raise nothing_there(history, version, top, found.reached)
+        if found.entry is not None:
+            target.update(history.subtree(version.root, top))
+            above = split(top)[0]
+            while above:  # the directories on the way, where they are not here
+                entry = history.find(version.root, above).entry
+                assert entry is not None
+                target[above] = entry._replace(content=b"")
+                above = split(above)[0]
+    return target
+
+
+def _plan(
+    history: History, here: Here, target: Mapping[bytes, Entry], tops: tuple[bytes, ...], *, delete: bool
+) -> Plan:
+    plan = Plan()
+    for path, new in target.items():
+        ours = here.scan.tree.get(path)
+        inside = any(is_below(path, top) for top in tops)
+        if ours == new or (not inside and ours is not None and ours.kind is Kind.DIR):
+            plan.unchanged += inside
+            continue
+        plan.new[path] = new
+        if ours is not None and not same_bytes(ours, new) and not _is_saved(history, here, path, ours):
+            plan.unsaved.add(path)
+    _plan_deletions(here, target, tops, plan, delete=delete)
+    return plan
+
+
+def _plan_deletions(
+    here: Here, target: Mapping[bytes, Entry], tops: tuple[bytes, ...], plan: Plan, *, delete: bool
+) -> None:
+    """What the version lacks goes, if the base has it so or a restore brought it, and nothing that stays is inside.
+
+    A directory in the place of which the version has something else moves aside with what stays in it.
+    """
+    filled: set[bytes] = set()  # directories with something in them that stays
+    for path in sorted(here.scan.tree, reverse=True):  # what is in a directory comes before it
+        ours = here.scan.tree[path]
+        known = same_bytes(here.base.get(path), ours) or here.restored.get(path) == ours.content
+        wanted = path not in target and any(is_below(path, top) for top in tops)
+        if delete and wanted and known and path not in filled and path in here.rows:
+            plan.new[path] = None
+            continue
+        filled.add(split(path)[0])
+        new = plan.new.get(path)
+        if new is not None and new.kind is not Kind.DIR and ours.kind is Kind.DIR and path in filled:
+            plan.unsaved.add(path)
+
+
+def _is_saved(history: History, here: Here, path: bytes, ours: Entry) -> bool:
+    """Whether a version holds the bytes that stand at a path. (A directory holds none itself.)"""
+    if ours.kind is Kind.DIR or same_bytes(here.base.get(path), ours):
+        return True
+    return ours.kind is Kind.FILE and (not ours.size or (ours.root or ours.content) in history.newest.index)
+
+
+def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report: RestoreReport) -> RestoreReport:
+    s = history.s
+    s.listener(Phase("checkout"))
+    gone = set(here.scan.deleted)
+    changes = [Change(p, e, None if p in gone or p in plan.unsaved else here.rows.get(p)) for p, e in plan.new.items()]
+    mark_agreed(history, changes, here.scan)
+    checkout = Checkout(s.db, s.tree)
+    wanted = checkout.begin(
+        changes,
+        {RESTORED_KEY: _encode_restored(base, here, plan.new)},
+        version=base.state.v,
+        own=True,
+        reason=IN_THE_WAY,
+    )
+    try:
+        entries = {p: e for p in wanted if (e := plan.new[p]) is not None}
+        deliver(s, checkout, entries, sources(here.scan), history.contents)
+    except BaseException:
+        checkout.abandon()
+        raise
+    applied = checkout.apply()
+    return RestoreReport(
+        version=report.version,
+        snapshot=report.snapshot,
+        to=None,
+        changes=report.changes,
+        size_written=report.size_written,
+        unchanged=report.unchanged,
+        conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
+        failed=tuple(NotRestored(path, "disk", reason) for path, reason in applied.unplaced),
+        unreadable=report.unreadable,
+        skipped=report.skipped + noted(applied.kept),
+        down=dict(s.down),
+    )
+
+
+def sources(seen: Scan) -> dict[bytes, bytes]:
+    """Where in the folder a content may be found."""
+    return {e.content: p for p, e in seen.tree.items() if e.kind is Kind.FILE and p not in seen.busy}
+
+
+def mark_agreed(history: History, changes: Sequence[Change], seen: Scan) -> None:
+    """Notes of large files that are about to be replaced that a version holds them: no index names them by content."""
+    index = history.newest.index
+    history.s.db.put_objects(
+        (was.content, META_KIND, AGREED_MARK)
+        for change in changes
+        if (was := seen.tree.get(change.path)) is not None and was.root and was.root in index
+    )
+
+
+# ---- what restores brought
+
+
+def _restored(s: Session, base: Agreed) -> dict[bytes, bytes]:
+    """Path -> content, as far as it was noted on top of this base."""
+    data = s.db.get(RESTORED_KEY)
+    if data is None:
+        return {}
+    r = Reader(data, "note of what was restored")
+    if r.take(32) != base.state.master:
+        return {}
+    out = {}
+    while r.pos < len(data):
+        path = r.bytes16()
+        out[path] = r.bytes32(len(data))
+    return out
+
+
+def _encode_restored(base: Agreed, here: Here, new: Mapping[bytes, Entry | None]) -> bytes:
+    brought = {p: c for p, c in here.restored.items() if p not in new}
+    brought.update((p, e.content) for p, e in new.items() if e is not None and p not in here.base)
+    return base.state.master + b"".join(bytes16(p) + bytes32(c) for p, c in sorted(brought.items()))
