@@ -1,4 +1,4 @@
-"""The sessions in README, tutorial and how-tos, and the README's library example, are run as they stand."""
+"""The sessions in README, tutorial and how-to pages, and the README's library example, are run as they stand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "METASYNC_KEYRING": "off", "PATH": f"{scripts}:{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-PAGES = ["README.md", "docs/tutorial.md", "docs/howto/check-a-backend.md", "docs/howto/ignore.md"]
+PAGES = ["README.md", "docs/tutorial.md"]
+PAGES += [
+    f"docs/howto/{p.name}" for p in sorted((ROOT / "docs" / "howto").glob("*.md")) if "```console" in p.read_text()
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

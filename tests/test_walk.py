@@ -13,7 +13,8 @@ from metasync.errors import FormatError, UpgradeError
 from metasync.objects import directory, file
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.objects.walk import Tree, build, chunks, diff, flatten
+from metasync.objects.walk import Trail, Tree, build, chunks, diff, find, flatten
+from metasync.objects.walk import listing as names_in
 
 DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
 LINK = Entry(Kind.SYMLINK, 0, 9, 6, b"target")
@@ -56,6 +57,51 @@ def test_diff_is_the_difference(a, b):
     got, _ = walk(diff(a_root, b_root), {**a_nodes, **b_nodes})
     assert got == {p: (a.get(p), b.get(p)) for p in {*a, *b} if a.get(p) != b.get(p)}
     assert (a_root == b_root) == (a == b), "one tree, one hash"
+
+
+@given(trees, st.lists(paths, min_size=1, max_size=6))
+@settings(max_examples=200)
+def test_find_is_what_flatten_has(tree, wanted):
+    root, nodes = build(tree, IDS)
+    for path in {*wanted, *tree, b""}:
+        found, _ = walk(find(root, path), nodes)
+        bare = found.entry._replace(content=b"") if found.entry and found.entry.kind is Kind.DIR else found.entry
+        assert bare == (tree.get(path) if path else DIR)
+        assert found.reached == b"" or tree[found.reached].kind is Kind.DIR
+        assert path.startswith(found.reached)
+        if found.entry is not None and found.entry.kind is Kind.DIR:
+            below = {
+                p[len(path) + 1 :] if path else p: e for p, e in tree.items() if p.startswith(path + b"/") or not path
+            }
+            assert walk(flatten(found.entry.content), nodes)[0] == below
+            names = dict(walk(names_in(found.entry.content), nodes)[0])
+            assert set(names) == {p for p in below if b"/" not in p}
+    assert walk(find(None, b"a"), nodes)[0].entry is None
+
+
+@given(st.lists(trees, min_size=2, max_size=4), paths)
+@settings(max_examples=200)
+def test_a_trail_changes_nothing_and_saves_opening(series, path):
+    trail: Trail = {}
+    for tree in [*series, series[0], series[0]]:
+        root, nodes = build(tree, IDS)
+        plain, _ = walk(find(root, path), nodes)
+        found, rounds = walk(find(root, path, trail), nodes)
+        assert found.entry == plain.entry
+        assert len(found.trail) <= path.count(b"/") + 1
+        trail = found.trail
+    assert rounds == [], "the same tree again: nothing is opened"
+
+
+def test_find_opens_only_the_nodes_on_the_way():
+    tree = {b"wide": DIR, **{b"wide/%05d" % i: file_entry(i) for i in range(5000)}}
+    root, nodes = build(tree, IDS)
+    assert len(nodes) > 6, "a directory of several nodes"
+    for name in (b"00000", b"02500", b"04999", b"zz", b"!"):
+        found, rounds = walk(find(root, b"wide/" + name), nodes)
+        assert found.entry == tree.get(b"wide/" + name)
+        assert len(rounds) <= 3
+        assert all(asked == 1 for _, asked in rounds)
 
 
 def test_a_walk_costs_one_round_per_level():

@@ -385,9 +385,10 @@ class Staged:
         above = self.there.dir(parent)
         if entry.kind is Kind.DIR:
             try:
-                self.disk.mkdir(name, above, entry.mode | 0o700)
+                self.disk.mkdir(name, above, 0o700)
             except FileExistsError:
                 if not stat_.S_ISDIR(self.disk.lstat(name, above).st_mode):
                     raise
+            self.disk.chmod(name, above, entry.mode | 0o700)  # whatever the umask; the rest when all is in it
         else:
             self.disk.rename_new(self.numbers[path], self.fd, name, above)

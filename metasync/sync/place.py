@@ -14,10 +14,10 @@ from metasync.sync.absence import Noted
 from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
 from metasync.sync.merge import conflict_name
 from metasync.sync.plan import Applied, Change, Plan, decode_modes, encode_modes
+from metasync.sync.replaced import COPIES_MAX, move_aside
 from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
 
 MODES_KEY = "checkout.modes"
-COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
 
 # One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
@@ -375,15 +375,10 @@ class Placer:
             copy = conflict_name(path, n)
             if copy in self.paths:
                 continue
-            parent, copy_name = split(copy)
-            try:
-                self.disk.rename_new(name, fd, copy_name, self.tree.dir(parent))
-            except FileExistsError:
-                continue
             conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
-            self.db.put_conflicts([conflict])
-            self.applied.conflicts.append(conflict)
-            return
+            if move_aside(self.tree, self.db, name, fd, conflict):
+                self.applied.conflicts.append(conflict)
+                return
         raise OSError(errno.EEXIST, f"{COPIES_MAX} conflict copies are there already")
 
     def kept_name(self, i: int) -> bytes:

@@ -18,9 +18,29 @@ from metasync.sync.merge import conflict_name
 QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened before; ten minutes after the last write
 SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files
 SETTLE_BYTES_MAX = 1 << 28  # hashed per call: a fifth of a second; one file may be bigger
-COPIES_MAX = 10_000
+COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
 
 CURSOR_KEY = "replaced.cursor"
+
+
+def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Conflict) -> bool:
+    """Gives what lies at `name` in `fd` the name of a conflict's copy, on record; False: that name is taken.
+
+    The record comes first, for a killed process can't make up for it; one without its copy is no conflict.
+    """
+    parent, copy_name = split(conflict.copy)
+    above = tree.dir(parent)
+    if tree.disk.look(copy_name, above) is not None:
+        return False
+    db.put_conflicts([conflict])
+    try:
+        tree.disk.rename_new(name, fd, copy_name, above)
+    except OSError as e:
+        db.delete_conflicts([conflict.copy])
+        if e.errno != errno.EEXIST:
+            raise
+        return False
+    return True
 
 
 def settle(
@@ -132,7 +152,7 @@ class _Settling:
         parent, last = split(record.path)
         while True:
             try:
-                above = self.tree.dir(parent)
+                self.tree.dir(parent)
                 break
             except OSError as e:
                 if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) or not parent:
@@ -141,14 +161,12 @@ class _Settling:
         place = parent + b"/" + last if parent else last
         for n in range(1, COPIES_MAX):
             copy = conflict_name(place, n)
+            conflict = Conflict(record.path, copy, "written to after it was replaced", self.version)
             try:
-                self.disk.rename_new(name, self.directory, split(copy)[1], above)
-            except FileExistsError:
-                continue
+                if not move_aside(self.tree, self.db, name, self.directory, conflict):
+                    continue
             except OSError:
                 return  # it stays here, where it is safe
-            conflict = Conflict(record.path, copy, "written to after it was replaced", self.version)
-            self.db.put_conflicts([conflict])
             self.conflicts.append(conflict)
             self.gone.append(record.n)
             return

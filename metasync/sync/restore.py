@@ -5,7 +5,8 @@ the checkout, journalled as ever. A file that is replaced or goes must be *saved
 bytes are in a pack that the agreed index names. What is not saved and stands in the way of something gets the name of
 a conflict copy; what is not in the way stays.
 
-What a restore brought and the base does not have is noted (`restored`), so that restoring the base again takes it away.
+What a restore brought and the base does not have so is noted (`restored`): it is saved, and restoring the base takes it
+away again.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def _plan_deletions(
 
 def _is_saved(history: History, here: Here, path: bytes, ours: Entry) -> bool:
     """Whether a version holds the bytes that stand at a path. (A directory holds none itself.)"""
-    if ours.kind is Kind.DIR or same_bytes(here.base.get(path), ours):
+    if ours.kind is Kind.DIR or same_bytes(here.base.get(path), ours) or here.restored.get(path) == ours.content:
         return True
     return ours.kind is Kind.FILE and (not ours.size or (ours.root or ours.content) in history.newest.index)
 
@@ -267,5 +268,5 @@ def _restored(s: Session, base: Agreed) -> dict[bytes, bytes]:
 
 def _encode_restored(base: Agreed, here: Here, new: Mapping[bytes, Entry | None]) -> bytes:
     brought = {p: c for p, c in here.restored.items() if p not in new}
-    brought.update((p, e.content) for p, e in new.items() if e is not None and p not in here.base)
+    brought.update((p, e.content) for p, e in new.items() if e is not None and not same_bytes(here.base.get(p), e))
     return base.state.master + b"".join(bytes16(p) + bytes32(c) for p, c in sorted(brought.items()))

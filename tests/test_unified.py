@@ -1,0 +1,124 @@
+"""Unified diffs: what they print is what `git apply` and `patch` need, and odd input costs no more than its bound."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metasync.objects.model import Entry, Kind
+from metasync.sync import diff3
+from metasync.sync.changes import Counts, counts, described
+from metasync.sync.unified import BINARY, DIFF_BYTES_MAX, TOO_DIFFERENT, TOO_LARGE, unified
+
+line = st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"--- x\n", b"+y\n", b"@@ -1 +1 @@\n"])
+ends = st.sampled_from([b"", b"end"])
+texts = st.builds(lambda lines, last: b"".join(lines) + last, st.lists(line, max_size=40), ends)
+
+
+@given(texts, texts)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_patch_makes_one_of_the_other(tmp_path: Path, a: bytes, b: bytes) -> None:
+    lines = unified(a, b, "a/f", "b/f")
+    assert not isinstance(lines, str)
+    if a == b:
+        assert len(lines) == 2
+        return
+    (tmp_path / "f").write_bytes(a)
+    patch = "\n".join(lines) + "\n"
+    subprocess.run(["git", "apply", "--unsafe-paths", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "f").read_bytes() == b
+
+
+def test_hunks_and_their_context() -> None:
+    old = [b"%d\n" % n for n in range(40)]
+    new = [*old[:2], b"new\n", *old[2:8], *old[9:30], b"x\n", *old[31:]]
+    lines = unified(b"".join(old), b"".join(new), "a/f", "b/f")
+    assert [x for x in lines if x.startswith("@@")] == ["@@ -1,12 +1,12 @@", "@@ -28,7 +28,7 @@"]
+    assert [x for x in lines if x[0] in "+-" and x[:3] not in ("---", "+++")] == ["+new", "-8", "-30", "+x"]
+    assert unified(b"", b"x", "/dev/null", "b/f")[2:] == ("@@ -0,0 +1 @@", "+x", "\\ No newline at end of file")
+
+
+def test_bounds() -> None:
+    assert unified(b"a\0", b"b", "a", "b") == BINARY
+    assert unified(b"a", b"x" * (DIFF_BYTES_MAX + 1), "a", "b") == TOO_LARGE
+    assert unified(b"\n" * 100_000, b"b", "a", "b") == TOO_LARGE
+    rng = random.Random(1)
+    a, b = (b"".join(b"%d\n" % rng.randrange(50) for _ in range(20_000)) for _ in range(2))
+    assert unified(a, b, "a", "b") == TOO_DIFFERENT
+
+
+def test_bytes_that_are_no_text_of_ours() -> None:
+    lines = unified(b"caf\xe9\n", b"caf\xc3\xa9\r\n", "a/f", "b/f")
+    assert lines[3:] == ("-caf\\xe9", "+caf\u00e9\r")
+
+
+@given(texts, texts)
+def test_matches_are_a_common_subsequence(a: bytes, b: bytes) -> None:
+    found = diff3.matches(a, b)
+    assert found is not None
+    old, new, matched = found
+    assert (b"".join(old), b"".join(new)) == (a, b)
+    pairs = [(i, j) for i, j in enumerate(matched) if j >= 0]
+    assert all(old[i] == new[j] for i, j in pairs)
+    assert [j for _, j in pairs] == sorted({j for _, j in pairs})
+
+
+# --- what a difference is called
+
+
+def file(content: bytes, size: int = 5, mode: int = 0o644, mtime_ns: int = 1, root: bytes = b"") -> Entry:
+    return Entry(Kind.FILE, mode, mtime_ns, size, content, root)
+
+
+DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
+LINK = Entry(Kind.SYMLINK, 0, 1, 1, b"t")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [
+        (None, file(b"x"), "added"),
+        (file(b"x"), None, "deleted"),
+        (file(b"x"), file(b"y", mode=0o600), "modified"),
+        (file(b"x"), file(b"x", mode=0o600, mtime_ns=2), "mode"),
+        (file(b"x"), file(b"x", mtime_ns=2), "time"),
+        (file(b"t"), LINK, "type"),
+        (DIR, file(b"x"), "type"),
+        (LINK, LINK._replace(content=b"u"), "modified"),
+        (DIR, DIR._replace(mode=0o700), "mode"),
+    ],
+)
+def test_kinds_of_change(before: Entry | None, after: Entry | None, kind: str) -> None:
+    (change,) = described([(b"p", before, after)])
+    assert (change.kind, change.path, change.was) == (kind, b"p", None)
+    assert (change.before is None, change.after is None) == (before is None, after is None)
+
+
+def test_other_chunks_of_the_same_bytes_are_no_change() -> None:
+    assert described([(b"p", file(b"x", root=b"1"), file(b"x", root=b"2"))]) == ()
+
+
+def test_renames_are_paired_by_name_first() -> None:
+    pairs = [
+        (b"a/one", file(b"x"), None), (b"a/two", file(b"x"), None), (b"b/new", None, file(b"x")),
+        (b"b/two", None, file(b"x")), (b"b/third", None, file(b"x")), (b"c", None, file(b"x", size=6)),
+    ]  # fmt: skip
+    found = {c.path: (c.kind, c.was) for c in described(pairs)}
+    assert found == {
+        b"b/two": ("renamed", b"a/two"), b"b/new": ("renamed", b"a/one"),
+        b"b/third": ("added", None), b"c": ("added", None),
+    }  # fmt: skip
+    assert counts(described(pairs)) == Counts(added=2, renamed=2)
+
+
+def test_directories_are_named_where_nothing_in_them_is() -> None:
+    pairs = [(b"d", None, DIR), (b"d/f", None, file(b"x")), (b"e", None, DIR), (b"g/h", file(b"y"), None)]
+    pairs.append((b"g", DIR, DIR._replace(mode=0o700)))
+    assert [(c.kind, c.path) for c in described(pairs)] == [
+        ("added", b"d/f"), ("added", b"e"), ("mode", b"g"), ("deleted", b"g/h"),
+    ]  # fmt: skip
