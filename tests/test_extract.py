@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from crash_kit import Crashed, Fate, mortal_clients
-from workspace_kit import Lab, flip, lab, tree_of, write  # noqa: F401
+from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import DamagedError, UsageError, WorkspaceError
 from metasync.objects import walk
@@ -178,7 +178,7 @@ def test_what_can_be_had_is_restored_and_the_rest_is_listed(lab: Lab, past: Work
     for name in "abc":
         for pack in lab.objects(name, "packs"):
             if pack.name in old:
-                pack.unlink() if name != "b" else flip(pack, at=80)
+                pack.unlink() if name != "b" else pack.write_bytes(bytes(pack.stat().st_size))
     r = c.restore("latest", to=lab.root / "out")
     lost = {f.path: f.cause for f in r.failed}
     assert lost == dict.fromkeys((b"a.txt", b"d/e/f", b"later", b"ro/in", b"run"), "damaged")
@@ -268,6 +268,22 @@ def test_a_source_that_changes_while_it_is_copied(lab: Lab, past: Workspace, mon
     past.restore("1", to=lab.root / "out")
     assert (lab.root / "out/big").read_bytes() == BIG
     assert len(sources) == 2
+
+
+def test_what_appears_meanwhile_is_not_replaced(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = extracting.deliver
+
+    def late(*args: object) -> None:
+        write(lab.root / "out", {"a.txt": b"mine, this very moment", "d": b"mine too", "hollow/x": b"in a directory"})
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(extracting, "deliver", late)
+    r = past.restore("1", to=lab.root / "out")
+    assert {f.path: f.cause for f in r.failed} == dict.fromkeys((b"a.txt", b"d", b"d/e", b"d/e/f"), "disk")
+    assert (lab.root / "out/a.txt").read_bytes() == b"mine, this very moment"
+    assert (lab.root / "out/d").read_bytes() == b"mine too"
+    assert (lab.root / "out/hollow/x").read_bytes() == b"in a directory"
+    assert lab.cli("restore", "1", "--to", str(lab.root / "out")).code == 1
 
 
 def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
