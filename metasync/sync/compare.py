@@ -15,9 +15,9 @@ from metasync.sync.history import History, is_below
 from metasync.sync.ingest import Ingest
 from metasync.sync.past_reports import DiffReport, Listed, Listing, TextDiff
 from metasync.sync.pull import changed, noted
-from metasync.sync.rows import load_rows
-from metasync.sync.scan import Scan, scan
+from metasync.sync.scan import Scan
 from metasync.sync.session import Session
+from metasync.sync.survey import survey
 from metasync.sync.unified import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.sync.versions import Version, required, resolve
 
@@ -71,7 +71,7 @@ def _against_folder(history: History, old: Version, tops: Sequence[bytes]) -> tu
     s = history.s
     base = s.base()
     base_tree = s.flat(base, history.contents)
-    seen = scan(s.tree, load_rows(s.db), base_tree, Ingest(s.chunker, s.ids))
+    seen = survey(s.tree, s.db, base_tree, Ingest(s.chunker, s.ids))
     since = history.contents.walk(walk.diff(old.root, base.tree_root))
     before = {path: x for path, (x, _) in since.items()}
     differing = {*since, *changed(base_tree, seen.tree)}

@@ -30,9 +30,10 @@ from metasync.sync.ingest import Ingest
 from metasync.sync.past_reports import NotRestored, RestoreReport
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
 from metasync.sync.reports import ConflictReport
-from metasync.sync.rows import Row, load_rows, store_rows
-from metasync.sync.scan import Scan, scan
+from metasync.sync.rows import Row, load_rows
+from metasync.sync.scan import Scan
 from metasync.sync.session import AGREED_MARK, META_KIND, Agreed, Session
+from metasync.sync.survey import store_survey, survey
 from metasync.sync.versions import Version, required, resolve
 
 RESTORED_KEY = "restored"  # what restores brought that the base does not have, and of which base that is said
@@ -84,10 +85,8 @@ def look(s: Session, base: Agreed, history: History) -> Here:
     s.listener(Phase("scan"))
     rows = load_rows(s.db)
     base_tree = s.flat(base, history.contents)
-    seen = scan(s.tree, rows, base_tree, Ingest(s.chunker, s.ids))
-    with s.db.transaction():
-        store_rows(s.db, seen.put_rows.items())
-        s.db.delete_rows(seen.delete_rows)
+    seen = survey(s.tree, s.db, base_tree, Ingest(s.chunker, s.ids), rows)
+    store_survey(s.db, seen)
     rows.update(seen.put_rows)
     for path in seen.delete_rows:
         rows.pop(path, None)
