@@ -110,6 +110,8 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool]] = [
     (403, _xml("InvalidAccessKeyId"), RefusedError, False),
     (403, _xml("RequestTimeTooSkewed"), RefusedError, False),
     (403, _xml("QuotaExceeded"), FullError, False),
+    (403, _xml("ObjectQuotaExceeded"), FullError, False),
+    (400, _xml("XMinioAdminBucketQuotaExceeded"), FullError, False),
     (403, PAGE, RefusedError, False),
     (404, _xml("NoSuchBucket"), UnreachableError, True),
     (404, _xml("SomethingElse"), UnreachableError, True),

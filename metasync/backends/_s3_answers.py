@@ -30,7 +30,15 @@ _BAD_KEY = {
     "InvalidSecurity",
     "NotSignedUp",
 }
-_FULL = {"QuotaExceeded", "StorageQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull"}
+_FULL = {
+    "QuotaExceeded",  # Ceph, versitygw: 403
+    "StorageQuotaExceeded",
+    "ObjectQuotaExceeded",  # NooBaa
+    "XMinioAdminBucketQuotaExceeded",  # MinIO: 400
+    "XMinioStorageFull",  # MinIO: 507, 500 in old ones
+    "InsufficientStorage",
+    "StorageFull",
+}
 _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _TOO_LARGE = {"EntityTooLarge", "KeyTooLongError", "MaxMessageLengthExceeded"}
 _AGAIN = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted", "IncompleteBody"}
