@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 from metasync.errors import BackendError
 
-OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete"]
+OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space"]
 
 DUE: ContextVar[float | None] = ContextVar("due", default=None)
 """When nobody will wait any more for the `Op` that this thread carries out, on the clock of `Now`; None: for ever."""
@@ -41,6 +41,7 @@ class Op:
     stat    no    size in bytes
     list    no    tuple of `backends.Listed`, one level below `path`
     delete  no    None (also when nothing was there)
+    space   no    `backends.Space`; None, and no request, where the backend does not tell. `path` is ""
     """
 
     backend: str

@@ -485,15 +485,17 @@ def _dispatch(backend: Calls, op: Op) -> Any:
         return backend.stat(op.path)
     if op.kind == "list":
         return tuple(backend.list(op.path))
+    if op.kind == "space":
+        return tell() if (tell := getattr(backend, "space", None)) is not None else None  # an optional power
     return backend.delete(op.path)
 
 
 def _checked(op: Op, value: Any) -> Any:
     """A provider that answers with another type than promised has not answered."""
-    expected: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple}.get(op.kind, type(None))
+    kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None}
     if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
         value = bytes(value)
-    if not isinstance(value, expected):
+    if not isinstance(value, kinds.get(op.kind, type(None))):
         raise BackendError(f"{op.backend}: {op.kind} {op.path} answered with {type(value).__name__}", retryable=False)
     if op.kind == "get" and len(cast(bytes, value)) > op.max_bytes:
         raise RefusedError(f"{op.backend}: {op.path} has more than {op.max_bytes} bytes")

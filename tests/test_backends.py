@@ -13,27 +13,36 @@ import pytest
 from contract_kit import FULL, SMALL, passes
 
 from metasync.backends import _folder_place, folder
+from metasync.backends._ballast import WithBallast
 from metasync.backends._base import Backend, TellsSpace
 from metasync.backends._names import native_identity
 from metasync.backends._registry import open_backend, parse_url
+from metasync.backends._wrap import Prefixed
 from metasync.backends.folder import FolderBackend, SyncedFolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore, forget_stores
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, Check, Store, check_id
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
+from metasync.testing.quota import Quota, QuotaBackend
 
 
 def _stores(kind: str, root: Path) -> Store:
     if kind == "folder":
         return Store(lambda: FolderBackend(str(root)), f"file://{root}")
-    store = MemoryStore()
-    wrap = {"memory": lambda inner: inner, "faulty": FaultyBackend, "counting": CountingBackend}[kind]
+    store, quota = MemoryStore(), Quota(1 << 40)
+    wrap = {
+        "memory": lambda inner: inner,
+        "faulty": FaultyBackend,
+        "counting": CountingBackend,
+        "quota": lambda inner: QuotaBackend(inner, quota),
+        "ballast": lambda inner: WithBallast(inner, lambda: None),
+    }[kind]
     return Store(lambda: wrap(MemoryBackend(store)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=check_id)
-@pytest.mark.parametrize("kind", ["memory", "folder", "faulty", "counting"])
+@pytest.mark.parametrize("kind", ["memory", "folder", "faulty", "counting", "quota", "ballast"])
 def test_contract(kind: str, check: Check, tmp_path: Path) -> None:
     store = _stores(kind, tmp_path)
     assert isinstance(store.open(), Backend)
@@ -136,7 +145,7 @@ def test_a_missing_folder_below_the_root_is_made_again(tmp_path: Path) -> None:
         (errno.ENOENT, BackendError),
     ],
 )
-@pytest.mark.parametrize("during", ["write", "fsync", "link", "rename"])
+@pytest.mark.parametrize("during", ["write", "fsync", "close", "mkdir", "link", "rename"])
 def test_system_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[BackendError], during: str
 ) -> None:
@@ -329,6 +338,9 @@ def test_space(tmp_path: Path) -> None:
     for power in ("space", "sweep"):  # as `isinstance` looks from Python 3.12 on
         assert inspect.getattr_static(CountingBackend(FaultyBackend(backend)), power) is not None
     assert not isinstance(FaultyBackend(MemoryBackend()), TellsSpace)
+    wrapped = WithBallast(Prefixed(FaultyBackend(CountingBackend(backend)), "x"), lambda: None)
+    assert wrapped.space().total_bytes == space.total_bytes
+    assert not hasattr(WithBallast(Prefixed(MemoryBackend(), "x"), lambda: None), "space")
 
 
 @pytest.mark.parametrize("marker", [".stfolder", ".dropbox.cache", ".sync_1a2b.db", ".tmp.drivedownload", ".sync/ID"])

@@ -30,6 +30,7 @@ from metasync.sync.fsio import Disk
 from metasync.sync.session import Session
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
+from metasync.testing.quota import Quota, QuotaBackend
 from metasync.workspace import Workspace
 
 CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
@@ -96,6 +97,8 @@ class Lab:
         self.root = root
         self.faults: dict[str, FaultyBackend] = {}
         self.counts: dict[str, CountingBackend] = {}
+        self.quotas: dict[str, Quota] = {}
+        self.silent: set[str] = set()
         self.open_workspaces: list[Workspace] = []
         self._by_location: dict[str, str] = {}
         self._id = uuid.uuid4().hex[:8]
@@ -112,7 +115,7 @@ class Lab:
             return self._open(name, url, create=create)
         faults = self.faults.get(place)
         if faults is None or url.scheme == "file":
-            inner = CountingBackend(self._open(name, url, create=create))
+            inner = CountingBackend(self._limited(place, self._open(name, url, create=create)))
             faults_before, faults = faults, FaultyBackend(inner)
             if faults_before is not None:
                 for switch in ("plan", "down", "read_only", "full_over_bytes", "slow_s"):
@@ -120,6 +123,11 @@ class Lab:
             self.faults[place] = faults
             self.counts[place] = inner
         return faults
+
+    def _limited(self, place: str, backend: Backend) -> Backend:
+        """With the quota of that place, if the test set one; those in `silent` do not tell it."""
+        quota = self.quotas.get(place)
+        return backend if quota is None else QuotaBackend(backend, quota, tells=place not in self.silent)
 
     def url(self, name: str, kind: str = "file", **params: str) -> str:
         """The URL of the backend `name`, which is under observation from then on."""
