@@ -168,3 +168,13 @@ def padme(size: int) -> int:
         return size
     mask = (1 << low_bits) - 1
     return (size + mask) & ~mask
+
+
+def amount(n: int) -> str:
+    """Bytes for people, in a unit that fits, powers of 1,024."""
+    value, unit = float(n), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -12,7 +12,8 @@ from typing import Final
 
 from metasync import ways
 from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, BackendUrl, TellsSpace
+from metasync.backends._ballast import WithBallast
+from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.config import Config, decode_config
@@ -21,8 +22,9 @@ from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES
 from metasync.errors import BackendError, UsageError
 from metasync.localdb import LocalDb
 from metasync.runtime import Runtime
-from metasync.sync import health
+from metasync.sync import health, space
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, Link, decode_links, encode_links, load_secret, required
+from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.reports import BackendState
 from metasync.sync.session import MEMORY_KEY, Session, local_value
 
@@ -43,6 +45,7 @@ class Connections:
         self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
         self.backends: dict[str, Backend] = {}
         self._hung = _hung_lately(db)
+        self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
         self._runtime: Runtime | None = None
         self._group: Group | None = None
 
@@ -109,7 +112,14 @@ class Connections:
             self.backends[name] = absent = AbsentBackend(e)
             return absent
         self.backends[name] = backend
-        return Prefixed(backend, link.folder)
+        return WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
+
+    def take_given_up(self) -> list[str]:
+        """Backends that had to give up their ballast since this was last asked, sorted."""
+        names = set()
+        while self.given_up:  # threads may still add to it
+            names.add(self.given_up.pop())
+        return sorted(names)
 
     def close(self) -> None:
         runtime, self._runtime = self._runtime, None
@@ -161,19 +171,33 @@ class Connections:
     def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
         states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
+        told = space.ask(s.runtime.run, [n for n in names if n in self.links and n not in states])
+        index = s.index_at_hand()
+        used = space.used(s, index) if index is not None else {}
+        given_up = space.given_up(s.db) | self.given_up
         out = []
         for name in names:
             entry = self.config.named(name)
             assert entry is not None
-            link, backend = self.links.get(name), self.backends.get(name)
+            link = self.links.get(name)
             roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
             state = "not linked" if link is None else states.get(name, "ok")
-            free: int | None = None
-            if state == "ok" and isinstance(backend, TellsSpace):
-                with contextlib.suppress(BackendError):
-                    free = backend.space().free_bytes
-            url = link.url if link is not None else ""
-            out.append(BackendState(name, url, roles, entry.capacity_bytes, link is not None, state, free))
+            capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
+            out.append(
+                BackendState(
+                    name=name,
+                    url=link.url if link is not None else "",
+                    roles=roles,
+                    capacity_bytes=entry.capacity_bytes,
+                    linked=link is not None,
+                    state="full: its reserve was used" if state == "ok" and name in given_up else state,
+                    free_bytes=told[name].free_bytes if name in told else None,
+                    used_bytes=used.get(name),
+                    total_bytes=told[name].total_bytes if name in told else None,
+                    reserve_used=name in given_up,
+                    warning=space.warning(name, capacity, used.get(name), told.get(name)),
+                )
+            )
         return out
 
 

@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from metasync.codec import amount
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.reports import (
     BackendState,
@@ -60,12 +61,7 @@ def sentence(text: str) -> str:
 
 def size(n: int) -> str:
     """Bytes in a unit that fits, powers of 1,024."""
-    value, unit = float(n), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{n} B" if unit == "B" else f"{value:.1f} {unit}"
+    return amount(n)
 
 
 def count(n: int, what: str, plural: str | None = None) -> str:
@@ -135,6 +131,10 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
         lines += ["Others were faster; merged first:", *pull(r.pulled)]
     if dry_run:
         lines += [f"Would push {changes_line(r.changes)}; {size(r.size_to_read)} to read.", *changes(r.changes)]
+        lines += [
+            f"warning: {t.name}: up to {size(t.needed_bytes)} would go there, and {size(t.fits_bytes)} fit."
+            for t in r.tight
+        ]
     elif r.version is None:
         lines.append("Nothing to push.")
     else:
@@ -191,14 +191,17 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
 
 
 def backends(items: Sequence[BackendState]) -> list[str]:
-    rows = [("backend", "holds", "capacity", "free", "state", "where")]
+    rows = [("backend", "holds", "used", "capacity", "free", "state", "where")]
     for b in items:
+        used = size(b.used_bytes) if b.used_bytes is not None else "-"
         free = size(b.free_bytes) if b.free_bytes is not None else "?"
+        free += f" of {size(b.total_bytes)}" if b.free_bytes is not None and b.total_bytes is not None else ""
         where = b.url if b.linked else f"not linked here: metasync backend link {b.name} URL"
         capacity = "equal" if b.capacity_bytes == DEFAULT_CAPACITY else size(b.capacity_bytes)
-        rows.append((b.name, "+".join(b.roles), capacity, free, b.state, where))
-    widths = [max(len(r[i]) for r in rows) for i in range(5)]
-    return ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[5]]).rstrip() for r in rows]
+        rows.append((b.name, "+".join(b.roles), used, capacity, free, b.state, where))
+    widths = [max(len(r[i]) for r in rows) for i in range(6)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[6]]).rstrip() for r in rows]
+    return lines + [f"warning: {b.warning}." for b in items if b.warning]
 
 
 def check(r: CheckReport, *, read_data: bool) -> list[str]:
@@ -212,7 +215,7 @@ def check(r: CheckReport, *, read_data: bool) -> list[str]:
         lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
     else:
         lines.append("All is there, as often as promised.")
-    return [head, *lines]
+    return [head, *lines, *(f"note: {note}" for note in r.notes)]
 
 
 def outcome(o: Outcome) -> str:

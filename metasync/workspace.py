@@ -29,7 +29,7 @@ from metasync.keys.slots import COST, Cost
 from metasync.localdb import LocalDb
 from metasync.objects.model import Kind
 from metasync.sync import check as checking
-from metasync.sync import compare, history, join
+from metasync.sync import compare, history, join, space
 from metasync.sync import conflicts as conflicting
 from metasync.sync import extract as extracting
 from metasync.sync import pull as pulling
@@ -184,6 +184,9 @@ class Workspace:
                 cost=kdf,
             )
             links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
+            for n, told in sorted(space.ask(inner.run, opened).items()):
+                if warning := space.warning(n, None, None, told):
+                    on_event(Notice(warning, warning=True))
         write_local(
             folder, name, made.keys, made.device, made.certificate, made.config, made.devices, links, made.state
         )
@@ -238,6 +241,8 @@ class Workspace:
                 return pushing.preview(s, s.base())
             found_again = s.settle_journal()
             report = pushing.push(s, s.base(), s.newest(), message, force=force)
+            space.note_sent(s)
+            space.put_back(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
             return dataclasses.replace(report, found_again=report.found_again or found_again)
 
@@ -421,7 +426,7 @@ class Workspace:
         with WorkTree(os.fsencode(self.directory)) as tree:
             c = self._connections
             runtime, group = c.open()
-            yield Session(
+            session = Session(
                 name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
                 tree=tree,
                 db=self._db,
@@ -437,14 +442,31 @@ class Workspace:
                 entropy=os.urandom,
                 listener=self.on_event,
                 down=c.absent,
+                given_up=c.given_up,
             )
+            try:
+                yield session
+            finally:
+                self._note_given_up()
+
+    def _note_given_up(self) -> None:
+        """Tells the user, once per command, which backends were so full that their ballast had to go."""
+        names = self._connections.take_given_up()
+        if names:
+            space.note_given_up(self._db, names)
+        for name in names:
+            text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
+            self.on_event(Notice(text, warning=True))
 
     def close(self) -> None:
         """Gives connections and files back. May be repeated."""
         self._connections.close()
         if not self._closed:
-            self._closed = True
-            self._db.close()
+            try:
+                self._note_given_up()  # by writes that landed after their operation had ended
+            finally:
+                self._closed = True
+                self._db.close()
 
     def __enter__(self) -> Workspace:
         return self

@@ -7,7 +7,7 @@
     [exit 4]                                its exit code, if that is not 0
 
 `metasync` runs in this process, `cd` and `export` act on it, all else is bash. What differs from run to run is replaced
-(`normal`): times by TIME, ids by ID, free space by FREE, sizes of packs by SIZE, the recovery phrase by WORDS. With
+(`normal`): times by TIME, ids by ID, space by FREE and USED, sizes of packs by SIZE, the recovery phrase by WORDS. With
 METASYNC_TRANSCRIPTS=write in the environment a run writes what it saw: look at the difference before keeping it.
 """
 
@@ -49,6 +49,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"(read|hold|packs? of) [\d.]+ (B|KiB|MiB)\b", r"\1 SIZE"),
     (r"\b\d+(\.\d+)? ?(s|ms|seconds)\b", "TIME"),
     (r"(?<=\S)  +", "  "),
+    (r"(?<=(?:vote|data)  )[\d.]+ (B|KiB|MiB)(?=  )", "USED"),
 )
 
 

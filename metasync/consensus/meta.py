@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from metasync.codec import padme
 from metasync.consensus.states import Ref, State, decode_state
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task, Work
-from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.ring import WorkspaceKeys
 
@@ -76,6 +76,7 @@ def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str
     The others' requests are under way by then and may still land. `NoQuorumError` when too few confirm.
     """
     failures: dict[str, str] = {}
+    full: set[str] = set()
 
     def one(backend: str, path: str) -> Task:
         for attempt in range(META_TRIES):
@@ -83,6 +84,7 @@ def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str
             if reply.error is None:
                 return True
             failures[backend] = reply.error.message
+            full.update({backend} if isinstance(reply.error, FullError) else ())
             if not reply.error.retryable:
                 break
             yield Sleep(RETRY_FIRST_S * (1 << attempt))
@@ -98,7 +100,9 @@ def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str
         reasons = "; ".join(f"{b}: {why}" for b, why in sorted(failures.items()))
         raise NoQuorumError(
             f"{what}: {len(confirmed)} of {enough} backends confirmed it ({reasons or 'too few are linked'})",
-            next_step="run again when the backends are reachable",
+            next_step=f"free space on {', '.join(sorted(full))}, then run again"
+            if full
+            else "run again when the backends are reachable",
         )
     return confirmed
 

@@ -1,8 +1,9 @@
 """Brings packs to backends and back: R copies up, from whoever serves it down (D6, D7).
 
 Decisions are tasks over effects (D9); whoever calls decides how many run at once. A backend that could not be reached
-or is full is not asked again within one session: it costs one timeout, not one per pack. What a backend sends is
-verified before it is opened; a bad copy is noted and another one is taken.
+or is full is not asked again within one session: it costs one timeout, not one per pack. One that is known to have no
+room for a pack counts as full before it says so. What a backend sends is verified before it is opened; a bad copy is
+noted and another one is taken.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.codec import amount
 from metasync.effects import Gather, Op, Reply, Work
 from metasync.errors import BackendError, DamagedError, FormatError, FullError, NotFoundError, UnreachableError
 from metasync.objects import packfile
@@ -21,14 +24,18 @@ from metasync.objects.packfile import Located
 from metasync.store.index import PackRecord
 from metasync.store.packs import PackFormat, SealedPack, read_objects, read_segment
 from metasync.store.placement import Placement
+from metasync.store.room import Room
 
 WHOLE_BYTES_MAX = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
 GAP_BYTES_MAX = 64 << 10  # segments nearer than this are fetched with what lies between them
 OP_TIMEOUT_S = 30.0
+SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
+TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
 SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
 
 Deliver: TypeAlias = Callable[[Sequence[tuple[Located, memoryview]]], None]
 """Takes the objects of one segment, from a worker thread. Must copy what it keeps."""
+Put: TypeAlias = Callable[["Place", SealedPack, int], Generator[Any, Any, bool]]
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
 
 
@@ -83,6 +90,7 @@ class Transfer:
     down: dict[str, BackendError] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     reading: dict[str, int] = field(default_factory=dict)  # bytes asked for and not yet there, per backend
+    room: Room = field(default_factory=Room)
 
     def order(self, name: bytes) -> list[Place]:
         """All places of a pack in the agreed order; those this device has no way to are left out."""
@@ -97,36 +105,70 @@ class Transfer:
     def upload(self, pack: SealedPack, generation: int) -> Generator[Any, Any, Stored]:
         """Stores R copies; a full or unreachable backend's share goes to the next in the order.
 
-        Raises what the last backend said when not a single copy could be stored.
+        A small pack of trees alone, as a deletion makes, may use what full backends keep in reserve: without it a
+        deletion could not be agreed. Raises what the last backend said when not a single copy could be stored.
         """
         holders: list[str] = []
         order = self.order(pack.name)
-        waiting = [p for p in order if p.name not in self.down]
         copies = self.placement.copies
-        while len(holders) < copies and waiting:
-            now, waiting = waiting[: copies - len(holders)], waiting[copies - len(holders) :]
-            done = yield Gather({p.name: self._put(p, pack, generation) for p in now})
-            for p in now:
-                if done[p.name]:
-                    holders.append(p.name)
-            waiting = [p for p in waiting if p.name not in self.down]
+        trees = _is_small_trees(pack)
+        put = self._put if trees else self._put_if_it_fits
+        yield from self._spread([p for p in order if p.name not in self.down], put, pack, generation, holders)
+        if trees:
+            full = [p for p in order if isinstance(self.down.get(p.name), FullError) and p.name not in holders]
+            yield from self._spread(full, self._put_with_reserve, pack, generation, holders)
         if not holders:
-            raise _no_room(self.down)
+            raise _no_room(self.down, len(pack.data))
         record = PackRecord(
             pack.name, generation, len(pack.data), pack.data[: packfile.HEADER_BYTES], pack.footer.segments
         )
         home = {place.name for place in order[:copies]}
         return Stored(record, pack.footer.objects, tuple(holders), copies, not home.issuperset(holders))
 
+    def _spread(
+        self, waiting: list[Place], put: Put, pack: SealedPack, generation: int, holders: list[str]
+    ) -> Generator[Any, Any, None]:
+        """Puts the pack on these places, in order, as many as are still missing at a time; adds to `holders`."""
+        before = set(self.down)
+        while (missing := self.placement.copies - len(holders)) > 0 and waiting:
+            now, waiting = waiting[:missing], waiting[missing:]
+            done = yield Gather({p.name: put(p, pack, generation) for p in now})
+            holders += [p.name for p in now if done[p.name]]
+            waiting = [p for p in waiting if p.name in before or p.name not in self.down]
+
+    def _put_if_it_fits(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
+        size = len(pack.data)
+        full = self.room.lacks(place.name, size)
+        if full is not None and place.name in self.room.stale:
+            reply: Reply = yield Op(place.name, "space", "", timeout_s=SPACE_TIMEOUT_S)
+            if reply.error is None and reply.value is not None and reply.value.free_bytes is not None:
+                self.room.told(place.name, reply.value.free_bytes)
+                full = self.room.lacks(place.name, size)
+        if full is not None:
+            self.down.setdefault(place.name, full)
+            return False
+        return (yield from self._put(place, pack, generation))
+
     def _put(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
         path = pack_path(place.storage_ids[-1], generation, pack.name)
+        self.room.begin(place.name, len(pack.data))
         reply: Reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
         if reply.error is not None and reply.error.retryable:
             reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
+        self.room.end(place.name, len(pack.data), stored=reply.error is None)
         if reply.error is not None:
             self.down[place.name] = reply.error
             return False
         return True
+
+    def _put_with_reserve(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
+        """On a backend that counts as full: as it is, and if it says so itself, in the space of its ballast."""
+        if (yield from self._put(place, pack, generation)):
+            return True
+        if not isinstance(self.down[place.name], FullError):
+            return False
+        given_up: Reply = yield Op(place.name, "delete", BALLAST_PATH, timeout_s=OP_TIMEOUT_S)
+        return given_up.error is None and (yield from self._put(place, pack, generation))
 
     # --- down
 
@@ -260,11 +302,20 @@ def _ranges(record: PackRecord, wanted: Iterable[Located]) -> list[tuple[int, in
     return out
 
 
-def _no_room(down: dict[str, BackendError]) -> BackendError:
+def _is_small_trees(pack: SealedPack) -> bool:
+    """A pack of directories and snapshots alone, and small: what a deletion or a new name makes."""
+    kinds = {o.kind for o in pack.footer.objects}
+    return kinds <= {ObjectKind.DIR, ObjectKind.SNAPSHOT} and len(pack.data) <= TREES_BYTES_MAX
+
+
+def _no_room(down: dict[str, BackendError], size: int) -> BackendError:
     """The error for a pack that found no place at all."""
-    reasons = "; ".join(f"{name}: {error.message}" for name, error in sorted(down.items()))
+    reasons = "; ".join(f"{name}: {error.message.removeprefix(f'{name}: ')}" for name, error in sorted(down.items()))
     if down and all(isinstance(e, FullError) for e in down.values()):
-        return FullError(f"every backend is full ({reasons})", next_step="Free space on one of them, or add another.")
+        return FullError(
+            f"every backend is full: none has room for a pack of {amount(size)} ({reasons})",
+            next_step="Nothing was pushed, and nothing is lost. Free space on one of them, or add another; push again.",
+        )
     return UnreachableError(
         f"no backend could store a pack ({reasons})", next_step="Check the backends, then run again."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -9,7 +10,7 @@ from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.store.index import PackRecord
 from metasync.store.transfer import check_pack
-from metasync.sync import health
+from metasync.sync import health, space
 from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
 
@@ -57,6 +58,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
                 lost.append(record.name)
             done_packs += 1
             s.listener(Progress("check", done_packs, len(packs), "packs"))
+    standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
@@ -65,13 +67,15 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
         lost=tuple(sorted(lost)),
         short=short,
-        meta_problems=_check_meta(s, agreed, read_data=read_data),
+        meta_problems=_check_meta(s, agreed, standings, read_data=read_data),
+        notes=space.check_ballast(s, standings),
     )
 
 
-def _check_meta(s: Session, agreed: Agreed, *, read_data: bool) -> tuple[CheckProblem, ...]:
+def _check_meta(
+    s: Session, agreed: Agreed, standings: Mapping[str, str], *, read_data: bool
+) -> tuple[CheckProblem, ...]:
     """The index, config and device set on every acceptor, and whether each is the one it should be."""
-    standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:

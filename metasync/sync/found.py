@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync import consensus
+from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends._base import LogForm
 from metasync.config import NO_LIMIT, Acceptor, BackendEntry, ChunkingClass, Config, RedundancyClass, Replicate, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
@@ -147,6 +148,7 @@ def found(
     try:
         _confirmed(run, {n: Op(n, "create", path, encode_birth(i, births[n][1])) for n, (path, i) in stores.items()})
         _confirmed(run, {n: Op(n, "put", ring_path(ring), ring) for n in stores})
+        _confirmed(run, {n: Op(n, "create", BALLAST_PATH, entropy(BALLAST_BYTES)) for n in stores})
         made = run(
             consensus.found(
                 keys,

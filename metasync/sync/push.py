@@ -7,22 +7,23 @@ nothing names; a crash after it is a push that had taken place, and is found aga
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import u64
 from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Ref, decode_journal
-from metasync.errors import UsageError, WorkspaceError
+from metasync.errors import FormatError, MetaSyncError, UpgradeError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
-from metasync.sync import guard, health
+from metasync.sync import guard, health, space
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, integrate, noted, summary
@@ -34,6 +35,8 @@ from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
+LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
+STORED_KEY = "stored"  # packs that a push which failed had stored, with all their copies
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
 
 
@@ -48,6 +51,8 @@ class _Attempts:
     found_again: int | None = None
     pulls: list[PullReport] = field(default_factory=list)
     upload: Upload | None = None
+    config: bytes = b""  # under which it placed its packs
+    proposing: bool = False
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
 
     def pulled(self) -> PullReport | None:
@@ -93,7 +98,14 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str, *, force: bool 
             else:
                 s.db.set(BASE_KEY, newest.state.encode())
             base = newest
-        outcome = _attempt(s, base, a)
+        try:
+            outcome = _attempt(s, base, a)
+        except BaseException as e:
+            if a.upload is not None and not a.proposing:
+                kept = a.upload.keep(LAST_PACKS_S if isinstance(e, MetaSyncError) else 0)
+                with contextlib.suppress(WorkspaceError):  # no room here either: then all is stored anew
+                    s.db.set(STORED_KEY, a.config + kept if kept else None)
+            raise
         if isinstance(outcome, PushReport):
             return outcome
         newest = outcome
@@ -110,7 +122,7 @@ def preview(s: Session, base: Agreed) -> PushReport:
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     size = sum(seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE)
-    report = replace(_report(s, seen, None, changes), size_to_read=size)
+    report = replace(_report(s, seen, None, changes), size_to_read=size, tight=space.tight(s, base.index, size))
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 
@@ -144,8 +156,10 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             work=s.runtime.submit_work,
             listener=s.listener,
             entropy=s.entropy,
-            before=lambda: health.check_unheard_places(s),
+            begin=lambda: _begin_storing(s, base),
         )
+        a.config = base.state.config
+        _resume(s, base, a.upload)
     upload = a.upload
     ingest = Ingest(s.chunker, s.ids, sink=upload.add, known=known_in(base.index, upload))
     seen, before = _scan(s, base, ingest)
@@ -169,6 +183,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     root = _store_index(s, base, upload)
     devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
+    a.proposing = True  # from here on others may name the packs: the journal knows of them
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
     if not decided.mine:
         return s.load(decided.state)
@@ -176,6 +191,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
         s.db.set(BASE_KEY, decided.state.encode())
         s.db.set(JOURNAL_KEY, None)
+        s.db.set(STORED_KEY, None)
         s.drop_kept()
     s.after_commit(base.state, decided.state)
     policy = base.config.policy(0)
@@ -190,6 +206,25 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
     )
+
+
+def _resume(s: Session, base: Agreed, upload: Upload) -> None:
+    """Goes on with what a push had stored that found no space for the rest, say."""
+    kept = s.db.get(STORED_KEY) or b""
+    if kept[: len(base.state.config)] == base.state.config:
+        with contextlib.suppress(FormatError, UpgradeError):  # then all is stored anew
+            upload.resume(kept[len(base.state.config) :], base.index)
+
+
+def _begin_storing(s: Session, base: Agreed) -> Callable[[], None]:
+    """Asks for the backends' space while the first pack is made; the rest is done when it is ready to go."""
+    told = space.begin_asking(s, base.index)
+
+    def before_the_first_pack() -> None:
+        health.check_unheard_places(s)
+        told()
+
+    return before_the_first_pack
 
 
 def _complete(

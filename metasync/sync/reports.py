@@ -55,6 +55,15 @@ class PullReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TightBackend:
+    """A backend that would not hold what a push may bring: bytes it would get at most, and bytes that fit."""
+
+    name: str
+    needed_bytes: int
+    fits_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PushReport:
     """The outcome of a push.
 
@@ -67,6 +76,7 @@ class PushReport:
     unreadable   files and directories that could not be read: left out, the agreed version keeps them
     found_again  the version of an earlier push that had been agreed though it never said so
     warnings     sentences: what is wrong with ignore rules, and in a dry run why the push would stop
+    tight        in a dry run: backends whose space may not be enough
     """
 
     version: int | None
@@ -84,6 +94,7 @@ class PushReport:
     down: Mapping[str, str] = field(default_factory=dict)
     size_to_read: int = 0
     warnings: tuple[str, ...] = ()
+    tight: tuple[TightBackend, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,13 @@ class LogItem:
 
 @dataclass(frozen=True, slots=True)
 class BackendState:
-    """How a backend fares. `state`: `ok`, or why not. `linked`: this device has a way to it."""
+    """How a backend fares. `state`: `ok`, or why not. `linked`: this device has a way to it.
+
+    used_bytes    of packs that belong there, as the index of this folder's version says; None when it is not at hand
+    free_bytes    on the account, and `total_bytes` of it, where the backend tells
+    reserve_used  it was full, and its ballast was given up so that agreement went on
+    warning       a sentence when it is nearly full, else ""
+    """
 
     name: str
     url: str
@@ -117,6 +134,10 @@ class BackendState:
     state: str
     free_bytes: int | None = None
     under_replicated: int = 0
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    reserve_used: bool = False
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +179,10 @@ class CheckProblem:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few."""
+    """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few.
+
+    `notes`: what was seen, and put right, that is no problem.
+    """
 
     version: int
     packs: int
@@ -168,3 +192,4 @@ class CheckReport:
     lost: tuple[bytes, ...] = ()
     short: int = 0
     meta_problems: tuple[CheckProblem, ...] = ()
+    notes: tuple[str, ...] = ()

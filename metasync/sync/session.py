@@ -98,6 +98,8 @@ class Session:
     entropy: Callable[[int], bytes]
     listener: Listener
     down: dict[str, str] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)  # backends whose ballast went in this command
+    tried: set[str] = field(default_factory=set)  # and those where it was tried to put it back
     _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
     _known_contents: tuple[bytes, set[bytes]] | None = None
 
@@ -245,6 +247,18 @@ class Session:
             self.db.put_objects((digest, META_KIND, data) for digest, data in new.items())
             have.update(new)
         return [have[digest] for digest, _ in wanted]
+
+    def index_at_hand(self) -> Index | None:
+        """The pack index of the version this folder is at, if the local cache holds all of it. Asks nobody."""
+        ref = self.base_state().index
+        if ref.hash == ZERO_HASH:
+            return Index()
+        root = self.db.get_object(ref.hash)
+        items = pack_index.decode_root(root).items if root is not None else ()
+        have = self.db.get_objects([i.ref.hash for i in items])
+        if root is None or any(i.ref.hash not in have for i in items):
+            return None
+        return Index(tuple(self._segment(i.ref.hash, have[i.ref.hash]) for i in items))
 
     def _segment(self, digest: bytes, data: bytes) -> IndexSegment:
         if digest not in self._segments:

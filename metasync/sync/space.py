@@ -1,0 +1,218 @@
+"""Space on the backends: asked for, kept for a while, compared with what goes there; and the ballast put back.
+
+Backends are asked when the first object of a push is to be stored, while the rest is still being read: a push without
+changes asks nobody. What they told serves later commands for some minutes, as long as it is plenty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.backends._base import Space
+from metasync.codec import amount
+from metasync.config import BackendEntry
+from metasync.effects import Op, Reply, Task
+from metasync.errors import NotFoundError, UsageError
+from metasync.events import Notice
+from metasync.localdb import LocalDb
+from metasync.store.index import Index
+from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.sync.found import DEFAULT_CAPACITY, each
+from metasync.sync.reports import TightBackend
+from metasync.sync.session import Session
+
+GIVEN_UP_KEY: Final = "ballast"  # backends whose ballast this device gave up or saw missing: JSON, a list of names
+TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]
+FRESH_S: Final = 300.0  # so long what was told serves again
+PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once
+ASK_TIMEOUT_S: Final = 5.0  # one small request; who does not answer has room until it says otherwise
+PUT_BACK_TIMEOUT_S: Final = 30.0  # 256 KiB at 64 kbit/s
+
+
+def ask(run: Callable[[Task], Any], names: Iterable[str]) -> dict[str, Space]:
+    """What backends tell of their space, all asked at once. Those that do not tell, or do not answer, are left out."""
+    replies: Mapping[str, Reply] = run(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in names}))
+    return {n: r.value for n, r in replies.items() if r.error is None and r.value is not None}
+
+
+def begin_asking(s: Session, index: Index) -> Callable[[], None]:
+    """Starts to ask where a push may store; what is returned waits for the answers and gives them to the transfer."""
+    room, storing = s.transfer.room, sorted(p.name for p in s.transfer.places.values())
+    told = _told(s)
+    rest = [n for n in storing if n not in told and n not in room.free and n not in s.transfer.down]
+    asked = s.runtime.start(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in rest}))
+
+    def finish() -> None:
+        for name, free in told.items():
+            room.free.setdefault(name, free)
+            room.stale.add(name)
+        now: dict[str, Space] = {n: r.value for n, r in asked.result().items() if r.error is None and r.value}
+        for name, space in now.items():
+            if space.free_bytes is not None:
+                room.told(name, space.free_bytes)
+        put_back(s)
+        for name in given_up(s.db) | s.given_up:
+            room.free.setdefault(name, 0)  # and it does not tell: what is left there is for agreement
+        room.left.update(_left(s, index))
+        _remember(s, now)
+
+    return finish
+
+
+def _left(s: Session, index: Index) -> dict[str, int]:
+    """What is left of the capacities that users gave: agreed bytes less what belongs there."""
+    given = [b for b in s.config.backends if _has_capacity(b)]
+    if not given:
+        return {}
+    placed = placed_bytes(index.packs().values(), s.transfer.placement)
+    return {b.name: b.capacity_bytes - placed.get(b.backend_id, 0) for b in given}
+
+
+def _has_capacity(b: BackendEntry) -> bool:
+    """Whether a user said how much may go there; the default only says that all are equal."""
+    return bool(b.storage) and b.capacity_bytes != DEFAULT_CAPACITY
+
+
+def _told(s: Session) -> dict[str, int]:
+    """Free bytes as told a short while ago, where they were plenty."""
+    now = s.wall_ns()
+    out = {}
+    for name, (when, free, _) in _json(s.db, TOLD_KEY, {}).items():
+        if 0 <= now - when < FRESH_S * 1e9 and free is not None and free >= PLENTY_BYTES:
+            out[name] = free
+    return {n: f for n, f in out.items() if n in {p.name for p in s.transfer.places.values()}}
+
+
+def _remember(s: Session, told: Mapping[str, Space]) -> None:
+    if told:
+        now = s.wall_ns()
+        s.db.set(
+            TOLD_KEY, json.dumps({**_json(s.db, TOLD_KEY, {}), **{n: [now, *t] for n, t in told.items()}}).encode()
+        )
+
+
+def note_sent(s: Session) -> None:
+    """After a push: what was told is less by what was sent."""
+    known = _json(s.db, TOLD_KEY, {})
+    lower = {n: [t[0], s.transfer.room.free[n], t[2]] for n, t in known.items() if n in s.transfer.room.free}
+    if lower:
+        s.db.set(TOLD_KEY, json.dumps({**known, **lower}).encode())
+
+
+def used(s: Session, index: Index) -> dict[str, int]:
+    """By name: bytes of packs that belong on each backend that stores."""
+    placed = placed_bytes(index.packs().values(), s.transfer.placement)
+    return {b.name: placed[b.backend_id] for b in s.config.backends if b.backend_id in placed}
+
+
+def warning(name: str, capacity: int | None, used_bytes: int | None, space: Space | None) -> str:
+    """A sentence on a backend that is nearly full, or beyond its capacity; "" for one that is well.
+
+    `capacity`: the one that a user gave, or None.
+    """
+    if (
+        capacity is not None
+        and used_bytes is not None
+        and is_nearly_full(capacity - used_bytes, capacity, least_bytes=1)
+    ):
+        left = capacity - used_bytes
+        return f"{name} is nearly at its agreed capacity: {amount(max(0, left))} of {amount(capacity)} are left"
+    if space is not None and space.free_bytes is not None and is_nearly_full(space.free_bytes, space.total_bytes):
+        of = f" of {amount(space.total_bytes)}" if space.total_bytes is not None else ""
+        return f"{name} is nearly full: {amount(space.free_bytes)}{of} are free"
+    return ""
+
+
+def tight(s: Session, index: Index, size: int) -> tuple[TightBackend, ...]:
+    """Backends that would not hold their share of so many new bytes, were all of them stored as they are.
+
+    A share is what placement gives on average, and up to one pack more.
+    """
+    if not size:
+        return ()
+    room, names = Room(left=_left(s, index)), {p.backend_id: p.name for p in s.transfer.places.values()}
+    for name, space in ask(s.runtime.run, sorted(names.values())).items():
+        if space.free_bytes is not None:
+            room.told(name, space.free_bytes)
+    try:
+        shares = s.transfer.placement.expected_shares()
+    except UsageError:  # too many backends to compute it: then each might get everything
+        shares = {}
+    out = []
+    for backend_id, name in sorted(names.items(), key=lambda item: item[1]):
+        most = min(size, int(size * shares.get(backend_id, 1)) + s.config.pack_bytes)
+        fits = room.of(name)
+        if fits is not None and most > fits:
+            out.append(TightBackend(name, most, fits))
+    return tuple(out)
+
+
+# --- the ballast
+
+
+def given_up(db: LocalDb) -> set[str]:
+    """Backends that this device knows to be without their ballast."""
+    return set(_json(db, GIVEN_UP_KEY, []))
+
+
+def note_given_up(db: LocalDb, names: Iterable[str]) -> None:
+    """Remembers that these backends are without their ballast, until it is put back."""
+    _set_given_up(db, given_up(db) | set(names))
+
+
+def _set_given_up(db: LocalDb, names: set[str]) -> None:
+    if names != given_up(db):
+        db.set(GIVEN_UP_KEY, json.dumps(sorted(names)).encode() if names else None)
+
+
+def put_back(s: Session) -> None:
+    """Where an earlier command gave the ballast up, tries whether there is space again: once in this command."""
+    names = sorted(set(s.names.values()) & given_up(s.db) - s.down.keys() - s.tried)
+    if names:
+        s.tried.update(names)
+        for name in _put_back(s, names):
+            s.listener(Notice(f"{name} has space again: its reserve was put back"))
+
+
+def _put_back(s: Session, names: Sequence[str]) -> list[str]:
+    """Which of them have their ballast again."""
+    told = ask(s.runtime.run, names)
+    free = {n: told[n].free_bytes if n in told else None for n in names}
+    roomy = [n for n in names if (f := free[n]) is None or f >= RESERVE_BYTES]
+    data = s.entropy(BALLAST_BYTES) if roomy else b""
+    ops = {n: Op(n, "create", BALLAST_PATH, data, timeout_s=PUT_BACK_TIMEOUT_S) for n in roomy}
+    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+    back = [n for n in roomy if replies[n].error is None]
+    _set_given_up(s.db, given_up(s.db) - set(back))
+    return back
+
+
+def check_ballast(s: Session, ill: Iterable[str]) -> tuple[str, ...]:
+    """Looks for the ballast on all backends but `ill` ones, puts it back where there is space, and says so."""
+    names = sorted(set(s.names.values()) - s.down.keys() - set(ill))
+    replies: Mapping[str, Reply] = s.runtime.run(
+        each({n: Op(n, "stat", BALLAST_PATH, timeout_s=ASK_TIMEOUT_S) for n in names})
+    )
+    there = {n for n in names if replies[n].error is None}
+    missing = [n for n in names if isinstance(replies[n].error, NotFoundError)]
+    back = _put_back(s, missing)
+    _set_given_up(s.db, (given_up(s.db) - there) | (set(missing) - set(back)))
+    return tuple(
+        f"{n}: its reserve was missing, and was put back"
+        if n in back
+        else f"{n}: its reserve is missing, and could not be put back; is there space?"
+        for n in missing
+    )
+
+
+def _json(db: LocalDb, key: str, empty: Any) -> Any:
+    """A value of the local state that is known from asking: what does not decode is asked for again."""
+    data = db.get(key)
+    try:
+        value = json.loads(data) if data is not None else empty
+    except ValueError:
+        return empty
+    return value if isinstance(value, type(empty)) else empty
