@@ -25,12 +25,18 @@ if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
+EXAMPLES_MAX = 3  # in a line
 LISTED_MAX = 20  # paths shown per kind before "and N more"
 
 
 def text(path: bytes) -> str:
-    """A path for people and for JSON: UTF-8 where it is, `\\xNN` for other bytes and for control characters."""
-    return printable(path.decode("utf-8", "surrogateescape"))
+    """A path for people and for JSON: UTF-8 where it is, what can't be shown as `\\xNN` or `\\uNNNN`.
+
+    Each path has a text of its own: from `\\x80` on it is a byte that is no UTF-8, a character from U+0080 on is
+    `\\u0080`, and a backslash is doubled.
+    """
+    line = path.decode("utf-8", "surrogateescape").replace("\\", "\\\\")
+    return printable(line)
 
 
 def printable(line: str) -> str:
@@ -51,7 +57,8 @@ class Safe(str):
 def _escaped(code: int) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
         code -= 0xDC00
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+        return f"\\x{code:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def sentence(text: str) -> str:
@@ -107,6 +114,24 @@ def _warnings(items: Sequence[str]) -> list[str]:
     return [f"warning: {w}" for w in items]
 
 
+def unplaced(items: Sequence[Skipped]) -> list[str]:
+    """What is agreed and not on this disk."""
+    if not items:
+        return []
+    lines = [f"  {text(s.path)}: {s.reason}" for s in items[:LISTED_MAX]]
+    lines += [f"  ... and {len(items) - LISTED_MAX:,} more"] if len(items) > LISTED_MAX else []
+    return ["Cannot be held here (they stay as they are for your other devices):", *lines]
+
+
+def unportable(items: Sequence[Skipped]) -> list[str]:
+    """One line on new names that other systems can't hold."""
+    if not items:
+        return []
+    examples = "; ".join(f"{text(s.path)} ({s.reason})" for s in items[:EXAMPLES_MAX])
+    more = ", ..." if len(items) > EXAMPLES_MAX else ""
+    return [f"warning: {count(len(items), 'new name')} cannot be held by every system: {examples}{more}"]
+
+
 def down(down: Mapping[str, str]) -> list[str]:
     return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
 
@@ -120,6 +145,7 @@ def pull(r: PullReport) -> list[str]:
     lines += conflicts(r.conflicts)
     lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
     lines += left_out(r.skipped, "Left out:")
+    lines += unplaced(r.unplaced)
     return lines + _warnings(r.warnings) + down(r.down)
 
 
@@ -150,6 +176,7 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
     lines += left_out(r.busy, "Changed while they were read; the next push takes them:")
     lines += left_out(r.unreadable, "Could not be read, so not pushed:")
     lines += left_out(r.skipped, "Left out:")
+    lines += unportable(r.unportable)
     return lines + _warnings(r.warnings) + down(r.down)
 
 
@@ -182,6 +209,7 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += conflicts(s.conflicts)
     lines += left_out(s.unreadable, "Cannot be read:")
     lines += left_out(s.skipped, "Left out:")
+    lines += unplaced(s.unplaced)
     lines += _ignored(s, verbose=verbose)
     lines += _warnings(s.warnings)
     lines += ["", *backends(s.backends), "", s.survives]

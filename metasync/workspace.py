@@ -52,7 +52,17 @@ from metasync.sync.fsio import WorkTree
 from metasync.sync.lock import WorkspaceLock
 from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
 from metasync.sync.paths import TreePath, tree_path
-from metasync.sync.reports import BackendState, CheckReport, ConflictReport, LogItem, PullReport, PushReport, Status
+from metasync.sync.probe import rules_of
+from metasync.sync.reports import (
+    BackendState,
+    CheckReport,
+    ConflictReport,
+    LogItem,
+    PullReport,
+    PushReport,
+    Skipped,
+    Status,
+)
 from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
 
 SYNC_ROUNDS_MAX: Final = 10
@@ -74,7 +84,7 @@ class InitReport:
 class CloneReport:
     """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
 
-    `problem`: why it is not known whether `version` is the newest; "" when it is.
+    `problem`: why it is not known whether `version` is the newest; "" when it is. `unplaced`: what cannot be held here.
     """
 
     directory: str
@@ -88,6 +98,7 @@ class CloneReport:
     down: dict[str, str]
     workspace: Workspace = field(repr=False)
     problem: str = ""
+    unplaced: tuple[Skipped, ...] = ()
 
 
 class Workspace:
@@ -391,6 +402,7 @@ class Workspace:
                 unlinked=tuple(sorted(self._connections.agreed_names - self._connections.links.keys())),
                 read_only=read_only,
                 conflicts=pulled.conflicts,
+                unplaced=pulled.unplaced,
                 down=dict(s.down),
                 problem=problem,
                 workspace=self,
@@ -424,6 +436,7 @@ class Workspace:
         if self._closed:
             raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
         with WorkTree(os.fsencode(self.directory)) as tree:
+            tree.rules = rules_of(tree, self._db)
             c = self._connections
             runtime, group = c.open()
             session = Session(

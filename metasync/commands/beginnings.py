@@ -88,6 +88,7 @@ def clone(options: Options, directory: Path, name: str, backends: tuple[str, ...
     if report.read_only:
         lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
     lines += render.conflicts(report.conflicts)
+    lines += render.unplaced(report.unplaced)
     lines += [f"warning: {n}: {why}" for n, why in sorted(report.down.items())]
     report.workspace.close()
     codes = [3] if report.conflicts else []

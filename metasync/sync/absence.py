@@ -13,8 +13,6 @@ their rows, so that their absence never says anything again, and the next checko
 
 from __future__ import annotations
 
-import os
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,6 +20,7 @@ from typing import NamedTuple
 
 from metasync.objects.model import Entry, Kind
 from metasync.sync.fsio import WorkTree, split
+from metasync.sync.names import MACOS, is_spelling, key
 from metasync.sync.rows import Row
 from metasync.sync.rulefiles import RuleFiles
 
@@ -69,6 +68,12 @@ class _Fate(Enum):
     MISSING = 3
 
 
+class _NotHere(NamedTuple):
+    """An agreed directory that this disk could not take: nothing of it is here, on this device."""
+
+    device: int
+
+
 def judge(
     work: WorkTree,
     rows: Mapping[bytes, Row],
@@ -103,13 +108,15 @@ class _Judging:
         self.seen = seen
         self.rules = rules
         self.is_copy = is_copy
-        self.fates: dict[bytes, _Fate] = {}
+        self.fates: dict[bytes, _Fate | _NotHere] = {}
         self.verdict = Verdict()
+        self._spellings: dict[tuple[bytes, object], bytes] | None = None
 
     def look(self, path: bytes) -> None:
         verdict = self.verdict
-        fate = _Fate.KEPT if path in self.seen.blocked else self.fate_at(path, self.fate(split(path)[0]))
-        self.fates[path] = fate
+        above = self.fate(split(path)[0])
+        fate = _Fate.KEPT if path in self.seen.blocked else self.fate_at(path, above)
+        self.fates[path] = self.fate_of_kept(path, above) if fate is _Fate.KEPT else fate
         if fate is _Fate.GONE:
             (verdict.deleted if path in self.base else verdict.forgotten).append(path)
         elif path in self.base:
@@ -117,7 +124,23 @@ class _Judging:
             if fate is _Fate.MISSING:
                 verdict.missing.append(path)
 
-    def fate(self, directory: bytes) -> _Fate | int:
+    def fate_of_kept(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate | _NotHere:
+        """Of what is not seen to be deleted: whether it is known all the same that nothing of it is here."""
+        entry = self.base.get(path)
+        if entry is None or entry.kind is not Kind.DIR or path in self.rows or path in self.seen.blocked:
+            return _Fate.KEPT
+        if isinstance(above, _Fate) or self.rules.may_ignore(path, True):
+            return _Fate.KEPT
+        if isinstance(above, _NotHere):
+            return above
+        try:
+            parent, name = split(path)
+            here = self.work.disk.look(name, self.work.dir(parent))
+        except OSError:
+            return _Fate.KEPT
+        return _NotHere(above) if here is None or self.work.rules.has_twins else _Fate.KEPT
+
+    def fate(self, directory: bytes) -> _Fate | _NotHere | int:
         """What is known of a directory: the device it was listed on, or why it was not listed."""
         device = self.seen.listed.get(directory)
         if device is not None:
@@ -133,7 +156,7 @@ class _Judging:
         above = self.fate(split(directory)[0])
         return above if isinstance(above, _Fate) else _Fate.GONE
 
-    def fate_at(self, path: bytes, above: _Fate | int) -> _Fate:
+    def fate_at(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate:
         """What became of a path in a directory of which `above` is known."""
         row = self.rows.get(path)
         if row is None or above is _Fate.KEPT:
@@ -141,11 +164,12 @@ class _Judging:
         is_dir = row.entry.kind is Kind.DIR
         if self.rules.may_ignore(path, is_dir):
             return _Fate.KEPT
-        if not isinstance(above, _Fate) and row.dev != above and not self.is_copy:
+        device = above.device if isinstance(above, _NotHere) else above
+        if not isinstance(device, _Fate) and row.dev != device and not self.is_copy:
             if path in self.base:
                 self.note(path, "not here, but its disk is not the one it was on: kept")
             return _Fate.KEPT
-        if not isinstance(above, _Fate) and not self.is_absent(path):
+        if isinstance(above, int) and not self.is_absent(path):
             return _Fate.KEPT
         if path not in self.base:
             return _Fate.GONE
@@ -172,8 +196,29 @@ class _Judging:
         except OSError:
             return False
         # A new spelling of the user's is a rename, if it is more than what the file system makes of every name (NFC).
-        spelled = unicodedata.normalize("NFC", os.fsdecode(name))
-        for other, row in self.seen.put_rows.items():
-            if (row.dev, row.ino) == (st.st_dev, st.st_ino) and split(other)[0] == parent and other not in self.base:
-                return unicodedata.normalize("NFC", os.fsdecode(split(other)[1])) != spelled
-        return False
+        found = self.spellings.get((parent, self.key(name))) or self.spellings.get((parent, (st.st_dev, st.st_ino)))
+        return found is not None and not is_spelling(name, found, MACOS)
+
+    @property
+    def spellings(self) -> Mapping[tuple[bytes, object], bytes]:
+        """Names that a file of another name may have got from the user, by directory and key (where names have twins)
+        and by directory and inode: some file systems (FAT by FUSE) give each spelling an inode of its own.
+
+        An agreed name that was never here is not among them: the file keeps the name it had, see `twins`. Nor is one
+        with a row where names are not known to have twins: both may have been here side by side, before the disk
+        came to fold case.
+        """
+        if self._spellings is None:
+            self._spellings, has_twins = {}, self.work.rules.has_twins
+            for path in self.seen.tree:
+                before = self.rows.get(path)
+                row = self.seen.put_rows.get(path) or before
+                if row is not None and (path not in self.base or (before is not None and has_twins)):
+                    parent, name = split(path)
+                    self._spellings[parent, (row.dev, row.ino)] = name
+                    if has_twins:
+                        self._spellings[parent, self.key(name)] = name
+        return self._spellings
+
+    def key(self, name: bytes) -> bytes:
+        return key(name, self.work.rules)

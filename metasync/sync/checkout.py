@@ -34,10 +34,12 @@ from contextlib import contextmanager, suppress
 from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, failed, split
-from metasync.sync.place import MODES_KEY, Placer
+from metasync.sync.dirmodes import MODES_KEY
+from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, dress, failed, split
+from metasync.sync.place import Placer
 from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
 from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
+from metasync.sync.twins import unfit
 
 __all__ = ["Applied", "Change", "Checkout"]
 
@@ -77,10 +79,10 @@ class Checkout:
     ) -> list[bytes]:
         """Journals the plan; returns the paths whose contents are to be delivered, in order.
 
-        Not among them: directories, symlinks, empty files, and files of which only mode or mtime change (`new` has the
-        content of `expected`). `commit` is set in the local state in the same transaction as the outcome, whether by
-        `apply` or by `recover`. `version`: the agreed version of the merged tree, for the records of conflicts;
-        `own`, `reason`: see `Plan`.
+        Not among them: directories, symlinks, empty files, files of which only mode or mtime change (`new` has the
+        content of `expected`), and what this disk is known not to hold. `commit` is set in the local state in the same
+        transaction as the outcome, whether by `apply` or by `recover`. `version`: the agreed version of the merged
+        tree, for the records of conflicts; `own`, `reason`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
         if self.db.get(PLAN_KEY) is not None:
@@ -91,8 +93,9 @@ class Checkout:
         ordered = tuple(by_path[path] for path in sorted(by_path))
         first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
         root = self.tree.root_stat
-        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason)
-        staged = [(i, change) for i, change in enumerate(ordered) if change.is_staged]
+        left = unfit(self.tree, self.db, ordered)
+        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left)
+        staged = [(i, change) for i, change in enumerate(ordered) if change.is_staged and i not in left]
         self._check_space([change for _, change in staged])
         with self.db.transaction():
             self.db.set(PLAN_KEY, encode_plan(plan))
@@ -231,7 +234,7 @@ class Checkout:
         except OSError as e:
             if e.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise failed(self.tree, path, e) from e
-            needed = sum(c.new.size for c in self._planned().changes if c.new is not None and c.is_staged)
+            needed = sum(self._staged(other)[1].size for other in self._numbers)
             raise WorkspaceError(
                 f"The disk of {os.fsdecode(self.tree.root)} is full: the new files need {needed:,} bytes in all.",
                 next_step="Free some space and run again: nothing was changed.",
@@ -267,7 +270,7 @@ class Checkout:
 
     def _dress(self, i: int, fd: int, entry: Entry) -> None:
         """Mode and time, before the file gets its name: it appears complete."""
-        self.disk.fchmod(fd, entry.mode)
+        dress(self.disk, fd, entry.mode)
         self.disk.futime(fd, entry.mtime_ns)
         self._stats[i] = self.disk.fstat(fd)
 
@@ -323,7 +326,8 @@ class Checkout:
                 continue
             if i in placer.left:
                 # What stands there is not to be taken for a change of the user's, unless it is one.
-                st = None if check_path(path) else self._look(path, exactly=True)
+                elsewhere = check_path(path) or i in placer.barred or (i in plan.unfit and expected is None)
+                st = None if elsewhere else self._look(path, exactly=True)
                 if st is not None and (expected is None or same_stat(expected, st)):
                     put[path] = row_of(new, st, trusted=True)
                 else:

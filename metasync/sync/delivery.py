@@ -175,7 +175,7 @@ def _pieces(remote: Mapping[bytes, Entry], contents: Contents, lose: OnLost | No
 def _opened(s: Session, path: bytes) -> int | None:
     parent, name = split(path)
     try:
-        return os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
+        return s.tree.disk.open(name, READ_FLAGS, s.tree.dir(parent))
     except OSError:
         return None
 

@@ -32,6 +32,7 @@ from metasync.sync.fsio import (
     DirTree,
     Disk,
     check_path,
+    dress,
     folds_to_state,
     split,
 )
@@ -344,7 +345,7 @@ class Staged:
             self.disk.close(fd)
 
     def _dress(self, path: bytes, fd: int) -> None:
-        self.disk.fchmod(fd, self.new[path].mode)
+        dress(self.disk, fd, self.new[path].mode)
         self.disk.futime(fd, self.new[path].mtime_ns)
         self.ready.add(path)
 

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from metasync.errors import WorkspaceError
+from metasync.sync.names import ANY, Rules
 
 STATE_NAME = b".metasync"
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
@@ -33,20 +34,24 @@ READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | _FOLLOW_NOT  # O_NONBLOCK: opening a 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOW_NOT
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _FOLLOW_NOT
 
-# HFS+ ignores these code points when it compares names (the list git guards `.git` with).
-_IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+# What file systems ignore when they compare names: HFS+ some of these, ext4 and f2fs with casefold all that Unicode
+# calls default ignorable.
+_IGNORED = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 _PLAIN = re.compile(rb"\.?[0-9A-Za-z_][ -.0-~]*(?:/\.?[0-9A-Za-z_][ -.0-~]*)*")  # ASCII alone, no name of dots alone
 _SHORT_NAME = re.compile(r"metasy~[0-9]+")  # NTFS makes METASY~1 of `.metasync`
 
 
 def folds_to_state(name: str) -> bool:
-    """True for a name that some file system takes for `.metasync`: by case, by NTFS, by HFS+."""
+    """True for a name that some file system takes for `.metasync`: by case, by what NTFS, HFS+ or casefold ignores."""
     if name.isascii():
         if "metasy" not in name.lower():
             return False
         folded = name.lower()
     else:
-        bare = _IGNORED_BY_HFS.sub("", name)
+        bare = _IGNORED.sub("", name)
         folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", bare).casefold())
     folded = folded.split(":", 1)[0].rstrip(". ")  # NTFS: streams behind a colon, trailing dots and spaces dropped
     return folded == ".metasync" or _SHORT_NAME.fullmatch(folded) is not None
@@ -93,6 +98,8 @@ if _SYNCFS is not None:
 _UNKNOWN_FLAG = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 # No hard links here: FAT, exFAT, some network and FUSE file systems; EMLINK: too many links to this one.
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+# The same systems keep no modes, and say so of a file that was just made.
+NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) -> bool:
@@ -251,6 +258,15 @@ class Disk:
         time.sleep(seconds)
 
 
+def dress(disk: Disk, fd: int, mode: int) -> None:
+    """Gives a file that was just made its mode, as far as the file system keeps modes."""
+    try:
+        disk.fchmod(fd, mode)
+    except OSError as e:
+        if e.errno not in NO_MODES:
+            raise
+
+
 class DirTree:
     """A directory and what is below it, each directory opened by name from the one above. `close` it; for one thread.
 
@@ -286,8 +302,23 @@ class DirTree:
         if found is not None:
             self._dirs.move_to_end(path)
             return found
-        parent, name = split(path)
-        above = self.dir(parent)
+        below = []  # no recursion: a path may have thousands of names
+        above, fd = path, -1
+        while fd < 0:
+            above, name = split(above)
+            below.append(name)
+            if not above:
+                fd = self.root_fd
+            elif above in self._dirs:
+                self._dirs.move_to_end(above)
+                fd = self._dirs[above][0]
+        device = -1
+        for name in reversed(below):
+            above = above + b"/" + name if above else name
+            fd, device = self._open_dir(above, name, fd)
+        return fd, device
+
+    def _open_dir(self, path: bytes, name: bytes, above: int) -> tuple[int, int]:
         fd = self.disk.open(name, DIR_FLAGS, above)
         try:
             device = self.disk.fstat(fd).st_dev
@@ -310,10 +341,12 @@ class DirTree:
 class WorkTree(DirTree):
     """The directory of a workspace. `close` it. For one thread, but for `state_dir` and the descriptors of that.
 
+    `rules`: what its file system makes of names, as far as known (`sync.probe`).
     `WorkspaceError` when the root or its `.metasync` is not there.
     """
 
     def __init__(self, root: bytes, disk: Disk | None = None) -> None:
+        self.rules: Rules = ANY
         self._state: dict[bytes, int] = {}
         self._clock_fd = -1
         shown = os.fsdecode(root)
@@ -411,7 +444,7 @@ class WorkTree(DirTree):
                 while piece := disk.read(source, COPY_BYTES, at):
                     disk.write(target, piece, at)
                     at += len(piece)
-                disk.fchmod(target, stat_.S_IMODE(st.st_mode))
+                dress(disk, target, stat_.S_IMODE(st.st_mode))
                 disk.futime(target, st.st_mtime_ns)
                 disk.fsync(target)
             finally:

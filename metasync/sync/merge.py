@@ -20,7 +20,7 @@ name. Moving is only ever needed at a path that both sides have, so its parents 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -95,7 +95,13 @@ MergeTask: TypeAlias = Generator[tuple[TextMerge, ...], Mapping[bytes, Entry | N
 """Yields one batch of requests, or none at all, and is sent back `{path: entry or None}`; returns a `Merge`."""
 
 
-def merge(base: Tree, ours: Tree, theirs: Tree, paths: Iterable[bytes] | None = None) -> MergeTask:
+def merge(
+    base: Tree,
+    ours: Tree,
+    theirs: Tree,
+    paths: Iterable[bytes] | None = None,
+    is_taken: Callable[[bytes], bool] = lambda _: False,
+) -> MergeTask:
     """Merges what ours and theirs did since base. A task without contents: texts are merged by who drives it.
 
     If files were edited on both sides, it yields them all as one tuple of `TextMerge` and expects a mapping from path
@@ -103,7 +109,8 @@ def merge(base: Tree, ours: Tree, theirs: Tree, paths: Iterable[bytes] | None = 
     nothing) where there is no clean merge; that makes a conflict. At most one batch is yielded, never an empty one.
 
     `paths` holds at least every path at which ours or theirs differs from base; then the trees are only ever asked by
-    `get`, so they may be backed lazily. None: found by comparing the whole trees.
+    `get`, so they may be backed lazily. None: found by comparing the whole trees. `is_taken` tells of names that no
+    copy can have though no tree has them: what our disk takes for another name.
 
     on one side      on the other      result
     nothing          any change        the change
@@ -124,7 +131,7 @@ def merge(base: Tree, ours: Tree, theirs: Tree, paths: Iterable[bytes] | None = 
     """
     if paths is None:
         paths = {*diff(base, ours), *diff(base, theirs)}
-    joint = _Joint(base, ours, theirs)
+    joint = _Joint(base, ours, theirs, is_taken)
     requests = tuple(filter(None, [joint.decide(path) for path in sorted(set(paths))]))
     answers = (yield requests) if requests else {}
     merged = tuple(request for request in requests if joint.settle(request, answers.get(request.path)))
@@ -232,8 +239,9 @@ def _joined_tags(base: Tags, ours: Tags, theirs: Tags) -> Tags:
 class _Joint:
     """The merged tree in the making: what is decided where either side changed something; elsewhere all are equal."""
 
-    def __init__(self, base: Tree, ours: Tree, theirs: Tree) -> None:
+    def __init__(self, base: Tree, ours: Tree, theirs: Tree, taken_elsewise: Callable[[bytes], bool]) -> None:
         self.base, self.ours, self.theirs = base, ours, theirs
+        self.taken_elsewise = taken_elsewise
         self.decided: dict[bytes, Entry | None] = {}
         self.kept: dict[bytes, Entry] = {}  # what moved aside, at its new path
         self.conflicts: list[Conflict] = []
@@ -276,7 +284,9 @@ class _Joint:
 
     def is_taken(self, name: bytes) -> bool:
         """Whether a name has ever been used: what is decided stems from ours or theirs."""
-        return any(name in self.kept or tree.get(name) is not None for tree in (self.ours, self.theirs, self.base))
+        if any(name in self.kept or tree.get(name) is not None for tree in (self.ours, self.theirs, self.base)):
+            return True
+        return self.taken_elsewise(name)
 
     def mend(self) -> None:
         """Gives everything that survives a directory to be in."""

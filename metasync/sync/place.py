@@ -11,20 +11,17 @@ from contextlib import suppress
 from metasync.localdb import Conflict, State
 from metasync.objects.model import Kind
 from metasync.sync.absence import Noted
+from metasync.sync.dirmodes import DirModes, down_to
 from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
 from metasync.sync.merge import conflict_name
-from metasync.sync.plan import Applied, Change, Plan, decode_modes, encode_modes
+from metasync.sync.names import is_spelling
+from metasync.sync.plan import LEFT, Applied, Change, Plan
 from metasync.sync.replaced import COPIES_MAX, move_aside
 from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
+from metasync.sync.twins import Presence, twin_here
 
-MODES_KEY = "checkout.modes"
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
 
-# One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
-_DENIED = {errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY}
-_NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EOVERFLOW}
-_OTHERWISE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
-_LEFT = frozenset(_DENIED | _NO_NAME | _OTHERWISE)
 _TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
 
 
@@ -40,7 +37,8 @@ class Placer:
     an earlier run may have done some of the plan.
 
     After `run`: `seen` has the files that were placed, with their stat right after if that shows that they are still
-    what was placed; `touched` those whose mode and time were set, `made` the directories, `left` what was left.
+    what was placed; `touched` those whose mode and time were set, `made` the directories, `left` what was left, and
+    `barred` what of that is in directories that are not here.
     """
 
     def __init__(
@@ -63,7 +61,11 @@ class Placer:
         self.touched: set[int] = set()
         self.made: set[int] = set()
         self.left: set[int] = set()
-        self.dir_modes: dict[bytes, int] = decode_modes(db.get(MODES_KEY) or b"")  # to be set when all else is done
+        self.barred: set[int] = set()
+        self.modes = DirModes(db, tree)
+        self.presence = Presence(tree, db)  # for what goes; no names come meanwhile, but for the user's
+        self._barred_dirs: set[bytes] = set()
+        self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
         self.replaced = tree.state_dir(b"replaced")
         self.paths = {change.path for change in plan.changes}
@@ -81,7 +83,7 @@ class Placer:
             if new is not None and i not in self.left:
                 self.attempt(i, self.make_dir if new.kind is Kind.DIR else self.place)
         self.save_strays()
-        self.set_dir_modes()
+        self.applied.unplaced += self.modes.set_all()
         self.applied.written = len(self.seen) + len(self.touched) + len(self.made)
         return self.applied
 
@@ -89,7 +91,10 @@ class Placer:
         """One step on one path. What can't be done to this path alone is told, and the others go on."""
         change = self.plan.changes[i]
         parent = split(change.path)[0]
-        why = check_path(change.path)
+        why = check_path(change.path) or self.plan.unfit.get(i, "")
+        if parent in self._barred_dirs:
+            self.barred.add(i)  # by its name, a disk with twins may reach another directory
+            why = why or "its directory is not here"
         for _ in range(TRIES_MAX):
             if why:
                 break
@@ -99,16 +104,18 @@ class Placer:
             except _Left as e:
                 why = str(e)
             except OSError as e:
-                if e.errno not in _LEFT:
+                if e.errno not in LEFT:
                     raise failed(self.tree, change.path, e) from e
                 why = e.strerror or str(e)
                 if e.errno in (errno.EACCES, errno.EPERM):
-                    helped = self.unlock(parent)
+                    helped = self.modes.unlock(parent)
                 else:
                     helped = e.errno in (errno.ENOENT, errno.ENOTDIR) and self.restore_dirs(parent)
                 if helped:
                     why = ""
         self.left.add(i)
+        if change.new is not None and change.new.kind is Kind.DIR:
+            self._barred_dirs.add(change.path)
         noted = Noted(change.path, why or "is made and removed again and again")
         (self.applied.kept if change.new is None else self.applied.unplaced).append(noted)
 
@@ -168,9 +175,14 @@ class Placer:
     def in_the_way(self, name: bytes, above: int) -> os.stat_result:
         """What stands at a name that should be free."""
         st = self.disk.lstat(name, above)
-        if name not in self.disk.names(above):
-            raise _Left("this file system takes its name for that of another file")
+        if not self.is_listed(name, above):
+            raise _Left("this file system takes its name for that of another file, which is here")
         return st
+
+    def is_listed(self, name: bytes, above: int) -> bool:
+        """Whether what is found by a name has it, and not a name that this file system takes for the same."""
+        names = self.disk.names(above)
+        return name in names or any(is_spelling(name, here, self.tree.rules) for here in names)
 
     def put_old(self, i: int, change: Change, temp: bytes, temp_fd: int, *, sure: bool) -> None:
         """Puts away what stood at the path and was exchanged to `temp`."""
@@ -300,8 +312,9 @@ class Placer:
         if not same_stat(expected, st) and not self.half_touched(change, st):
             return  # changed here since: the same
         # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
+        modes = self.tree.rules.modes
         try:
-            if new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
+            if modes and new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
                 self.disk.chmod(name, above, new.mode)
             if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
                 self.disk.utime(name, above, new.mtime_ns)
@@ -327,6 +340,8 @@ class Placer:
         """Takes away what is to be deleted, or is of another kind than what comes."""
         path, new, expected = change
         parent, name = split(path)
+        if self.presence.is_shadowed(path):
+            return  # gone: what is found is another name's
         try:
             above = self.tree.dir(parent)
             st = self.disk.lstat(name, above)
@@ -342,7 +357,9 @@ class Placer:
         elif not is_dir and self.is_expected(i, expected, st):
             self.put_away(i, change, name, above)
         elif new is None:
-            raise _Left("changed here since: kept")
+            if self.is_listed(name, above):
+                raise _Left("changed here since: kept")
+            return  # the same, on a disk whose rules are not known
         else:
             return  # in the way of what comes: set aside when that is placed
         self.applied.removed += new is None
@@ -394,44 +411,48 @@ class Placer:
         parent, name = split(path)
         above = self.tree.dir(parent)
         mode = new.mode if new is not None else 0o755
+        if self.again and self.disk.look(self.side_name(i), above) is not None:
+            self.disk.rename_new(self.side_name(i), above, name, above)  # an ended run was between two spellings
         for _ in range(TRIES_MAX):
             try:
                 self.disk.mkdir(name, above, mode | 0o700)
                 break
             except FileExistsError:
                 pass
+            if self.respell(i, path, name, above):
+                break
             st = self.disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
             if stat_.S_ISDIR(st.st_mode):
                 break
             self.set_aside(path, name, above)
         else:
             raise _Left("something else is made there again and again")
-        self.dir_modes[path] = mode
+        self.modes.wanted[path] = mode
         self.made.add(i)
 
-    def unlock(self, directory: bytes) -> bool:
-        """Makes directories that deny it to their owner writable, until the end of the checkout; False: none did."""
-        changed = False
-        for path in _down_to(directory):
-            parent, name = split(path)
-            try:
-                st = self.disk.lstat(name, self.tree.dir(parent)) if path else self.disk.fstat(self.tree.root_fd)
-                mode = stat_.S_IMODE(st.st_mode)
-                if mode & 0o700 == 0o700 or not stat_.S_ISDIR(st.st_mode):
-                    continue
-                if path not in self.dir_modes:
-                    self.dir_modes[path] = mode
-                    self.db.set(MODES_KEY, encode_modes(self.dir_modes))  # before: a killed process can't tell it
-                if path:
-                    self.disk.chmod(name, self.tree.dir(parent), mode | 0o700)
-                else:
-                    self.disk.fchmod(self.tree.root_fd, mode | 0o700)
-            except OSError as e:
-                if e.errno in _LEFT:
-                    return False
-                raise failed(self.tree, path, e) from e
-            changed = True
-        return changed
+    def respell(self, i: int, path: bytes, name: bytes, above: int) -> bool:
+        """Gives a directory its new spelling, if its old one was to go and could not, for what else is in it.
+
+        By a third name: to rename to what a file system takes for the same name does nothing on some.
+        """
+        old = twin_here(self.tree, name, above)
+        if old is None:
+            return False
+        parent = split(path)[0]
+        former = self._respelled.get(parent, parent)
+        old_path = former + b"/" + old if former else old
+        if old_path not in self.paths or self.plan.new_at(old_path) is not None:
+            return False
+        if not stat_.S_ISDIR(self.disk.lstat(old, above).st_mode):
+            return False
+        self.tree.forget()
+        above = self.tree.dir(parent)
+        self.disk.rename_new(old, above, self.side_name(i), above)
+        self.disk.rename_new(self.side_name(i), above, name, above)
+        self._respelled[path] = old_path
+        below = old_path + b"/"
+        self.applied.kept = [n for n in self.applied.kept if n.path != old_path and not n.path.startswith(below)]
+        return True
 
     def restore_dirs(self, directory: bytes) -> bool:
         """Makes the directories again that the user removed while something new for them was on its way.
@@ -441,7 +462,7 @@ class Placer:
         made = False
         rows: Mapping[bytes, Row] | None = None
         self.tree.forget()  # descriptors of directories that are gone
-        for path in _down_to(directory)[1:]:
+        for path in down_to(directory)[1:]:
             parent, name = split(path)
             if rows is None:
                 rows = load_rows(self.db)
@@ -455,37 +476,9 @@ class Placer:
                     continue
                 self.disk.mkdir(name, above, mode | 0o700)
             except OSError as e:
-                if e.errno in _LEFT:
+                if e.errno in LEFT:
                     return False
                 raise failed(self.tree, path, e) from e
-            self.dir_modes.setdefault(path, mode)
+            self.modes.wanted.setdefault(path, mode)
             made = True
         return made
-
-    def set_dir_modes(self) -> None:
-        """Gives directories their modes, those inside first: a mode may close the way to what is below."""
-        self.tree.forget()
-        for path in sorted(self.dir_modes, reverse=True):
-            mode = self.dir_modes[path]
-            parent, name = split(path)
-            try:
-                if not path:
-                    self.disk.fchmod(self.tree.root_fd, mode)
-                    continue
-                above = self.tree.dir(parent)
-                st = self.disk.lstat(name, above)
-                if stat_.S_ISDIR(st.st_mode) and stat_.S_IMODE(st.st_mode) != mode:
-                    self.disk.chmod(name, above, mode)
-            except OSError as e:
-                if e.errno not in _LEFT:
-                    raise failed(self.tree, path, e) from e
-                if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    self.applied.unplaced.append(Noted(path, f"its mode could not be set: {e.strerror}"))
-
-
-def _down_to(directory: bytes) -> list[bytes]:
-    """The root and all directories down to this one."""
-    out = [directory]
-    while out[-1]:
-        out.append(split(out[-1])[0])
-    return out[::-1]

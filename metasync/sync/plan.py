@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metasync.codec import Reader, ascending, bytes16, bytes32, text16, u8, u32, u64
+from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import Conflict
 from metasync.objects.model import Entry, Kind
@@ -16,7 +17,14 @@ from metasync.sync.rows import Row, pack_row, unpack_row
 
 CHANGED_MEANWHILE = "changed here while others' changes came in"
 
-_JOURNAL_FORMAT = 1
+# One path cannot be had on this disk; the others go on. What is not here (ENOSPC, EIO, EROFS) stops the checkout.
+_DENIED = {errno.EACCES, errno.EPERM, errno.EBUSY, errno.ETXTBSY}
+_NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EOVERFLOW}
+_OTHERWISE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
+LEFT = frozenset(_DENIED | _NO_NAME | _OTHERWISE)
+
+_JOURNAL_FORMAT = 2
+_PATH_BYTES_MAX = 1 << 24  # thousands of names, one in the other
 _ROW_BYTES_MAX = 1 << 24
 _VALUE_BYTES_MAX = (1 << 32) - 1
 
@@ -57,6 +65,7 @@ class Plan:
     `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made.
     `own`: the changes are this device's (a restore), for the next push to take: the base still has what goes, and what
     this disk cannot take is no change. `reason`: what to say of conflict copies that are made on the way.
+    `unfit`: changes that this disk can't take, with the reason; nothing is staged for them.
     """
 
     changes: tuple[Change, ...]
@@ -66,6 +75,11 @@ class Plan:
     root: tuple[int, int]
     own: bool = False
     reason: str = CHANGED_MEANWHILE
+    unfit: Mapping[int, str] = field(default_factory=dict)
+
+    def new_at(self, path: bytes) -> Entry | None:
+        """What a path shall become; None also for one that is in no change."""
+        return next((change.new for change in self.changes if change.path == path), None)
 
     def on_device(self, device: int, inode: int) -> Plan:
         """The same plan after the system has numbered its devices anew (a reboot between the crash and now)."""
@@ -107,11 +121,12 @@ def encode_plan(plan: Plan) -> bytes:
         out += [text16(key), u8(value is not None), bytes32(value or b"")]
     out.append(u32(len(plan.changes)))
     for path, new, expected in plan.changes:
-        out.append(bytes16(path))
+        out.append(bytes32(path))
         out.append(bytes32(pack_row(_bare(new)) if new is not None else b""))
         out.append(bytes32(pack_row(expected) if expected is not None else b""))
-    if plan.own or plan.reason != CHANGED_MEANWHILE:  # left out by default: what earlier versions wrote is the same
-        out += [u8(plan.own), text16(plan.reason)]
+    out += [u8(plan.own), text16(plan.reason), u32(len(plan.unfit))]
+    for i, reason in plan.unfit.items():
+        out += [u32(i), bytes32(reason.encode("utf-8", "surrogatepass"))]
     return b"".join(out)
 
 
@@ -129,13 +144,17 @@ def decode_plan(data: bytes) -> Plan:
                 raise r.fail("a value twice, or one that is not there")
             commit[key] = value if there else None
         changes = []
-        for _ in range(r.count(r.u32(), 10)):
-            path, new, expected = r.bytes16(), r.bytes32(_ROW_BYTES_MAX), r.bytes32(_ROW_BYTES_MAX)
+        for _ in range(r.count(r.u32(), 12)):
+            path, new, expected = (r.bytes32(most) for most in (_PATH_BYTES_MAX, _ROW_BYTES_MAX, _ROW_BYTES_MAX))
             row = unpack_row(new) if new else None
             if row is not None and row != _bare(row.entry):
                 raise r.fail("a stat of what is not there yet")
             changes.append(Change(path, row.entry if row else None, unpack_row(expected) if expected else None))
-        own, reason = (r.u8() == 1, r.text16()) if r.pos < len(data) else (False, CHANGED_MEANWHILE)
+        own, reason = r.u8() == 1, r.text16()
+        unfit = {}
+        for _ in range(r.count(r.u32(), 8)):
+            i = r.u32()
+            unfit[i] = r.bytes32(_PATH_BYTES_MAX).decode("utf-8", "surrogatepass")
         r.end()
         if not ascending([change.path for change in changes]):
             raise r.fail("paths out of order")
@@ -144,7 +163,7 @@ def decode_plan(data: bytes) -> Plan:
             f"The journal of an unfinished checkout can't be read: {e.message}.",
             next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
         ) from e
-    return Plan(tuple(changes), commit, version, replaced_from, root, own, reason)
+    return Plan(tuple(changes), commit, version, replaced_from, root, own, reason, unfit)
 
 
 def _bare(entry: Entry) -> Row:
@@ -153,7 +172,7 @@ def _bare(entry: Entry) -> Row:
 
 def encode_modes(modes: Mapping[bytes, int]) -> bytes:
     """Directories that were made writable for the checkout, with the modes to give back."""
-    return b"".join(bytes16(path) + u32(mode) for path, mode in modes.items())
+    return b"".join(bytes32(path) + u32(mode) for path, mode in modes.items())
 
 
 def decode_modes(data: bytes) -> dict[bytes, int]:
@@ -162,7 +181,7 @@ def decode_modes(data: bytes) -> dict[bytes, int]:
     out: dict[bytes, int] = {}
     try:
         while r.pos < len(data):
-            path = r.bytes16()
+            path = r.bytes32(_PATH_BYTES_MAX)
             if path in out:
                 raise r.fail("a directory twice")
             out[path] = r.u32()

@@ -16,7 +16,7 @@ from metasync.localdb import Conflict as LocalConflict
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.store.contents import Contents
-from metasync.sync import guard
+from metasync.sync import guard, twins
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.ingest import Ingest
@@ -124,7 +124,8 @@ def _integrate_once(
     return replace(
         report,
         conflicts=report.conflicts + tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
-        skipped=report.skipped + noted(applied.kept) + noted(applied.unplaced),
+        skipped=report.skipped + noted(applied.kept),
+        unplaced=noted(applied.unplaced),
         down=dict(s.down),
     )
 
@@ -148,7 +149,7 @@ def _plan(
         else:
             theirs[path] = entry
     paths = {*changed(base_tree, seen.tree), *news}
-    task = merge(base_tree, seen.tree, theirs, sorted(paths))
+    task = merge(base_tree, seen.tree, theirs, sorted(paths), twins.taken(s.tree, seen.tree, theirs))
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)
@@ -165,9 +166,12 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     """Journals, stages and applies the plan; the folder is at `target` afterwards."""
     s.listener(Phase("checkout"))
     merged = dict(plan.merge.changes)
+    stale = []
     for path in s.db.unplaced():  # what this disk could not take last time, it is offered again
         if path not in merged and (again := plan.scan.tree.get(path)) is not None:
             merged[path] = again
+        elif path not in merged:
+            stale.append(path)
     gone = set(plan.scan.deleted)
     commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
     if plan.texts:
@@ -191,7 +195,12 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
         checkout.abandon()
         raise
     conflicts = [LocalConflict(c.path, c.kept, str(c.reason), target.state.v) for c in plan.merge.conflicts]
-    return checkout.apply(lambda: s.db.put_conflicts(conflicts))
+
+    def commit_too() -> None:
+        s.db.put_conflicts(conflicts)
+        s.db.delete_unplaced(stale)
+
+    return checkout.apply(commit_too)
 
 
 def _expected(plan: Plan, path: bytes, new: Entry | None) -> Row | None:

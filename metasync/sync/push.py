@@ -26,6 +26,7 @@ from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.sync import guard, health, space
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
+from metasync.sync.names import unportable
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.reports import Changes, PullReport, PushReport
 from metasync.sync.scan import Scan
@@ -70,6 +71,7 @@ class _Attempts:
             conflicts=tuple(c for r in self.pulls for c in r.conflicts),
             merged=tuple(sorted({p for r in self.pulls for p in r.merged})),
             warnings=last.warnings,
+            unplaced=last.unplaced,
         )  # fmt: skip
 
 
@@ -122,7 +124,9 @@ def preview(s: Session, base: Agreed) -> PushReport:
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     size = sum(seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE)
-    report = replace(_report(s, seen, None, changes), size_to_read=size, tight=space.tight(s, base.index, size))
+    odd = noted(unportable((p for p in differing if p not in before), seen.tree))
+    report = _report(s, seen, None, changes)
+    report = replace(report, size_to_read=size, unportable=odd, tight=space.tight(s, base.index, size))
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 
@@ -205,6 +209,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
+        unportable=noted(unportable((p for p in differing if p not in before and p in seen.tree), seen.tree)),
     )
 
 
@@ -256,7 +261,7 @@ def _reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
     """Reads a file again to store it; False when it is not what the scan named."""
     parent, name = split(path)
     try:
-        fd = os.open(name, READ_FLAGS, dir_fd=s.tree.dir(parent))
+        fd = s.tree.disk.open(name, READ_FLAGS, s.tree.dir(parent))
     except OSError:
         return False
     try:

@@ -41,7 +41,10 @@ class Changes:
 @dataclass(frozen=True, slots=True)
 class PullReport:
     """`before` and `version`: the agreed version this folder was at, and is at now. `warnings`: sentences: what is
-    wrong with ignore rules, and in a dry run why the pull would stop."""
+    wrong with ignore rules, and in a dry run why the pull would stop.
+
+    `unplaced`: what is agreed and cannot be held here; it stays as it is for the others.
+    """
 
     before: int
     version: int
@@ -50,6 +53,7 @@ class PullReport:
     merged: tuple[bytes, ...] = ()
     unreadable: tuple[Skipped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    unplaced: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -77,6 +81,7 @@ class PushReport:
     found_again  the version of an earlier push that had been agreed though it never said so
     warnings     sentences: what is wrong with ignore rules, and in a dry run why the push would stop
     tight        in a dry run: backends whose space may not be enough
+    unportable   names that are new in this push and that other systems can't hold
     """
 
     version: int | None
@@ -95,6 +100,7 @@ class PushReport:
     size_to_read: int = 0
     warnings: tuple[str, ...] = ()
     tight: tuple[TightBackend, ...] = ()
+    unportable: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +153,7 @@ class Status:
     ignored        paths that are ignored and not agreed, the first of `ignored_total`; of a directory it alone
     ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
     warnings       sentences: what is wrong with ignore rules, why a push would stop
+    unplaced       what is agreed and cannot be held here
     """
 
     name: str
@@ -158,6 +165,7 @@ class Status:
     conflicts: tuple[ConflictReport, ...] = ()
     unreadable: tuple[Skipped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    unplaced: tuple[Skipped, ...] = ()
     under_replicated: int = 0
     survives: str = ""
     problem: str = ""

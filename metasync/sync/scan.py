@@ -30,6 +30,7 @@ from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state,
 from metasync.sync.ignore import IGNORE_NAME, OWN_PREFIX, always_ignored
 from metasync.sync.rows import Row, is_unchanged, row_of
 from metasync.sync.rulefiles import RuleFiles
+from metasync.sync.twins import Spellings
 
 __all__ = ["Content", "Counts", "Ingest", "Noted", "Scan", "scan"]
 
@@ -168,6 +169,7 @@ class _Scanner:
         self.blocked: set[bytes] = set()  # here, but not taken in: what the base has there and below stays
         self.hollow: set[bytes] = set()  # directories that hold names which were not taken in
         self.unread: list[tuple[bytes, os.stat_result]] = []
+        self.spellings = Spellings(tree, rows, base)
 
     # ---- stage 1: every name once
 
@@ -207,6 +209,7 @@ class _Scanner:
         unread: list[tuple[bytes, os.stat_result]] = []
         dirs: list[tuple[bytes, os.stat_result]] = []
         strange: list[tuple[bytes, str]] = []
+        meant = self.spellings.of(path, self.disk.names(fd), fd) if self.work.rules.has_twins else {}
         with os.scandir(fd) as names:
             for found in names:
                 name = found.name
@@ -219,7 +222,8 @@ class _Scanner:
                     if why is not _HAS_RULES:
                         strange.append((prefix + name.encode(encoding, errors), "" if why is _NESTED else why))
                         continue
-                child = prefix + name.encode(encoding, errors)
+                named = name.encode(encoding, errors)
+                child = prefix + (meant.get(named, named) if meant else named)
                 try:
                     st = found.stat(follow_symlinks=False)
                 except FileNotFoundError:

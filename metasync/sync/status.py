@@ -65,6 +65,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in waiting),
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
+        unplaced=noted(sorted(s.db.unplaced().items())),
         under_replicated=int(s.db.get(SHORT_KEY) or b"0"),
         survives=survives(s.config),
         problem=problem,

@@ -1,0 +1,80 @@
+"""Modes of directories during a checkout: opened where they deny writing to their owner, and set when all is done."""
+
+from __future__ import annotations
+
+import errno
+import stat as stat_
+
+from metasync.localdb import State
+from metasync.sync.absence import Noted
+from metasync.sync.fsio import WorkTree, failed, split
+from metasync.sync.plan import LEFT, decode_modes, encode_modes
+
+MODES_KEY = "checkout.modes"
+
+
+class DirModes:
+    """`wanted`: the modes that directories are to have in the end; of those that were opened, kept in the journal."""
+
+    def __init__(self, db: State, tree: WorkTree) -> None:
+        self.db = db
+        self.tree = tree
+        self.disk = tree.disk
+        self.wanted: dict[bytes, int] = decode_modes(db.get(MODES_KEY) or b"")
+
+    def unlock(self, directory: bytes) -> bool:
+        """Makes directories that deny it to their owner writable, until the end of the checkout; False: none did."""
+        changed = False
+        for path in down_to(directory):
+            parent, name = split(path)
+            try:
+                st = self.disk.lstat(name, self.tree.dir(parent)) if path else self.disk.fstat(self.tree.root_fd)
+                mode = stat_.S_IMODE(st.st_mode)
+                if mode & 0o700 == 0o700 or not stat_.S_ISDIR(st.st_mode):
+                    continue
+                if path not in self.wanted:
+                    self.wanted[path] = mode
+                    self.db.set(MODES_KEY, encode_modes(self.wanted))  # before: a killed process can't tell it
+                if path:
+                    self.disk.chmod(name, self.tree.dir(parent), mode | 0o700)
+                else:
+                    self.disk.fchmod(self.tree.root_fd, mode | 0o700)
+            except OSError as e:
+                if e.errno in LEFT:
+                    return False
+                raise failed(self.tree, path, e) from e
+            changed = True
+        return changed
+
+    def set_all(self) -> list[Noted]:
+        """Gives directories their modes, those inside first: a mode may close the way to what is below.
+
+        Returns those that could not be given theirs, with the reason. Where there are no modes, none is missed.
+        """
+        self.tree.forget()
+        out: list[Noted] = []
+        for path in sorted(self.wanted, reverse=True) if self.tree.rules.modes else ():
+            mode = self.wanted[path]
+            parent, name = split(path)
+            try:
+                if not path:
+                    self.disk.fchmod(self.tree.root_fd, mode)
+                    continue
+                above = self.tree.dir(parent)
+                st = self.disk.lstat(name, above)
+                if stat_.S_ISDIR(st.st_mode) and stat_.S_IMODE(st.st_mode) != mode:
+                    self.disk.chmod(name, above, mode)
+            except OSError as e:
+                if e.errno not in LEFT:
+                    raise failed(self.tree, path, e) from e
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    out.append(Noted(path, f"its mode could not be set: {e.strerror}"))
+        return out
+
+
+def down_to(directory: bytes) -> list[bytes]:
+    """The root and all directories down to this one."""
+    out = [directory]
+    while out[-1]:
+        out.append(split(out[-1])[0])
+    return out[::-1]

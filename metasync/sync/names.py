@@ -1,0 +1,293 @@
+"""The rules of file systems for names, as values: what a disk can hold, and which names it takes for one (D8).
+
+Two names of one directory that a disk takes for one are *twins* there: `a` and `A` where case is folded, the two
+spellings of `é` where Unicode is normalised. A disk holds one of them. Which one is decided alike everywhere: the one
+that is there already stays, for its owner may be working on it; among several that come at once the bytewise smallest
+is placed. The others wait, unplaced, until that one goes.
+
+The rules of a real directory are found by trying (`sync.probe`). Where they say less than the disk does, nothing is
+lost: a checkout meets the other name at work and leaves its own out. They are there to say so in words, to decide
+before anything is downloaded, and to tell which listed name stands for which agreed one.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+
+class Fold(IntEnum):
+    """Which case is folded when names are compared."""
+
+    NONE = 0
+    ASCII = 1  # a to z alone (XFS with ascii-ci, FAT of some drivers)
+    SIMPLE = 2  # letter by letter (NTFS, FAT, exFAT): `ß` is itself
+    FULL = 3  # Unicode's case folding (APFS, ext4 with casefold): `ß` is `ss`
+
+
+class Unit(IntEnum):
+    """What the length of a name counts."""
+
+    BYTES = 0
+    UTF16 = 1
+
+
+class Listing(IntEnum):
+    """How a name is listed that was made: as given on nearly all systems."""
+
+    AS_GIVEN = 0
+    LOWER = 1  # ntfs-3g with ignore_case
+    NFD = 2  # HFS+
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one file system makes of names. All of `forbidden` may stand in no name, all of `trailing` not at its end.
+
+    `reserved`: the names of Windows' devices can't be had. `path_max`: bytes (or units) of a whole path, 0: any.
+    `modes`, `symlinks`: whether it keeps permission bits, and has links.
+    """
+
+    fold: Fold = Fold.NONE
+    normalises: bool = False
+    utf8_only: bool = False
+    forbidden: str = ""
+    trailing: str = ""
+    reserved: bool = False
+    unit: Unit = Unit.BYTES
+    name_max: int = 255
+    path_max: int = 0
+    listing: Listing = Listing.AS_GIVEN
+    modes: bool = True
+    symlinks: bool = True
+
+    @property
+    def has_twins(self) -> bool:
+        """Whether two different names may be one here."""
+        return self.fold is not Fold.NONE or self.normalises
+
+
+CONTROLS: Final = "".join(map(chr, range(1, 32)))
+ODD_ON_WINDOWS: Final = '"*:<>?\\|'
+
+LINUX: Final = Rules(path_max=4096)
+MACOS: Final = Rules(fold=Fold.FULL, normalises=True, utf8_only=True, unit=Unit.UTF16, path_max=1024)
+WINDOWS: Final = Rules(
+    fold=Fold.SIMPLE,
+    utf8_only=True,
+    forbidden=ODD_ON_WINDOWS + CONTROLS,
+    trailing=". ",
+    reserved=True,
+    unit=Unit.UTF16,
+    path_max=32_767,
+    modes=False,
+)
+FAT: Final = Rules(
+    fold=Fold.SIMPLE,
+    utf8_only=True,
+    forbidden=ODD_ON_WINDOWS + CONTROLS,
+    trailing=". ",
+    unit=Unit.UTF16,
+    modes=False,
+    symlinks=False,
+)
+CASEFOLD: Final = Rules(fold=Fold.FULL, normalises=True, utf8_only=True)
+ANY: Final = Rules()  # of a disk of which nothing is known: it may hold whatever ext4 holds
+
+_PLAIN_BYTES_MAX = 255  # a path so short has no name that is too long, whatever is counted
+_RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9¹²³])(?: *[.:].*| *)", re.I | re.S)
+# What any system may refuse, for paths that are each led by "/" and ended by NUL: nearly all are plain, and many can be
+# looked at in one go.
+_PLAIN_CHARACTERS = bytes(c for c in range(32, 127) if chr(c) not in ODD_ON_WINDOWS) + b"\0"
+_ODD_ENDS = (b".\0", b" \0")
+_ODD_NAME = re.compile(rb"/(?:con(?:in\$|out\$)?|prn|aux|nul|com[0-9]|lpt[0-9])[/. \0]")
+
+
+def problem(path: bytes, rules: Rules) -> str:
+    """Why a path can't be held under these rules, as a clause for people ("its name ..."); "" when it can."""
+    if len(path) <= _PLAIN_BYTES_MAX and (_is_lax(rules) or _is_plain(b"/" + path + b"\0")):
+        return ""
+    names = path.split(b"/")
+    for name in names:
+        if why := _problem_of(name, rules):
+            return why if name is names[-1] else f"the directory {_shown(name)}: {why}"
+    length = _length(path, rules.unit)
+    if rules.path_max and length > rules.path_max:
+        return f"its path has {length:,} {_UNITS[rules.unit]}, and {rules.path_max:,} are the most"
+    return ""
+
+
+def _is_lax(rules: Rules) -> bool:
+    return not (rules.utf8_only or rules.forbidden or rules.trailing or rules.reserved)
+
+
+def _is_plain(joined: bytes) -> bool:
+    """Whether all systems take all of these paths, but for their length: "/" before and NUL behind each."""
+    if joined.translate(None, _PLAIN_CHARACTERS):
+        return False
+    ended = joined.replace(b"/", b"\0")
+    if any(end in ended for end in _ODD_ENDS):
+        return False
+    return not _ODD_NAME.search(joined.lower())
+
+
+def _problem_of(name: bytes, rules: Rules) -> str:
+    length = _length(name, rules.unit)
+    if length > rules.name_max:
+        return f"its name has {length:,} {_UNITS[rules.unit]}, and {rules.name_max:,} are the most"
+    if _is_lax(rules):
+        return ""
+    text = name.decode("utf-8", "surrogateescape")
+    if rules.utf8_only and not _is_utf8(name):
+        return "its name is not UTF-8"
+    if bad := [c for c in dict.fromkeys(text) if c in rules.forbidden]:
+        return "its name has " + " and ".join(c if c.isprintable() else "a control character" for c in bad[:2])
+    if text[-1:] in rules.trailing and text:
+        return "its name ends in a " + ("dot" if text[-1] == "." else "space")
+    if rules.reserved and _RESERVED.fullmatch(text):
+        return "its name is that of a device"
+    return ""
+
+
+_UNITS = {Unit.BYTES: "bytes", Unit.UTF16: "UTF-16 units"}
+
+
+def _length(name: bytes, unit: Unit) -> int:
+    if unit is Unit.BYTES or len(name) <= _PLAIN_BYTES_MAX:
+        return len(name)
+    return len(name.decode("utf-8", "replace").encode("utf-16-le")) // 2
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def key(name: bytes, rules: Rules) -> bytes:
+    """What a name is compared by: two names with equal keys are one name in a directory. Also right for whole paths.
+
+    Says less rather than more than real systems do: Unicode grows, and their tables are of all ages.
+    """
+    if not rules.has_twins:
+        return name
+    if rules.fold is Fold.ASCII or name.isascii():
+        return name.lower() if rules.fold is not Fold.NONE else name
+    text = name.decode("utf-8", "surrogateescape")
+    if rules.normalises:
+        text = unicodedata.normalize("NFD", text)
+    if rules.fold is Fold.FULL:
+        text = text.casefold()
+        text = unicodedata.normalize("NFD", text) if rules.normalises else text
+    elif rules.fold is Fold.SIMPLE:
+        text = "".join(map(_simple, text))
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _simple(char: str) -> str:
+    """The small letter of a capital, where each is the other's alone."""
+    small = char.lower()
+    return small if len(small) == 1 and small.upper() == char else char
+
+
+def listed(name: bytes, rules: Rules) -> bytes:
+    """How a name is listed after it was made."""
+    if rules.listing is Listing.AS_GIVEN:
+        return name
+    text = name.decode("utf-8", "surrogateescape")
+    text = text.lower() if rules.listing is Listing.LOWER else unicodedata.normalize("NFD", text)
+    return text.encode("utf-8", "surrogateescape")
+
+
+def is_spelling(name: bytes, here: bytes, rules: Rules) -> bool:
+    """Whether a disk may list what was made as `name` as `here`: by its own spelling, or in another normal form."""
+    if name == here or listed(name, rules) == here:
+        return True
+    return rules.normalises and _composed(name) == _composed(here)
+
+
+def _composed(name: bytes) -> str:
+    return unicodedata.normalize("NFC", name.decode("utf-8", "surrogateescape"))
+
+
+def clashes(names: Iterable[bytes], rules: Rules, held: Collection[bytes] = ()) -> dict[bytes, bytes]:
+    """Which names of a directory have to wait for which other: `{name left out: name that has the place}`.
+
+    `held`: names that are there already and stay; they are not to be among `names`. Else the bytewise smallest wins.
+    """
+    if not rules.has_twins:
+        return {}
+    winners: dict[bytes, bytes] = {}
+    for name in sorted(held):
+        winners.setdefault(key(name, rules), name)
+    out: dict[bytes, bytes] = {}
+    for name in sorted(names):
+        winner = winners.setdefault(key(name, rules), name)
+        if winner != name:
+            out[name] = winner
+    return out
+
+
+# ---- hints for who makes names that other systems can't hold
+
+
+class Odd(NamedTuple):
+    """A path that some other system can't hold, and why."""
+
+    path: bytes
+    reason: str
+
+
+_ELSEWHERE = (("Windows", WINDOWS), ("macOS", MACOS), ("Linux", LINUX))
+_TWINS = Rules(fold=Fold.FULL, normalises=True)
+
+
+def unportable(new: Iterable[bytes], tree: Mapping[bytes, object]) -> list[Odd]:
+    """Which of the new names other systems can't hold, ascending; of a new directory's contents, what is theirs alone.
+
+    `new`: paths that are in `tree` now and were not before; all that is in `tree` may be their twin.
+    """
+    fresh = list(new)
+    if not fresh:
+        return []
+    short = max(map(len, fresh)) <= _PLAIN_BYTES_MAX
+    if short and _is_plain(b"/" + b"\0/".join(fresh) + b"\0"):
+        found = {}
+    else:
+        found = {path: why for path in fresh if (why := _why_odd(path))}
+    for path, twin in _twins(fresh, tree).items():
+        found.setdefault(path, f"macOS and Windows take it for {_shown(twin.rpartition(b'/')[2])}")
+    return [Odd(path, found[path]) for path in sorted(found)]
+
+
+def _why_odd(path: bytes) -> str:
+    """What is odd about the last name of a path: those above are told by themselves, when they are new."""
+    name = path.rpartition(b"/")[2]
+    for system, rules in _ELSEWHERE:
+        if why := problem(name, rules):
+            return f"{system}: {why}"
+    if len(path) > MACOS.path_max:
+        return "macOS: " + problem(path, MACOS)
+    return ""
+
+
+def _twins(fresh: list[bytes], tree: Mapping[bytes, object]) -> dict[bytes, bytes]:
+    """New paths that have a twin in the tree, with that twin."""
+    if len({path.lower() if path.isascii() else key(path, _TWINS) for path in tree}) == len(tree):
+        return {}
+    groups: dict[tuple[bytes, bytes], list[bytes]] = {}
+    for path in tree:
+        parent, _, name = path.rpartition(b"/")
+        groups.setdefault((parent, key(name, _TWINS)), []).append(path)
+    crowded = {path: group for group in groups.values() if len(group) > 1 for path in group}
+    return {path: min(p for p in crowded[path] if p != path) for path in fresh if path in crowded}

@@ -1,0 +1,160 @@
+"""What the file system of a workspace makes of names, found by trying, once for each device.
+
+About fifteen system calls on a disk that takes all names, below a directory of their own in `.metasync`, which goes
+again. It says what holds there; a directory that folds case by an attribute of its own, or another file system mounted
+inside, is met at work (see `sync.names`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+
+from metasync.localdb import State
+from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
+from metasync.sync.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
+
+RULES_KEY = "names.rules"
+PROBE_FORMAT = 1  # of what is kept: other tries are made anew
+PROBE_NAME = b"probe-"
+_REFUSED = frozenset(  # whatever a file system says of a name it does not take
+    {errno.EINVAL, errno.EILSEQ, errno.ENAMETOOLONG, errno.ENOENT, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EIO}
+)
+
+_CAPITAL = "X\u00c9".encode()
+_SMALL = "x\u00c9".encode()
+_SMALLER = "x\u00e9".encode()
+_DECOMPOSED = "XE\u0301".encode()
+
+
+def rules_of(tree: WorkTree, db: State) -> Rules:
+    """The rules of the file system that the workspace lies on; `ANY` where they can't be found out (read-only)."""
+    state = tree.disk.fstat(tree.state_dir())
+    # A device's number may be another's after a restart; together with an inode it hardly ever is.
+    place = [PROBE_FORMAT, state.st_dev, state.st_ino]
+    kept = db.get(RULES_KEY)
+    if kept is not None:
+        found = json.loads(kept)
+        if found["place"] == place:
+            return _unpacked(found["rules"])
+    try:
+        rules = _probed(tree)
+    except OSError:
+        return ANY
+    db.set(RULES_KEY, json.dumps({"place": place, "rules": asdict(rules)}).encode())
+    return rules
+
+
+def _unpacked(values: dict[str, object]) -> Rules:
+    enums = {"fold": Fold, "unit": Unit, "listing": Listing}
+    return Rules(**{k: enums[k](v) if k in enums else v for k, v in values.items()})  # type: ignore[arg-type]
+
+
+def _probed(tree: WorkTree) -> Rules:
+    disk, above = tree.disk, tree.state_dir()
+    name = PROBE_NAME + os.urandom(8).hex().encode()  # `status` takes no lock: two may try at once
+    disk.mkdir(name, above)
+    try:
+        fd = disk.open(name, DIR_FLAGS, above)
+        try:
+            return probe(disk, fd)
+        finally:
+            for left in disk.names(fd):
+                disk.unlink(left, fd)
+            disk.close(fd)
+    finally:
+        with suppress(OSError):
+            disk.rmdir(name, above)
+
+
+def probe(disk: Disk, fd: int) -> Rules:
+    """The rules of an empty directory, which is left with some files in it. OSError: nothing can be made there."""
+    fold, normalises, listing, modes = _comparing(disk, fd)
+    odd = _takes(disk, fd, ("n" + ODD_ON_WINDOWS + CONTROLS + "n").encode())
+    forbidden = "" if odd else "".join(c for c in ODD_ON_WINDOWS if not _takes(disk, fd, f"n{c}n".encode()))
+    if not odd and not _takes(disk, fd, b"n\x01n"):
+        forbidden += CONTROLS
+    return Rules(
+        fold=fold,
+        normalises=normalises,
+        utf8_only=not _takes(disk, fd, b"n\xff"),
+        forbidden=forbidden,
+        trailing="".join(c for c in ". " if forbidden and not _takes(disk, fd, f"n{c}".encode())),
+        reserved=bool(forbidden) and not _takes(disk, fd, b"aux"),
+        unit=Unit.UTF16 if _takes(disk, fd, "\u00e9".encode() * 200) else Unit.BYTES,
+        listing=listing,
+        modes=modes,
+        symlinks=_links(disk, fd),
+    )
+
+
+def _comparing(disk: Disk, fd: int) -> tuple[Fold, bool, Listing, bool]:
+    """How names are compared and listed, and whether modes are kept, by one file of two letters."""
+    made, small = _CAPITAL, _SMALLER
+    try:
+        _make(disk, fd, made)
+    except OSError as e:
+        if e.errno not in _REFUSED:
+            raise
+        made, small = b"X", b"x"  # no such letters here
+        _make(disk, fd, made)
+    here = next(iter(disk.names(fd)), made)
+    listing = Listing.AS_GIVEN
+    if here != made:
+        listing = Listing.LOWER if here == small else Listing.NFD
+    fold = Fold.NONE
+    if made == b"X":
+        fold = Fold.ASCII if _is_there(disk, fd, small) else Fold.NONE
+    elif _is_there(disk, fd, _SMALL):
+        fold = Fold.SIMPLE if _is_there(disk, fd, _SMALLER) else Fold.ASCII
+    normalises = made == _CAPITAL and _is_there(disk, fd, _DECOMPOSED)
+    if fold is Fold.SIMPLE:
+        _make(disk, fd, "\u00df".encode())
+        fold = Fold.FULL if _is_there(disk, fd, b"ss") else Fold.SIMPLE
+    return fold, normalises, listing, _keeps_modes(disk, fd, made)
+
+
+def _keeps_modes(disk: Disk, fd: int, name: bytes) -> bool:
+    for mode in (0o640, 0o600):
+        try:
+            disk.chmod(name, fd, mode)
+        except OSError:
+            return False
+        if disk.lstat(name, fd).st_mode & 0o777 != mode:
+            return False
+    return True
+
+
+def _links(disk: Disk, fd: int) -> bool:
+    try:
+        disk.symlink(b"n", b"link", fd)
+    except OSError:
+        return False
+    return True
+
+
+def _make(disk: Disk, fd: int, name: bytes) -> None:
+    disk.close(disk.open(name, CREATE_FLAGS, fd))
+
+
+def _takes(disk: Disk, fd: int, name: bytes) -> bool:
+    """Whether a name can be made, and is listed as it was given; other troubles than a refusal are raised."""
+    try:
+        _make(disk, fd, name)
+        exactly = not name.isascii() or name in disk.names(fd)  # FAT drops a dot at the end without a word
+        disk.unlink(name, fd)
+    except OSError as e:
+        if e.errno in _REFUSED:
+            return False
+        raise
+    return exactly
+
+
+def _is_there(disk: Disk, fd: int, name: bytes) -> bool:
+    try:
+        return disk.look(name, fd) is not None
+    except OSError:
+        return False
