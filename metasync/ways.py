@@ -30,6 +30,11 @@ ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is do
 AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
 PAUSE_S: Final = 0.2
 
+_opening: dict[
+    str, threading.Thread
+] = {}  # by location: an opening that hangs is waited for once, not by every command
+_opening_lock = threading.Lock()
+
 
 @lru_cache(maxsize=32)
 def chain_of(names: tuple[str, ...]) -> Chain:
@@ -115,7 +120,7 @@ def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: 
             check_identity(name, backend, link)
         return backend
 
-    return wrapped(_in_time(name, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S), suspected=suspected)
+    return wrapped(_in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S), suspected=suspected)
 
 
 def wrapped(backend: Backend, *, suspected: bool = False) -> Backend:
@@ -142,8 +147,11 @@ def is_silent(backend: Backend) -> bool | None:
     return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
 
 
-def _in_time(name: str, opening: Callable[[], Backend], seconds: float) -> Backend:
-    """Opens a backend in a thread that is left behind when it takes too long: it may never come back."""
+def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds: float) -> Backend:
+    """Opens a backend in a thread that is left behind when it takes too long: it may never come back.
+
+    While it has not, the same backend is not opened again, so that a process leaves at most one such thread for each.
+    """
     outcome: queue.SimpleQueue[Backend | BaseException] = queue.SimpleQueue()
 
     def job() -> None:
@@ -152,17 +160,28 @@ def _in_time(name: str, opening: Callable[[], Backend], seconds: float) -> Backe
         except BaseException as e:  # noqa: BLE001  # raised where it is waited for
             outcome.put(e)
 
-    threading.Thread(target=job, name=f"metasync-open-{name}", daemon=True).start()
+    thread = threading.Thread(target=job, name=f"metasync-open-{name}", daemon=True)
+    with _opening_lock:
+        before = _opening.get(url.location)
+        if before is not None and before.is_alive():
+            raise _opening_hangs(f"{name}: an earlier attempt to open it has not come back")
+        _opening.pop(url.location, None)
+        thread.start()
     try:
         found = outcome.get(timeout=seconds)
     except queue.Empty:
-        raise OpeningHangsError(
-            f"{name}: it did not open within {seconds:g} s",
-            next_step="Check the drive or the mount; a network share may have lost its server.",
-        ) from None
+        with _opening_lock:
+            _opening[url.location] = thread
+        raise _opening_hangs(f"{name}: it did not open within {seconds:g} s") from None
     if isinstance(found, BaseException):
         raise found
     return found
+
+
+def _opening_hangs(message: str) -> OpeningHangsError:
+    return OpeningHangsError(
+        message, next_step="Check the drive or the mount; a network share may have lost its server."
+    )
 
 
 def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:

@@ -396,12 +396,17 @@ def test_one_that_does_not_even_open(
         return opened(name, url, create=create)
 
     monkeypatch.setattr(ways, "opened", stuck)
-    report = command(lab, other, lambda w: w.pull())
+    report = command(lab, other, lambda w: (w.status(), w.pull())[1])
     assert report.changes.added
     states = {b.name: b.state for b in command(lab, other, lambda w: w.backends())}
-    assert "did not open" in states["c"]
-    assert other._connections._hung or Workspace.open(other.directory)._connections._hung.keys() == {"c"}
+    assert "has not come back" in states["c"]
+    assert sum(thread.name == "metasync-open-c" for thread in threading.enumerate()) == 1, "not one for every operation"
+    other = lab.reopen(other)
+    assert other._connections._hung.keys() == {"c"}
     gate.set()
+    while any(thread.name == "metasync-open-c" for thread in threading.enumerate()):
+        pass
+    assert {b.name: b.state for b in other.backends()}["c"] == "ok"
 
 
 def test_a_quorum_that_hangs_is_said(
