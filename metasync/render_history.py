@@ -82,7 +82,8 @@ def diff(r: DiffReport) -> list[str]:
         lines.append(counts(r.counts))
     lines += left_out(r.unreadable, "Cannot be read, so taken as unchanged:")
     lines += left_out(r.busy, "Changing right now:")
-    return lines + left_out(r.skipped, "Left out:")
+    lines += left_out(r.skipped, "Left out:")
+    return lines + [f"warning: {w}" for w in r.warnings]
 
 
 def text_diff(d: TextDiff) -> list[str]:

@@ -425,3 +425,73 @@ def test_a_plan_of_before_is_still_read() -> None:
     own = Plan((), {}, 3, 9, (1, 2), own=True, reason="why")
     assert decode_plan(encode_plan(own)) == own
     assert encode_plan(own).startswith(encode_plan(Plan((), {}, 3, 9, (1, 2))))
+
+
+# --- ignore rules
+
+
+def test_ignored_files_are_no_difference_and_no_harm(lab: Lab) -> None:
+    """Rules of the folder: what is ignored is not compared, not taken away, and kept where it is in the way."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"build/out": b"agreed once", "local.key": b"agreed", "src": b"1"})
+    w.push("one")
+    write(w.directory, {".metasyncignore": b"build/\n*.key\n", "src": b"2"})
+    w.push("two")
+    write(w.directory, {"build/new": b"ignored", "x.key": b"ignored too", "local.key": b"edited, ignored"})
+    assert w.diff().changes == ()
+    assert [c.path for c in w.diff("1").changes] == [b".metasyncignore", b"src"]
+    r = w.restore("1", ["local.key", "src", "build"])
+    assert (w.directory / "src").read_bytes() == b"1"
+    assert {b"ignored", b"ignored too", b"edited, ignored"} <= kept(w)
+    assert (w.directory / "local.key").read_bytes() in (b"agreed", b"edited, ignored")
+    w.restore("0")
+    assert (w.directory / "build/new").exists()
+    assert (w.directory / "build/out").exists(), "its going could not be pushed"
+    assert not (w.directory / "src").exists()
+    assert b"edited, ignored" in kept(w)
+    assert r.failed == ()
+
+
+def test_an_edit_of_an_ignored_file_is_not_replaced(lab: Lab) -> None:
+    """Pushed, edited and scanned, then ignored: its row tells of bytes that no version holds."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"notes.key": b"first", "x": b"x"})
+    w.push("one")
+    write(w.directory, {"notes.key": b"second"})
+    w.push("two")
+    write(w.directory, {"notes.key": b"unsaved"})
+    w.restore("latest", ["x"])  # scans, and stores what it saw
+    write(w.directory, {".metasyncignore": b"*.key\n"})
+    w.push("three")
+    r = w.restore("1", ["notes.key"])
+    assert (w.directory / "notes.key").read_bytes() == b"first"
+    assert [c.path for c in r.conflicts] == [b"notes.key"]
+    assert (w.directory / "notes.conflict.1.key").read_bytes() == b"unsaved"
+    assert [s.path for s in r.skipped] == [b"notes.key"]
+    assert w.push().version is None, "it is ignored"
+    assert w.restore("2", ["notes.key"]).conflicts == ()
+    assert (w.directory / "notes.key").read_bytes() == b"second", "looked at, though it is ignored"
+    (w.directory / "notes.key").unlink()
+    w.restore("1", ["notes.key"])
+    for keep, text in (("mine", b"unsaved"), ("theirs", b"first")):
+        assert [c.copy for c in w.conflicts()] == [b"notes.conflict.1.key"], "ignored like its original"
+        w.resolve("notes.key", keep)  # type: ignore[arg-type]
+        assert (w.directory / "notes.key").read_bytes() == text
+        assert w.conflicts() == ()
+        assert {b"first", b"unsaved"} <= kept(w)
+        write(w.directory, {"notes.key": b"unsaved"})
+        assert w.restore("1", ["notes.key"]).conflicts
+
+
+def test_what_is_missing_is_brought_again(lab: Lab) -> None:
+    """A copy of the folder that lacks a file: nobody deleted it, and a restore brings it."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"one": b"1", "two": b"2"})
+    w.push()
+    w.close()
+    shutil.copytree(w.directory, lab.root / "copy")
+    (lab.root / "copy/two").unlink()
+    with Workspace.open(lab.root / "copy") as x:
+        x.restore("base")
+        assert (x.directory / "two").read_bytes() == b"2"
+        assert x.push().version is None

@@ -63,6 +63,7 @@ def diff(s: Session, a: str | None, b: str | None, paths: Sequence[bytes], *, te
         unreadable=noted(seen.unreadable) if seen is not None else (),
         skipped=noted(seen.skipped) if seen is not None else (),
         busy=noted((p, "being written to") for p in seen.busy) if seen is not None else (),
+        warnings=tuple(seen.warnings) if seen is not None else (),
     )
 
 

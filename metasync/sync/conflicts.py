@@ -26,7 +26,7 @@ from metasync.sync.merge import copied_from
 from metasync.sync.past_reports import ConflictItem, Kept, ResolveReport
 from metasync.sync.pull import ROUNDS_MAX, noted
 from metasync.sync.reports import ConflictReport
-from metasync.sync.restore import Here, look, mark_agreed, sources
+from metasync.sync.restore import Here, look, mark_agreed, sources, take_in
 from metasync.sync.rows import load_rows
 from metasync.sync.session import Session
 
@@ -158,12 +158,12 @@ def _resolve_once(s: Session, original: bytes, copies: tuple[bytes, ...], keep: 
     history = History(s, ask=False)
     base = s.base()
     here = look(s, base, history)
-    missing = [c for c in copies if c not in here.scan.tree]
-    if missing:
-        raise WorkspaceError(
-            f"{os.fsdecode(missing[0])} is there, but cannot be read or is not taken in",
-            next_step="`metasync status` says why.",
-        )
+    for copy in copies:
+        if copy not in here.scan.tree and not take_in(s, here, copy):
+            raise WorkspaceError(
+                f"{os.fsdecode(copy)} is there, but is not taken in, or cannot be read",
+                next_step="`metasync status --verbose` says why. Move or delete it by hand.",
+            )
     new: dict[bytes, Entry | None] = {}
     for copy in copies:
         new.update((p, None) for p in here.scan.tree if is_below(p, copy))

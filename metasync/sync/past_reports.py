@@ -30,6 +30,7 @@ class DiffReport:
     texts       with `text`: of each file that came, went or changed, its lines
     unreadable  files and directories in the folder that could not be read: they count as unchanged
     busy        files in the folder that were being written to
+    warnings    what is wrong with the ignore rules
     """
 
     a: str
@@ -40,6 +41,7 @@ class DiffReport:
     unreadable: tuple[Skipped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     busy: tuple[Skipped, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

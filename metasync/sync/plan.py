@@ -57,6 +57,21 @@ class Change(NamedTuple):
         return new is not None and new.kind is not Kind.DIR and not self.is_touch and not check_path(self.path)
 
 
+def replaceable(row: Row | None, ours: Entry | None, new: Entry | None) -> Row | None:
+    """The row by which a checkout knows what it may replace at a path: one of the bytes that the scan's tree has there,
+    or of those that come.
+
+    Where the scan kept the base's entry (ignored paths, busy files), the row may tell of bytes that no version holds.
+    """
+    if row is None or any(e is not None and _same(row.entry, e) for e in (ours, new)):
+        return row
+    return None
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    return (one.kind, one.size, one.content) == (other.kind, other.size, other.content)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checkout: `changes` ascending by path, each path once.

@@ -21,6 +21,7 @@ from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.ingest import Ingest
 from metasync.sync.merge import Merge, merge
+from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
@@ -176,7 +177,10 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
     if plan.texts:
         commit[KEPT_KEY] = _stage_kept(s, base, plan.texts)
-    changes = [Change(p, e, None if p in gone else _expected(plan, p, e)) for p, e in merged.items()]
+    tree = plan.scan.tree
+    changes = [
+        Change(p, e, None if p in gone else replaceable(plan.rows.get(p), tree.get(p), e)) for p, e in merged.items()
+    ]
     s.db.put_objects(
         (was.content, META_KIND, AGREED_MARK)
         for p in merged
@@ -201,21 +205,6 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
         s.db.delete_unplaced(stale)
 
     return checkout.apply(commit_too)
-
-
-def _expected(plan: Plan, path: bytes, new: Entry | None) -> Row | None:
-    """The row by which the checkout knows what it may replace at a path: one of agreed bytes, or of those that come.
-
-    Where the scan kept the base's entry (ignored paths, busy files), the row may tell of bytes that no version holds.
-    """
-    row, ours = plan.rows.get(path), plan.scan.tree.get(path)
-    if row is None or any(e is not None and _same(row.entry, e) for e in (ours, new)):
-        return row
-    return None
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    return (one.kind, one.size, one.content) == (other.kind, other.size, other.content)
 
 
 def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> bytes:

@@ -12,6 +12,7 @@ away again.
 from __future__ import annotations
 
 import os
+import stat as stat_
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,13 +25,14 @@ from metasync.sync.changes import same_bytes
 from metasync.sync.checkout import Change, Checkout
 from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import ChangedMeanwhile, deliver
-from metasync.sync.fsio import split
+from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.history import History, is_below
 from metasync.sync.ingest import Ingest
 from metasync.sync.past_reports import NotRestored, RestoreReport
+from metasync.sync.plan import replaceable
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
 from metasync.sync.reports import ConflictReport
-from metasync.sync.rows import Row, load_rows
+from metasync.sync.rows import Row, is_unchanged, load_rows, row_of
 from metasync.sync.scan import Scan
 from metasync.sync.session import AGREED_MARK, META_KIND, Agreed, Session
 from metasync.sync.survey import store_survey, survey
@@ -48,6 +50,10 @@ class Here:
     rows: dict[bytes, Row]
     base: Mapping[bytes, Entry]
     restored: Mapping[bytes, bytes]  # path -> content
+
+    def expected(self, path: bytes, new: Entry | None) -> Row | None:
+        """The row of what a checkout may replace at a path."""
+        return replaceable(self.rows.get(path), self.scan.tree.get(path), new)
 
 
 @dataclass
@@ -93,12 +99,48 @@ def look(s: Session, base: Agreed, history: History) -> Here:
     return Here(seen, rows, base_tree, _restored(s, base))
 
 
+def take_in(s: Session, here: Here, path: bytes) -> bool:
+    """Puts what really stands at an ignored path, which the scan did not look at, into the tree. False: that can't be
+    told, or it is no file and no link."""
+    disk = s.tree.disk
+    parent, name = split(path)
+    try:
+        above = s.tree.dir(parent)
+        st = disk.lstat(name, above)
+        if stat_.S_ISLNK(st.st_mode):
+            target = disk.readlink(name, above)
+            entry = Entry(Kind.SYMLINK, 0, st.st_mtime_ns, len(target), target)
+        elif stat_.S_ISREG(st.st_mode):
+            fd = disk.open(name, READ_FLAGS, above)
+            try:
+                size, content, root = Ingest(s.chunker, s.ids)(fd, st)
+            finally:
+                disk.close(fd)
+            entry = Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), st.st_mtime_ns, size, content, root)
+        else:
+            return False
+        if entry.size != st.st_size or not is_unchanged(st, disk.lstat(name, above), ctime=True):
+            raise ChangedMeanwhile
+    except FileNotFoundError:
+        here.scan.tree.pop(path, None)
+        here.rows.pop(path, None)
+        return False
+    except OSError:
+        return False
+    here.scan.tree[path] = entry
+    here.rows[path] = row_of(entry, st, trusted=False)
+    return True
+
+
 def _restore_once(
     history: History, version: Version, tops: tuple[bytes, ...], *, delete: bool, dry_run: bool
 ) -> RestoreReport:
     s = history.s
     base = s.base()
     here = look(s, base, history)
+    for path in here.scan.held:
+        if any(is_below(path, top) for top in tops):
+            take_in(s, here, path)
     target = _target(history, version, base, here, tops)
     plan = _plan(history, here, target, tops, delete=delete)
     for path in s.db.unplaced():  # what this disk could not take is tried again
@@ -114,7 +156,8 @@ def _restore_once(
         size_written=size,
         unchanged=plan.unchanged,
         unreadable=noted(here.scan.unreadable),
-        skipped=noted(here.scan.skipped),
+        skipped=noted(here.scan.skipped)
+        + noted((p, "ignored, so the next push does not take it") for p in here.scan.held if p in plan.new),
         unsaved=tuple(sorted(plan.unsaved)),
         down=dict(s.down),
     )
@@ -176,11 +219,12 @@ def _plan_deletions(
     A directory in the place of which the version has something else moves aside with what stays in it.
     """
     filled: set[bytes] = set()  # directories with something in them that stays
+    held = set(here.scan.held)  # ignored now: their going could not be pushed, and the next pull would bring them again
     for path in sorted(here.scan.tree, reverse=True):  # what is in a directory comes before it
         ours = here.scan.tree[path]
         known = same_bytes(here.base.get(path), ours) or here.restored.get(path) == ours.content
         wanted = path not in target and any(is_below(path, top) for top in tops)
-        if delete and wanted and known and path not in filled and path in here.rows:
+        if delete and wanted and known and path not in filled and path not in held and path in here.rows:
             plan.new[path] = None
             continue
         filled.add(split(path)[0])
@@ -200,7 +244,9 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
     s = history.s
     s.listener(Phase("checkout"))
     gone = set(here.scan.deleted)
-    changes = [Change(p, e, None if p in gone or p in plan.unsaved else here.rows.get(p)) for p, e in plan.new.items()]
+    changes = [
+        Change(p, e, None if p in gone or p in plan.unsaved else here.expected(p, e)) for p, e in plan.new.items()
+    ]
     mark_agreed(history, changes, here.scan)
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(
