@@ -253,6 +253,29 @@ def _error(call: object) -> BackendError:
     return caught.value
 
 
+def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
+    """Behind a pack on a slow line a small request waits, and nothing hangs."""
+    breaker._wait = lambda event, s: event.wait(30)
+    faulty.hanging = True
+    callers = [
+        threading.Thread(target=lambda call=call: _error(call), daemon=True)
+        for call in (lambda: breaker.put("p", bytes(4 << 20)), lambda: breaker.stat("a"))
+    ]
+    for caller, kind in zip(callers, ("put", "stat"), strict=True):
+        caller.start()
+        while not faulty.calls[kind]:
+            pass
+    with breaker._lock:
+        small = next(f for f in breaker._flights if f.call.kind == "stat")
+    assert small.patience_s == PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S
+    time.now = PATIENCE_S + 1
+    assert breaker._overdue(small) > 0
+    assert breaker.state == "closed"
+    faulty.release()
+    for caller in callers:
+        caller.join(30)
+
+
 def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
     faulty.fail_next("hang", kind="list")
     done: list[object] = []

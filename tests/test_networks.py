@@ -379,7 +379,12 @@ def test_what_answers_again_is_used_again(hanging: tuple[Lab, Workspace, Workspa
     assert "no answer" in {b.name: b.state for b in ended(other.backends)}["c"]
     lab.faults["c"].release()
     assert {b.name: b.state for b in ended(other.backends)}["c"] == "ok"
-    other.close()
+    lab.faults["c"].hanging = True
+    ended(other.backends)
+    other = lab.reopen(other)
+    assert other._connections._hung.keys() == {"c"}
+    lab.faults["c"].release()
+    assert {b.name: b.state for b in ended(other.backends)}["c"] == "ok"
     assert lab.reopen(other)._connections._hung == {}
 
 

@@ -80,6 +80,10 @@ def test_attempts_are_numbered(sink: Sink) -> None:
     backend.put("a", b"")
     backend.put("a", b"")
     assert [f[7] for f in sink.fields()] == ["1", "2", "3", "1"]
+    faulty.fail_next("unreachable")
+    backend.put("a", b"")
+    backend.inner.stat("a")
+    assert sink.fields()[-1][7] == "1", "past the retries, in the same thread"
 
 
 def test_what_is_still_under_way_when_it_closes(sink: Sink) -> None:

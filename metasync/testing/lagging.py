@@ -75,9 +75,8 @@ class LaggingBackend(Wrapper):
                 return do()
             finally:  # after an error it may have taken effect as well
                 if self._stored(call.path) != before:
-                    formers = self._former.setdefault(call.path, [])
-                    until = max([now + self._draw(call.path), *(former.until for former in formers)])
-                    formers.append(_Former(before, now, until))
+                    former = _Former(before, now, now + self._draw(call.path))
+                    self._former.setdefault(call.path, []).append(former)
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
         check_part(offset, length, max_bytes)
@@ -141,7 +140,7 @@ class LaggingBackend(Wrapper):
             del self._former[path]
             return None
         if self._monotonic:
-            seen: _Former | None = formers[0]
+            seen: _Former | None = formers[0]  # the oldest that is left: what a reader saw go does not come back
         else:
             as_of = now - self._draw(path)
             seen = next((f for f in formers if f.replaced_at > as_of), None)
