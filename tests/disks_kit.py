@@ -330,13 +330,13 @@ class Pair:
 
     def there(self) -> PullReport:
         """What Linux has goes to the other side; it must not come back as a change."""
-        self.at_linux.sync()
+        self.at_linux.sync(force=True)  # however much a test removes, it means to
         pulled = self.at_other.pull()
         assert self.at_other.push().version is None
         return pulled
 
     def back(self) -> PullReport:
-        self.at_other.sync()
+        self.at_other.sync(force=True)
         pulled = self.at_linux.pull()
         assert self.at_linux.push().version is None
         return pulled
@@ -344,7 +344,7 @@ class Pair:
     def rest(self) -> None:
         """Both sync until neither has news: soon, and then for good."""
         for _ in range(4):
-            news = [w.sync()[1].version for w in (self.at_linux, self.at_other)]
+            news = [w.sync(force=True)[1].version for w in (self.at_linux, self.at_other)]
             if news == [None, None]:
                 return
         raise AssertionError("the devices never come to rest")

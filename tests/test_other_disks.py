@@ -467,3 +467,19 @@ def test_twins_where_nothing_is_known_of_the_disk(tmp_path: Path, disk: type[Oth
         Folder(work.root, work.tree.disk).rename(b"README", b"readme")
         found = work.scan_past()
         assert (found.deleted, set(found.tree)) == ([b"README"], {b"Docs", b"Docs/a", b"readme"})
+
+
+@pytest.mark.parametrize("disk", KEEPING)
+def test_a_directory_under_the_name_of_its_twin_is_here(pair: Make, disk: type[OtherDisk]) -> None:
+    p = pair(disk, {b"A/x": b"1", b"A/y": b"2"})
+    p.linux.write(b"a", b"a file")
+    p.there()
+    p.other.rename(b"A", b"a")
+    assert p.at_other.push().version is None
+    p.linux.write(b"A/new", b"3")
+    p.linux.remove(b"A/y")
+    p.there()
+    assert set(p.unplaced()) == {b"a"}
+    assert p.other.tree() == {b"a": None, b"a/x": b"1", b"a/new": b"3"}
+    p.rest()
+    assert set(p.agreed()) == {b"A", b"A/x", b"A/new", b"a"}

@@ -140,9 +140,10 @@ class World:
         what = self.rng.choice(["push", "pull", "sync", "sync"])
         self.story.append(f"{device.name}: {what}")
         if what == "pull":
-            device.workspace.pull()
+            device.workspace.pull(force=True)
             return None
-        report = device.workspace.push() if what == "push" else device.workspace.sync()[1]
+        w = device.workspace
+        report = w.push(force=True) if what == "push" else w.sync(force=True)[1]
         self.check(device, report)
         return report
 
@@ -166,14 +167,14 @@ class World:
     def rest(self) -> None:
         self.story.append("the end")
         for _ in range(6):
-            reports = [d.workspace.sync()[1] for d in (self.linux, self.other)]
+            reports = [d.workspace.sync(force=True)[1] for d in (self.linux, self.other)]
             for device, report in zip((self.linux, self.other), reports, strict=True):
                 self.check(device, report)
             if all(r.version is None for r in reports):
                 break
         else:
             raise AssertionError(f"the devices never come to rest: {reports}")
-        self.other.workspace.pull()  # a twin takes the place of one that its own user removed
+        self.other.workspace.pull(force=True)  # a twin takes the place of one that its own user removed
 
     def judge(self) -> None:
         agreed = self.pair.agreed()
