@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -262,18 +263,41 @@ def test_the_quick_bench_over_folders(work: Path, tmp_path: Path) -> None:
     assert [p.name for p in work.iterdir()] == ["loads"], "what it made is gone"
 
 
-def test_a_wrong_clone_fails_the_bench(work: Path, tmp_path: Path) -> None:
-    """A `cp` that loses a byte, first on the PATH."""
-    liar = tmp_path / "bin/cp"
-    liar.parent.mkdir()
+@pytest.fixture
+def false_cp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script first on the PATH as `cp`; the real one is `$cp` in it."""
     real = shutil.which("cp")
-    liar.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec {real} "$1"\n{real} "$@" && printf x >> "$3/s00.tex"\n')
-    liar.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{liar.parent}:{os.environ['PATH']}")
-        result = bench(work, "--quick", "--stores", "folders", "--linux", "generated", "--peers", "cp")
+
+    def put(script: str) -> None:
+        path = tmp_path / "bin/cp"
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/sh\ncp={real}\n[ "$1" = --version ] && exec $cp "$1"\n{script}\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+    return put
+
+
+def test_a_wrong_clone_fails_the_bench(work: Path, false_cp: Callable[[str], None]) -> None:
+    false_cp('$cp "$@" && printf x >> "$3/s00.tex"')
+    result = bench(work, "--quick", "--stores", "folders", "--linux", "generated", "--peers", "cp")
     assert result.returncode == 1
     assert "cp clone: 1 wrong: s00.tex: content differs" in result.stdout
+
+
+def test_a_bench_that_is_ended_leaves_nothing_running(
+    work: Path, tmp_path: Path, false_cp: Callable[[str], None]
+) -> None:
+    false_cp(f"echo $$ > {tmp_path}/pid.new && mv {tmp_path}/pid.new {tmp_path}/pid && sleep 300")
+    options = ["--work", str(work), "--quick", "--stores", "folders", "--linux", "generated", "--peers", "cp"]
+    process = subprocess.Popen([sys.executable, str(BENCH), *options], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert not alive(int((tmp_path / "pid").read_text()))
+    assert [p.name for p in work.iterdir()] == ["loads"]
 
 
 def test_programs_that_are_not_there_are_named(work: Path, tmp_path: Path) -> None:
@@ -289,6 +313,7 @@ def test_programs_that_are_not_there_are_named(work: Path, tmp_path: Path) -> No
     [
         (["--peers", "cp,rsnc"], f"no such program: rsnc; there are {', '.join(PEERS)}"),
         (["--net", "far", "--stores", "folders"], "no versitygw"),
+        (["--net", "far", "--peers", "git,cp"], "far: none of git, cp speaks S3"),
         (["--net", "nearer"], "nearer: there are near, far"),
         (["--load", "video"], "video: there are kernel, paper, photos"),
         (["--runs", "0"], "--runs: at least one"),

@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,8 +50,8 @@ ROUND_TRIP_S, RATE = 0.08, 5e6
 NETS = ("near", "far")
 # Trees below this are deleted after each run: a thousand files are no mass.
 FEW_FILES = 1000
-# A tree twice, two or three stores, and what a file system adds.
-SPACE_PER_LOAD = 6
+# A tree twice, two copies in stores (compressed, where it is many files), and what a file system adds.
+SPACE_PER_LOAD = 4.5
 WARM_UP_FILES = 5
 COUNTING_RUN = 0
 
@@ -70,17 +71,16 @@ class Bench:
 
     work: Path
     timeout_s: float
-    peers: list[type[Peer]]
     servers: list[s3.S3Server]
     keys: dict[str, str]
-    own_pids: list[int]
+    own_pids: list[int]  # of what runs for all programs: not "other programs"
     rows: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def run(self, net: Net, load: Load, number: int, *, peers: Sequence[type[Peer]] | None = None) -> None:
-        """All steps of all programs once. `number` 0 only counts."""
-        chosen = [p for p in (peers or self.peers) if net.name == "near" or p.far]
-        turn = number % len(chosen)
+    def run(self, net: Net, load: Load, number: int, peers: Sequence[type[Peer]]) -> None:
+        """All steps of these programs once, those that can use this network. Run 0 only counts."""
+        chosen = [p for p in peers if p.far or not net.proxy]
+        turn = number % max(1, len(chosen))
         living = [self._placed(net, load, number, peer) for peer in chosen[turn:] + chosen[:turn]]
         roots = [peer.place.root for peer in living]
         for step in report.STEPS:
@@ -138,8 +138,9 @@ class Bench:
         if net.proxy and peer.far:
             counts = [b.since(a) for a, b in zip(before, net.proxy.counted(), strict=True)]
             row["requests"] = sum(c.requests.total() for c in counts)
-            row["up_mb"] = sum(c.up_bytes for c in counts) / 1e6
-            row["down_mb"] = sum(c.down_bytes for c in counts) / 1e6
+            row["each"] = [{"up_mb": c.up_bytes / 1e6, "down_mb": c.down_bytes / 1e6} for c in counts]
+            row["up_mb"] = sum(c["up_mb"] for c in row["each"])
+            row["down_mb"] = sum(c["down_mb"] for c in row["each"])
             row["connections"] = sum(c.connections for c in counts)
             if any(c.opaque for c in counts):
                 self.failures.append(f"{net.name} {peer.name}: the proxy could not follow its requests")
@@ -231,49 +232,53 @@ def chosen_peers(names: Sequence[str]) -> tuple[list[type[Peer]], list[str]]:
     return here, [name for name in names if PEERS[name] not in here]
 
 
-def check_space(work: Path, loads: Sequence[Load], passes: int, peers: int) -> None:
-    """`SystemExit` if what is kept until the end will not fit."""
-    needed = sum(ld.size_bytes * (peers * SPACE_PER_LOAD) * (passes if ld.files >= FEW_FILES else 1) for ld in loads)
-    free = shutil.disk_usage(work).free
+def check_space(work: Path, loads: Sequence[Load], lives: int, peers: int) -> None:
+    """`SystemExit` if what is kept until the end will not fit. A life is all steps of one program in one run."""
+    needed = sum(ld.size_bytes * SPACE_PER_LOAD * (lives if ld.files >= FEW_FILES else peers) for ld in loads) / 1e9
+    free = shutil.disk_usage(work).free / 1e9
     if free < needed:
-        raise SystemExit(
-            f"{work} has {free / 1e9:.0f} GB free, and {needed / 1e9:.0f} GB may be needed: --work, --runs"
-        )
+        raise SystemExit(f"{work} has {free:.0f} GB free, and {needed:.0f} GB may be needed: see --work and --runs")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the options ask for; what `--out` and `--tables` hold."""
     peers, missing = chosen_peers(options.peers.split(","))
+    if "far" in options.net and not any(peer.far for peer in peers):
+        raise SystemExit(f"far: none of {', '.join(peer.name for peer in peers)} speaks S3")
     options.work.mkdir(parents=True, exist_ok=True)
     loads = workloads.ready(options.load.split(","), options.work / "loads", options.linux)
     names = options.net.split(",")
-    check_space(options.work, loads, (options.runs + ("near" in names)) * len(names), len(peers))
+    over_s3 = sum(peer.far for peer in peers)
+    lives = {"near": over_s3 + options.runs * len(peers), "far": options.runs * over_s3}
+    check_space(options.work, loads, sum(lives[name] for name in names), len(peers))
     scratch = Path(tempfile.mkdtemp(prefix="run-", dir=options.work))
     keys = s3.make_keys()
     try:
         with networks(names, options.stores, scratch, keys) as (nets, servers):
             out = about(peers, missing, bool(servers))
             pids = [server.pid for server in servers] + [net.proxy.process.pid for net in nets if net.proxy]
-            bench = Bench(scratch, options.timeout, peers, servers, keys, pids)
-            if nets[0].name == "far":
-                warm_up(bench, nets[0])
-            runs = [(net, load, COUNTING_RUN) for net in nets if net.name == "near" and net.proxy for load in loads]
-            timed = [net for net in nets if net.name == "far" or not net.proxy]
-            runs += [(net, load, n + 1) for n in range(options.runs) for net in timed for load in loads]
-            for net, load, number in runs:
-                bench.run(net, load, number)
+            bench = Bench(scratch, options.timeout, servers, keys, pids)
+            counting = [net for net in nets if net.name == "near" and net.proxy]
+            timed = [net for net in nets if net not in counting]
+            if not options.quick:  # the counting pass warms up those that it counts
+                warm_up(bench, timed[0], [p for p in peers if not (counting and p.far)])
+            passes = [(net, COUNTING_RUN) for net in counting]
+            passes += [(net, n + 1) for n in range(options.runs) for net in timed]
+            for net, number in passes:
+                for load in loads:
+                    bench.run(net, load, number, peers)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     described = [{**asdict(load), "path": load.path.name, "title": load.title} for load in loads]
     return {"about": out, "loads": described, "rows": bench.rows, "failures": bench.failures}
 
 
-def warm_up(bench: Bench, net: Net) -> None:
-    """Every program once with a few files, so that no first run pays for compiling modules or reading programs."""
+def warm_up(bench: Bench, net: Net, peers: Sequence[type[Peer]]) -> None:
+    """Every one of these programs once with a few files, so that no first run pays for compiling and reading programs."""
     path = bench.work / "warm-up"
     for i in range(WARM_UP_FILES):
         workloads.write(path / f"{i}.txt", b"warm\n" * i)
-    bench.run(net, workloads.described("warm-up", path, "random"), COUNTING_RUN)
+    bench.run(net, workloads.described("warm-up", path, "random"), COUNTING_RUN, peers)
     bench.rows.clear()
 
 
@@ -305,6 +310,7 @@ def main() -> None:
     for given, known in ((options.net, NETS), (options.load, workloads.NAMES)):
         if unknown := set(given.split(",")) - set(known):
             parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers, clients and trees go with us
     start = time.monotonic()
     result = measure(options)
     result["about"]["took_s"] = round(time.monotonic() - start)

@@ -56,16 +56,16 @@ def measured(argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, log: Pat
     """Runs a command to its end. All dirty pages are written out before, so that none is paid for by the next one."""
     os.sync()
     out = log.with_suffix(".usage")
+    launch = [*_LAUNCH, str(out), str(timeout_s), *argv]
     with log.open("wb") as file:
-        subprocess.run(
-            [*_LAUNCH, str(out), str(timeout_s), *argv],
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            check=True,
-        )
+        process = subprocess.Popen(launch, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        try:
+            failed = process.wait()
+        finally:
+            process.terminate()  # if we are interrupted: it ends the command
+            process.wait()
+    if failed:
+        raise RuntimeError(f"launch.py itself failed, exit {failed}:\n{log.read_text(errors='replace')}")
     wall_s, cpu_s, kib, code, timed_out = out.read_text().split()
     text = log.read_text(errors="replace")
     return Usage(float(wall_s), float(cpu_s), float(kib) / 1024, int(code), timed_out == "1", text)
