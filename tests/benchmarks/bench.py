@@ -274,7 +274,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def warm_up(bench: Bench, net: Net, peers: Sequence[type[Peer]]) -> None:
-    """Every one of these programs once with a few files, so that no first run pays for compiling and reading programs."""
+    """Every one of these programs once with a few files: no first run pays for compiling or reading programs."""
     path = bench.work / "warm-up"
     for i in range(WARM_UP_FILES):
         workloads.write(path / f"{i}.txt", b"warm\n" * i)
