@@ -6,6 +6,7 @@ from fuzz.agreement import AGREEMENT
 from fuzz.content import CONTENT
 from fuzz.local import LOCAL
 from fuzz.network import NETWORK
+from fuzz.records import RECORDS
 from fuzz.target import Target
 
-TARGETS: dict[str, Target] = {t.name: t for t in (*CONTENT, *AGREEMENT, *NETWORK, *LOCAL)}
+TARGETS: dict[str, Target] = {t.name: t for t in (*CONTENT, *AGREEMENT, *RECORDS, *NETWORK, *LOCAL)}
