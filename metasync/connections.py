@@ -202,10 +202,16 @@ class Connections:
 
 
 def _hung_lately(db: LocalDb) -> dict[str, float]:
-    """Backends that gave no answer a moment ago, by name, with the time."""
+    """Backends that gave no answer a moment ago, by name, with the time. A note that is damaged is none."""
     now = time.time()
     try:
         noted = {str(n): float(at) for n, at in json.loads(db.get(HUNG_KEY) or b"{}").items()}
-    except (ValueError, TypeError, AttributeError):  # a note to save seconds: without it nothing is wrong
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):  # a note to save seconds: without it nothing is wrong
         return {}
     return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}

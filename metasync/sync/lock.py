@@ -93,11 +93,11 @@ class WorkspaceLock:
             with self._holder.open("rb") as f:
                 note = json.loads(f.read(HOLDER_BYTES_MAX))
             pid, command, since = int(note["pid"]), str(note["command"]), float(note["since"])
+            at = time.localtime(since)
             os.kill(pid, 0)
         except PermissionError:
             pass  # another user's process: alive
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return "held by another process"
-        at = time.localtime(since)
         today = at[:3] == time.localtime()[:3]
         return f"held by process {pid} ({command}) since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"

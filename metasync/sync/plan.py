@@ -165,11 +165,18 @@ def decode_plan(data: bytes) -> Plan:
             if row is not None and row != _bare(row.entry):
                 raise r.fail("a stat of what is not there yet")
             changes.append(Change(path, row.entry if row else None, unpack_row(expected) if expected else None))
-        own, reason = r.u8() == 1, r.text16()
-        unfit = {}
+        own, reason = r.u8(), r.text16()
+        if own > 1:
+            raise r.fail(f"flag {own}")
+        unfit: dict[int, str] = {}
         for _ in range(r.count(r.u32(), 8)):
-            i = r.u32()
-            unfit[i] = r.bytes32(_PATH_BYTES_MAX).decode("utf-8", "surrogatepass")
+            i, why = r.u32(), r.bytes32(_PATH_BYTES_MAX)
+            if i in unfit or i >= len(changes):
+                raise r.fail("a reason twice, or for no change")
+            try:
+                unfit[i] = why.decode("utf-8", "surrogatepass")
+            except UnicodeDecodeError as e:
+                raise r.fail("a reason is not text") from e
         r.end()
         if not ascending([change.path for change in changes]):
             raise r.fail("paths out of order")
@@ -178,7 +185,7 @@ def decode_plan(data: bytes) -> Plan:
             f"The journal of an unfinished checkout can't be read: {e.message}.",
             next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
         ) from e
-    return Plan(tuple(changes), commit, version, replaced_from, root, own, reason, unfit)
+    return Plan(tuple(changes), commit, version, replaced_from, root, own == 1, reason, unfit)
 
 
 def _bare(entry: Entry) -> Row:

@@ -11,7 +11,8 @@ import errno
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 from metasync.localdb import State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
@@ -36,10 +37,8 @@ def rules_of(tree: WorkTree, db: State) -> Rules:
     # A device's number may be another's after a restart; together with an inode it hardly ever is.
     place = [PROBE_FORMAT, state.st_dev, state.st_ino]
     kept = db.get(RULES_KEY)
-    if kept is not None:
-        found = json.loads(kept)
-        if found["place"] == place:
-            return _unpacked(found["rules"])
+    if kept is not None and (known := _kept(kept, place)) is not None:
+        return known
     try:
         rules = _probed(tree)
     except OSError:
@@ -48,9 +47,19 @@ def rules_of(tree: WorkTree, db: State) -> Rules:
     return rules
 
 
-def _unpacked(values: dict[str, object]) -> Rules:
+def _kept(data: bytes, place: list[int]) -> Rules | None:
+    """The rules that were found at this place before; None where the note is another's, or damaged."""
     enums = {"fold": Fold, "unit": Unit, "listing": Listing}
-    return Rules(**{k: enums[k](v) if k in enums else v for k, v in values.items()})  # type: ignore[arg-type]
+    try:
+        found = json.loads(data)
+        if found["place"] != place:
+            return None
+        values: dict[str, Any] = {k: enums[k](v) if k in enums else v for k, v in found["rules"].items()}
+        rules = Rules(**values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    sound = all(type(getattr(rules, f.name)) is type(getattr(ANY, f.name)) for f in fields(Rules))
+    return rules if sound else None
 
 
 def _probed(tree: WorkTree) -> Rules:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends._base import Space
@@ -80,7 +80,7 @@ def _told(s: Session) -> dict[str, int]:
     """Free bytes as told a short while ago, where they were plenty."""
     now = s.wall_ns()
     out = {}
-    for name, (when, free, _) in _json(s.db, TOLD_KEY, {}).items():
+    for name, (when, free, _) in _noted(s.db).items():
         if 0 <= now - when < FRESH_S * 1e9 and free is not None and free >= PLENTY_BYTES:
             out[name] = free
     return {n: f for n, f in out.items() if n in {p.name for p in s.transfer.places.values()}}
@@ -89,15 +89,13 @@ def _told(s: Session) -> dict[str, int]:
 def _remember(s: Session, told: Mapping[str, Space]) -> None:
     if told:
         now = s.wall_ns()
-        s.db.set(
-            TOLD_KEY, json.dumps({**_json(s.db, TOLD_KEY, {}), **{n: [now, *t] for n, t in told.items()}}).encode()
-        )
+        s.db.set(TOLD_KEY, json.dumps({**_noted(s.db), **{n: _Note(now, *t) for n, t in told.items()}}).encode())
 
 
 def note_sent(s: Session) -> None:
     """After a push: what was told is less by what was sent."""
-    known = _json(s.db, TOLD_KEY, {})
-    lower = {n: [t[0], s.transfer.room.free[n], t[2]] for n, t in known.items() if n in s.transfer.room.free}
+    known = _noted(s.db)
+    lower = {n: t._replace(free=s.transfer.room.free[n]) for n, t in known.items() if n in s.transfer.room.free}
     if lower:
         s.db.set(TOLD_KEY, json.dumps({**known, **lower}).encode())
 
@@ -155,7 +153,7 @@ def tight(s: Session, index: Index, size: int) -> tuple[TightBackend, ...]:
 
 def given_up(db: LocalDb) -> set[str]:
     """Backends that this device knows to be without their ballast."""
-    return set(_json(db, GIVEN_UP_KEY, []))
+    return {name for name in _json(db, GIVEN_UP_KEY, []) if isinstance(name, str)}
 
 
 def note_given_up(db: LocalDb, names: Iterable[str]) -> None:
@@ -208,11 +206,29 @@ def check_ballast(s: Session, ill: Iterable[str]) -> tuple[str, ...]:
     )
 
 
+class _Note(NamedTuple):
+    """What a backend said of its space, and when, in ns."""
+
+    when: int
+    free: int | None
+    total: int | None
+
+
+def _noted(db: LocalDb) -> dict[str, _Note]:
+    """What backends said. What has another form is as good as nothing."""
+    out = {}
+    for name, note in _json(db, TOLD_KEY, {}).items():
+        sound = isinstance(note, list) and len(note) == 3 and all(type(n) in (int, type(None)) for n in note)
+        if sound and note[0] is not None:
+            out[name] = _Note(*note)
+    return out
+
+
 def _json(db: LocalDb, key: str, empty: Any) -> Any:
     """A value of the local state that is known from asking: what does not decode is asked for again."""
     data = db.get(key)
     try:
         value = json.loads(data) if data is not None else empty
-    except ValueError:
+    except (ValueError, RecursionError):
         return empty
     return value if isinstance(value, type(empty)) else empty

@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,18 @@ def walk_tree(data: bytes) -> None:
     store = {node_id(n): part for n, part in enumerate(parts_of(data)[:256])}
     with replaced(LIMITS):
         try:
+            for path in (b"a", b"d/x", b"c/y"):  # trees that `flatten` refuses too
+                with suppress(FormatError, UpgradeError):
+                    walk(walk_module.find(node_id(0), path), store)
             trees = [walk(walk_module.flatten(node_id(n)), store)[0] for n in (0, 1)]
             changes = walk(walk_module.diff(node_id(0), node_id(1)), store)[0]
         except NoSuchObject:
             raise FormatError("an id that nothing has") from None
-        for tree in trees:
+        for n, tree in enumerate(trees):
+            for path in list(tree)[:20]:
+                found = walk(walk_module.find(node_id(n), path), store)[0].entry
+                assert found is not None
+                assert tree[path] in (found, found._replace(content=b""))
             last: dict[bytes, bytes] = {}
             for path, entry in tree.items():
                 above, _, name = path.rpartition(b"/")

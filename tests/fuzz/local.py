@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
 import tempfile
+import time
+from dataclasses import asdict
+from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from agreement_kit import ADMIN, ALICE, BASE, DEVICES, KEYS, NS_ID
 from content_kit import digest
 
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
-from metasync import devicekeys
+from metasync import connections, devicekeys
 from metasync.backends._registry import parse_bytes, parse_url
 from metasync.backends._s3_answers import backend_error, status_of
 from metasync.codec import ascending, bytes32
@@ -29,7 +34,10 @@ from metasync.errors import (
 )
 from metasync.localdb import Conflict, LocalDb, ReplacedFile
 from metasync.objects.model import Entry, Kind
+from metasync.sync import probe, space
 from metasync.sync.enrolment import Link, decode_links, encode_links, load_secret, required
+from metasync.sync.lock import WorkspaceLock
+from metasync.sync.names import ANY
 from metasync.sync.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
 from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.sync.session import Session, local_value
@@ -55,6 +63,7 @@ PLAN = Plan(
     7,
     12,
     (40, 2),
+    unfit={1: "too long", 3: "\udcff"},
 )
 LINKS = {"a": Link("file:///somewhere", "ab" * 16, "cd" * 32), "b": Link("s3://bucket/x", "ef" * 16, "01" * 32)}
 
@@ -175,6 +184,50 @@ def read_database(data: bytes) -> None:
         db.put_packed_rows([(b"new", pack_row(ROWS[0]))])
 
 
+class _Notes:
+    """A local state that holds the same note under every key."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def get(self, key: str) -> bytes:
+        return self.data
+
+
+def notes_of(data: bytes) -> None:
+    """Notes that save a question: whatever has become of them, they mean something or nothing."""
+    db: Any = _Notes(data)
+    for name, at in connections._hung_lately(db).items():
+        assert (type(name), type(at)) == (str, float)
+    for note in space._noted(db).values():
+        assert all(type(n) in (int, type(None)) for n in note)
+        assert note.when + 1
+    assert all(type(name) is str for name in space.given_up(db))
+    rules = probe._kept(data, [1, 2, 3])
+    assert rules is None or (rules.has_twins in (True, False) and rules.name_max + rules.path_max is not None)
+    lock = WorkspaceLock(scratch().state)
+    lock._holder.write_bytes(data)
+    assert lock._held_by().startswith("held by")
+
+
+def note_seeds() -> list[bytes]:
+    rules = {k: str(v) if isinstance(v, Enum) else v for k, v in asdict(ANY).items()}
+    return [
+        json.dumps(note).encode()
+        for note in (
+            {},
+            ["a", "b"],
+            {"a": 1.5, "b": time.time()},
+            {"a": [5, 6, None], "b": [7, None, None]},
+            {"place": [1, 2, 3], "rules": rules},
+            {"place": [1, 2, 3], "rules": {"name_max": "x"}},
+            {"pid": os.getpid(), "command": "push", "since": 1.7e9},
+            {"pid": os.getpid(), "command": "push", "since": 1e300},
+            [[[]]],
+        )
+    ] + [b"[" * 2_000, b"\xff"]
+
+
 def plan_of(data: bytes) -> Plan:
     plan = decode_plan(data)
     assert ascending([change.path for change in plan.changes])
@@ -240,7 +293,7 @@ LOCAL = (
     Target(
         "plan",
         plan_of,
-        lambda: [encode_plan(PLAN), encode_plan(Plan((), {}, 0, 0, (0, 0)))],
+        lambda: [encode_plan(PLAN), encode_plan(Plan((), {}, 0, 0, (0, 0), own=True, reason="why"))],
         encode_plan,
         allowed=DAMAGED,
     ),
@@ -248,6 +301,7 @@ LOCAL = (
         "modes", decode_modes, lambda: [encode_modes({b"a": 0o755, b"a/b": 0o500}), b""], encode_modes, allowed=DAMAGED
     ),
     Target("links", decode_links, lambda: [encode_links(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED),
+    Target("notes", notes_of, note_seeds, allowed=DAMAGED, tries=SOME),
     Target("secret", open_secret, lambda: [_secret(), devicekeys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
     Target("local-state", read_database, lambda: [database()], allowed=DAMAGED, tries=SOME, room=lambda _: 8 << 20),
     Target(
