@@ -293,7 +293,7 @@ def _log_of(history: History, path: bytes, limit: int | None) -> list[LogItem]:
 def _changes_at(history: History, before: bytes | None, after: bytes, path: bytes) -> tuple[PathChange, ...]:
     """What changed at a path and below between two versions; files that came from elsewhere or went there are named."""
     pairs = history.pairs(before, after, (path,))
-    if any((a is None) != (b is None) for _, a, b in pairs):
+    if before is not None and any((a is None) != (b is None) for _, a, b in pairs):
         pairs = history.pairs(before, after)  # the other end of a rename may be anywhere
     return tuple(c for c in described(pairs) if is_below(c.path, path) or (c.was is not None and is_below(c.was, path)))
 
