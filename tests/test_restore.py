@@ -14,9 +14,12 @@ from crash_kit import Crashed, Fate, mortal_clients
 from workspace_kit import Lab, Node, lab, tree_of, unreadable, write  # noqa: F401
 
 from metasync.errors import DamagedError, NoQuorumError, UsageError, WorkspaceError
+from metasync.objects.model import Entry, Kind
+from metasync.sync import conflicts as conflicting
 from metasync.sync import restore as restoring
 from metasync.sync.fsio import Disk
 from metasync.sync.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_plan
+from metasync.sync.scan import Scan
 from metasync.workspace import Workspace
 
 BIG = os.urandom(300_000)
@@ -418,13 +421,25 @@ def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.Mon
     assert outcomes[False] > 10
 
 
-def test_a_plan_of_before_is_still_read() -> None:
+def test_the_journal_says_whose_changes_they_are() -> None:
     plan = Plan((), {"k": None}, 3, 9, (1, 2))
     assert decode_plan(encode_plan(plan)) == plan
     assert (plan.own, plan.reason) == (False, CHANGED_MEANWHILE)
     own = Plan((), {}, 3, 9, (1, 2), own=True, reason="why")
     assert decode_plan(encode_plan(own)) == own
-    assert encode_plan(own).startswith(encode_plan(Plan((), {}, 3, 9, (1, 2))))
+
+
+def test_a_path_of_thousands_of_names(past: Workspace) -> None:
+    """Longer than 16 bits can count: what a restore notes of it fits."""
+    long = b"/".join([b"name"] * 20_000)
+    with past._session("test") as s:
+        base = s.base()
+        entry = Entry(Kind.DIR, 0o755, 0, 0, b"")
+        here = restoring.Here(Scan(), {}, {}, {})
+        s.db.set(restoring.RESTORED_KEY, restoring._encode_restored(base, here, {long: entry}))
+        assert restoring._restored(s, base) == {long: b""}
+        s.db.set(conflicting.BOTH_KEY, conflicting._encode_both([long]))
+        assert conflicting._decided_both(s) == set(), "it is not there"
 
 
 # --- ignore rules

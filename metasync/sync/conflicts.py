@@ -8,10 +8,10 @@ beside the original, and is told by its name. A choice is a checkout of this dev
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
-from metasync.codec import Reader, bytes16
+from metasync.codec import Reader, bytes32
 from metasync.errors import UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
@@ -141,7 +141,7 @@ def resolve(s: Session, path: bytes, keep: Keep) -> ResolveReport:
     if keep == "both":
         with s.db.transaction():
             _forget(s, copies)
-            s.db.set(BOTH_KEY, b"".join(map(bytes16, sorted({*_decided_both(s), *copies}))))
+            s.db.set(BOTH_KEY, _encode_both({*_decided_both(s), *copies}))
         return ResolveReport(original, keep, copies)
     for _ in range(ROUNDS_MAX):
         try:
@@ -213,6 +213,10 @@ def _forget(s: Session, copies: tuple[bytes, ...]) -> None:
     s.db.delete_conflicts([c.copy for c in s.db.conflicts() if c.copy in copies or not _is_there(s, c.copy)])
 
 
+def _encode_both(copies: Iterable[bytes]) -> bytes:
+    return b"".join(map(bytes32, sorted(copies)))
+
+
 def _decided_both(s: Session) -> set[bytes]:
     """Copies that were to stay, and are still there."""
     data = s.db.get(BOTH_KEY)
@@ -220,5 +224,5 @@ def _decided_both(s: Session) -> set[bytes]:
     if data is not None:
         r = Reader(data, "note of conflicts that are none")
         while r.pos < len(data):
-            out.add(r.bytes16())
+            out.add(r.bytes32(len(data)))
     return {copy for copy in out if _is_there(s, copy)}

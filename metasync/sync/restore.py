@@ -16,7 +16,7 @@ import stat as stat_
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasync.codec import Reader, bytes16, bytes32
+from metasync.codec import Reader, bytes32
 from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
@@ -306,7 +306,7 @@ def _restored(s: Session, base: Agreed) -> dict[bytes, bytes]:
         return {}
     out = {}
     while r.pos < len(data):
-        path = r.bytes16()
+        path = r.bytes32(len(data))
         out[path] = r.bytes32(len(data))
     return out
 
@@ -314,4 +314,4 @@ def _restored(s: Session, base: Agreed) -> dict[bytes, bytes]:
 def _encode_restored(base: Agreed, here: Here, new: Mapping[bytes, Entry | None]) -> bytes:
     brought = {p: c for p, c in here.restored.items() if p not in new}
     brought.update((p, e.content) for p, e in new.items() if e is not None and not same_bytes(here.base.get(p), e))
-    return base.state.master + b"".join(bytes16(p) + bytes32(c) for p, c in sorted(brought.items()))
+    return base.state.master + b"".join(bytes32(p) + bytes32(c) for p, c in sorted(brought.items()))
