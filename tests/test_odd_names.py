@@ -95,8 +95,8 @@ def test_a_path_far_longer_than_any_system_call_takes(lab: Lab, names: list[byte
         assert one.push().changes.added == (conflict_name(path, 1),)
         assert two.pull().changes.added == (conflict_name(path, 1),)
         remove_deep(one.directory, names)
-        assert len(one.push().changes.deleted) == 2
-        two.pull()
+        assert len(one.push(force=True).changes.deleted) == 2
+        two.pull(force=True)
         assert read_tree(two.directory) == {}
         places = []
     finally:

@@ -337,7 +337,7 @@ def test_a_backend_that_fills_up_during_a_push(lab: Lab, silent: str) -> None:
 
 @pytest.mark.parametrize("silent", ["", "ab"])
 def test_without_another_place_copies_are_missing_and_the_user_is_told(lab: Lab, silent: str) -> None:
-    w = began(lab, {"a": 6 * MIB, "b": GIB}, silent=silent)
+    w = began(lab, {"a": 9 * MIB, "b": GIB}, silent=silent)
     write(w.directory, {f"f{i}": os.urandom(4_000_000) for i in range(3)})
     w.close()
     ran = lab.cli("push", "--json")

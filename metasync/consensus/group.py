@@ -264,7 +264,9 @@ class Group:
             for name in branches:
                 fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
                 standing = self.member.standings.get(name, fallback)
-                out[name] = fallback if standing.kind in ("ok", "unknown", "down") and got.get(name) else standing
+                out[name] = (
+                    fallback if standing.kind in ("ok", "unknown", "down", "full") and got.get(name) else standing
+                )
             return out
 
         return task()

@@ -17,7 +17,7 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.replay import Log
 from metasync.consensus.states import State
 from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
-from metasync.errors import BackendError, ForkError, FormatError, NotFoundError, UpgradeError
+from metasync.errors import BackendError, ForkError, FormatError, FullError, NotFoundError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format, sha256
 from metasync.keys.devices import DeviceIdentity, DeviceSet
 from metasync.keys.ring import WorkspaceKeys
@@ -32,7 +32,7 @@ AHEAD: Final = 2  # entries read side by side once a log is known to hold one: A
 STATES_CACHED: Final = 256
 MEMORY_MAX: Final = 1024
 
-StandingKind = Literal["ok", "down", "replaced", "poisoned", "rolled back", "unlinked", "unknown"]
+StandingKind = Literal["ok", "down", "full", "replaced", "poisoned", "rolled back", "unlinked", "unknown"]
 
 
 class Standing(NamedTuple):
@@ -133,7 +133,8 @@ class Member:
         return link
 
     def fault(self, instance: Instance, acceptor_id: bytes, error: BackendError) -> Outcome:
-        self.standings[instance.names[acceptor_id]] = Standing("down", error.message)
+        kind: StandingKind = "full" if isinstance(error, FullError) else "down"
+        self.standings[instance.names[acceptor_id]] = Standing(kind, error.message)
         return Outcome("failed", error.message)
 
     def judge(self, instance: Instance, acceptor_id: bytes) -> None:

@@ -347,6 +347,9 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     if sent:
         return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
     step = "run again when the backends are reachable"
+    full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
+    if full:
+        step = f"free space on {', '.join(full)}, then run again"
     if any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
         step = "tell this device the way to them: metasync backend link NAME URL"
     return NoQuorumError(text, next_step=step)

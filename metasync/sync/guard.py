@@ -16,6 +16,7 @@ from metasync.objects.model import Entry, Kind
 SMALL_FILES: Final = 20  # up to so many files, half of them is what people delete by hand and on purpose
 SHARE: Final = 2  # more than one in so many files is no everyday deletion
 NAMES_MAX: Final = 3  # shown, for a first idea of what they are
+NAME_CHARS_MAX = 200  # of each: a path may have a million
 
 Verb = Literal["push", "pull"]
 _WHERE: Final[Mapping[str, str]] = {"push": "for all devices", "pull": "here"}
@@ -108,4 +109,5 @@ def _bytes_of(entry: Entry) -> tuple[Kind, int, bytes]:
 
 
 def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
+    text = path.decode("utf-8", "surrogateescape")
+    return text if len(text) <= NAME_CHARS_MAX else f"{text[:NAME_CHARS_MAX]}..."
