@@ -127,7 +127,7 @@ class NameFirst(Right):
     def create(self, path: str, data: bytes) -> bool:
         if not super().create(path, data[: len(data) // 2]):
             return False
-        time.sleep(YIELD_S if len(data) > 1 << 12 else 0)
+        time.sleep(20 * YIELD_S if len(data) > 1 << 12 else 0)  # for its readers to come in between for certain
         super().put(path, data)
         return True
 
