@@ -28,7 +28,7 @@ demo: $(STAMP) ## three providers and two devices in a temporary folder
 	@$(BIN)/metasync demo
 
 test: $(STAMP) ## the tests that need nothing but this machine
-	$(BIN)/python -m pytest -n $(JOBS) -m "not servers"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not servers" $(PYTEST)
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
