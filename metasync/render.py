@@ -136,11 +136,16 @@ def down(down: Mapping[str, str]) -> list[str]:
     return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
 
 
-def pull(r: PullReport) -> list[str]:
+def pull(r: PullReport, *, dry_run: bool = False) -> list[str]:
     if r.before == r.version and not r.conflicts:
         lines = [f"Up to date at version {r.version}."]
     else:
-        lines = [f"Now at version {r.version} (was {r.before}): {changes_line(r.changes)}.", *changes(r.changes)]
+        now = (
+            f"Would go from version {r.before} to {r.version}"
+            if dry_run
+            else f"Now at version {r.version} (was {r.before})"
+        )
+        lines = [f"{now}: {changes_line(r.changes)}.", *changes(r.changes)]
     lines += listed("*", r.merged) and ["Merged line by line:", *listed("*", r.merged)]
     lines += conflicts(r.conflicts)
     lines += left_out(r.unreadable, "Could not be read here, so left as they are:")

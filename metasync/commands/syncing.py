@@ -71,7 +71,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.pull(dry_run=dry_run, force=force)
-    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *render.pull(r)]
+    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *render.pull(r, dry_run=dry_run)]
     console.report("pull", lines, render.value(r), [3] if r.conflicts else [])
 
 
@@ -92,7 +92,7 @@ def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
     with opened(options, console) as w:
         pulled, pushed = w.sync(message, dry_run=dry_run, force=force)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
-    lines = [*render.pull(pulled), *render.push(pushed, dry_run=dry_run)]
+    lines = [*render.pull(pulled, dry_run=dry_run), *render.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)
 
 
