@@ -16,9 +16,10 @@ import pytest
 from paxos_world import Faults, Process, Workspace, World, change, make_workspace, true_value
 
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
+from metasync.consensus import births as births_module
 from metasync.consensus import instance as instance_module
 from metasync.consensus import learn as learn_module
-from metasync.consensus import member as member_module
+from metasync.consensus import logform as logform_module
 from metasync.consensus import paxos as paxos_module
 from metasync.consensus import replay as replay_module
 from metasync.consensus.replay import NEVER
@@ -240,17 +241,17 @@ def test_mutant_accept_ignores_promises(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         replay_module, "accept_effective", lambda promised, votes, rnd, value, base: votes.get(rnd, value) == value
     )
-    monkeypatch.setattr(member_module, "_standing", _standing_without_promises)
+    monkeypatch.setattr(logform_module, "_standing", _standing_without_promises)
     assert broken(schedule, MUTANT_SEEDS) is not None
 
 
 def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, stale: Any) -> Any:
-    if kind is member_module.Kind.ACCEPT:
-        return member_module.Outcome("done") if rnd in log.votes else None
+    if kind is logform_module.Kind.ACCEPT:
+        return logform_module.Outcome("done") if rnd in log.votes else None
     return STANDING(m, log, kind, rnd, stale)
 
 
-STANDING = member_module._standing
+STANDING = logform_module._standing
 
 
 def test_mutant_round_0_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,14 +349,14 @@ def test_mutant_incarnation_reused(reused: bool) -> None:
 
 
 def test_mutant_births_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_module, "birth_matches", lambda data, place, digest: True)
+    monkeypatch.setattr(births_module, "birth_matches", lambda data, place, digest: True)
 
     def blind(m: Any, instance: Any, acceptor_id: bytes) -> Task:
         instance.born.add(acceptor_id)
         return True
         yield
 
-    monkeypatch.setattr(member_module, "read_birth", blind)
+    monkeypatch.setattr(logform_module, "read_birth", blind)
     monkeypatch.setattr(learn_module, "read_birth", blind)
     caught = broken(schedule, range(5171, 5971, 2))  # about one schedule in a hundred has such a wipe
     assert caught is not None

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from metasync.config import Config, decode_config
 from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
 from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
-from metasync.consensus.member import OP_TIMEOUT_S, Member, Standing, check_config, read_birth
+from metasync.consensus.member import OP_TIMEOUT_S, Member, Standing, check_config
 from metasync.consensus.meta import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,

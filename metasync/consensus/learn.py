@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync.consensus.ancestry import ancestor
+from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, entry_path, open_entry
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member, read_birth
+from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.paxos import look_around, no_quorum, settle
 from metasync.consensus.states import VERSION_MAX, State
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task

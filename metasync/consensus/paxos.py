@@ -34,10 +34,11 @@ from types import GeneratorType
 from typing import Any, Final
 
 from metasync.codec import Reader, u8
+from metasync.consensus.acceptors import append, look
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Member, append, look
+from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import STATE_BYTES, Change, State, decode_state, skip_version, successor
 from metasync.effects import Gather, Now, Persist, Random, Sleep, Task

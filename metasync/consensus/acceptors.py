@@ -1,0 +1,27 @@
+"""Acceptors, whatever their form: the three requests that proposers and learners make of one.
+
+    look(...)    reads what it holds, to its end          append(...)   has it take a PREPARE or an ACCEPT
+
+Which form a backend has is agreed in the config (`config.Acceptor.form`).
+"""
+
+from __future__ import annotations
+
+from metasync.consensus import logform
+from metasync.consensus.entries import Kind, Round
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import Member
+from metasync.consensus.states import State
+from metasync.effects import Task
+
+
+def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """Reads all that one acceptor holds of this instance, with its birth beside every step. -> Outcome."""
+    return logform.look(m, instance, acceptor_id)
+
+
+def append(
+    m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: State | None, stale: Round
+) -> Task:
+    """Has one acceptor take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
+    return logform.append(m, instance, acceptor_id, kind, rnd, value, stale)

@@ -1,0 +1,38 @@
+"""Births: whether a root is still the one that the config means (CONSENSUS 1.9, finding).
+
+A root that was wiped has forgotten what it promised and accepted. So its birth object is read beside every step that
+counts: beside every create, beside every look at a log, and nothing of an acceptor counts without it.
+"""
+
+from __future__ import annotations
+
+from metasync.consensus.entries import ENTRY_BYTES_MAX
+from metasync.consensus.genesis import BIRTH_BYTES, birth_matches, birth_path
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.effects import Op, Reply, Task
+from metasync.errors import NotFoundError
+
+
+def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """-> bool: the root is the one the config means. Notes it in `instance.born`, or why not in the standings."""
+    instance.born.discard(acceptor_id)
+    backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return False
+    reply: Reply = yield Op(backend, "get", birth_path(acceptor_id), max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    if isinstance(reply.error, NotFoundError):
+        why = "its birth object is missing: it was emptied"
+    elif reply.error is not None:
+        m.fault(instance, acceptor_id, reply.error)
+        return False
+    elif birth_matches(reply.value, acceptor_id, instance.births[acceptor_id]):
+        m.replaced.pop(acceptor_id, None)
+        instance.born.add(acceptor_id)
+        return True
+    else:
+        why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
+    m.replaced[acceptor_id] = why
+    instance.vouched.discard(acceptor_id)
+    m.judge(instance, acceptor_id)
+    return False
