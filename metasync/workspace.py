@@ -251,7 +251,7 @@ class Workspace:
             if dry_run:
                 return pushing.preview(s, s.base())
             found_again = s.settle_journal()
-            report = pushing.push(s, s.base(), s.newest(), message, force=force)
+            report = pushing.push(s, s.base(), message, force=force)
             space.note_sent(s)
             space.put_back(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))

@@ -623,3 +623,72 @@ def test_an_owner_yields_to_a_round_that_a_quorum_promised(world: World, ws: Wor
         assert decided.mine == (not accepted)
     assert decided.state.op_id == (b"x" if decided.mine else b"r") * 16
     assert world.do(group_of(ws, 4, 1).get_recent(known)) == decided.state
+
+
+def test_a_vote_of_an_emptied_store_does_not_count_when_the_store_is_restored(world: World, ws: Workspace) -> None:
+    """The owner's ACCEPT lands in two emptied roots; then both come back as they were before it."""
+    owner = group_of(ws, 1)
+    first = world.do(owner.propose(ws.genesis, lambda: change(b"1" * 16))).state
+    world.run()
+    saved = {n: copy.deepcopy(world.stores[n]) for n in ("b", "c")}
+    for n in saved:
+        world.stores[n].clear()
+    with pytest.raises(NoQuorumError, match="may be committed"):
+        world.do(owner.propose(first, lambda: change(b"2" * 16), deadline_s=3.0))
+    world.run()
+    assert all(world.stores[n] for n in saved), "its entries landed in the emptied roots"
+    world.stores.update(saved)
+    world.down = {"a"}
+    other = world.do(group_of(ws, 2, 1).propose(first, lambda: change(b"3" * 16))).state
+    world.down = set()
+    assert world.do(owner.get_recent(first)) == other
+
+
+def test_phase_one_may_run_ahead_of_the_value(world: World, ws: Workspace) -> None:
+    """What is left is one append: its create and the birth beside it, on each acceptor of the quorum that promised."""
+    first = push(world, ws, group_of(ws, 1), ws.genesis)
+    group = group_of(ws, 2, 1)
+    assert world.do(group.prepare(first))
+    forget_requests(world)
+    decided = world.do(group.propose(first, lambda: change(b"2" * 16)))
+    assert decided.mine
+    assert sorted(len(requests) for requests in world.requests.values())[:2] == [2, 2]
+    assert world.do(group.prepare(decided.state)), "an owner has nothing to do ahead"
+    world.run()
+    forget_requests(world)
+    assert world.do(group.propose(decided.state, lambda: change(b"3" * 16))).mine
+    assert most_requests(world) == 2
+
+
+def test_a_round_prepared_ahead_is_given_up_for_a_higher_one(world: World, ws: Workspace) -> None:
+    """Whoever prepared and took its time finds what others decided meanwhile."""
+    slow, quick = group_of(ws, 1), group_of(ws, 2, 1)
+    assert world.do(slow.prepare(ws.genesis))
+    theirs = world.do(quick.propose(ws.genesis, lambda: change(b"q" * 16)))
+    assert theirs.mine
+    decided = world.do(slow.propose(ws.genesis, lambda: change(b"s" * 16)))
+    assert (decided.mine, decided.state) == (False, theirs.state)
+    again = world.do(slow.propose(decided.state, lambda: change(b"s" * 16)))
+    assert again.mine
+
+
+def test_a_round_prepared_ahead_completes_what_may_be_decided(world: World, ws: Workspace) -> None:
+    """Evidence that the early PREPARE met is the value; one's own comes after it."""
+    world.stuck = {"b", "c"}
+    with pytest.raises(NoQuorumError):
+        world.do(group_of(ws, 1).propose(ws.genesis, lambda: change(b"1" * 16), deadline_s=2.0))
+    world.stuck = set()
+    first = push(world, ws, group_of(ws, 3), ws.genesis)
+    world.stuck = {"a"}
+    owner = group_of(ws, 4)
+    second = world.do(owner.propose(first, lambda: change(b"2" * 16))).state
+    world.stuck = {"b", "c"}
+    with pytest.raises(NoQuorumError, match="may be committed"):
+        world.do(owner.propose(second, lambda: change(b"3" * 16), deadline_s=2.0))
+    world.stuck = set()
+    late = group_of(ws, 5, 1)
+    if world.do(late.prepare(second)):
+        decided = world.do(late.propose(second, lambda: change(b"5" * 16)))
+        assert (decided.mine, decided.state.op_id) == (False, b"3" * 16)
+    else:
+        pytest.fail("nobody else is at work")

@@ -1,7 +1,9 @@
 """Births: whether a root is still the one that the config means (CONSENSUS 1.9, finding).
 
 A root that was wiped has forgotten what it promised and accepted. So its birth object is read beside every step that
-counts: beside every create, beside every look at a log, and nothing of an acceptor counts without it.
+counts: beside every create, beside every look at a log, and nothing of an acceptor is taken in without it. One that is
+not the right root is forgotten altogether: a store that was emptied and then restored from a backup does not hold what
+it took in between.
 """
 
 from __future__ import annotations
@@ -33,6 +35,6 @@ def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     else:
         why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
     m.replaced[acceptor_id] = why
-    instance.vouched.discard(acceptor_id)
+    instance.forget(acceptor_id)
     m.judge(instance, acceptor_id)
     return False

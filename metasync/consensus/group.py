@@ -24,7 +24,7 @@ from metasync.consensus.meta import (
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.paxos import Journal, MakeValue, propose
+from metasync.consensus.paxos import Journal, MakeValue, prepare, propose
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
 from metasync.effects import Gather, Op, Random, Reply, Task, Work
 from metasync.errors import FormatError, UpgradeError
@@ -130,6 +130,24 @@ class Group:
             return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
 
         return task()
+
+    def prepare(self, base: State, *, deadline_s: float = DEADLINE_S) -> Task:
+        """Does ahead what `propose` on `base` would begin with, while packs or the index are still on their way.
+
+        -> bool: only one round trip is left. May run beside tasks that write single objects. For one who is about to
+        propose: whoever else is at work waits for a while.
+        """
+
+        def task() -> Task:
+            instance = yield from self._enter(base)
+            return (yield from prepare(self.member, instance, deadline_s))
+
+        return task()
+
+    def forget_heard(self) -> None:
+        """For an operation that does not look for news first: nothing is known of the backends as they are now."""
+        if self.member.instance is not None:
+            self.member.instance.begin()
 
     def find_op(self, latest: State, journal: Journal) -> Task:
         """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.

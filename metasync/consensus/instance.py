@@ -28,6 +28,7 @@ class Instance:
         self.v = base.v + 1
         self.names = {acceptor.acceptor_id: backend.name for backend, acceptor in config.acceptors}
         self.births = {acceptor.acceptor_id: acceptor.birth for _, acceptor in config.acceptors}
+        self._keys = keys
         self.logs = {a: Log(keys, devices, base, a) for a in self.names}
         self.quorum = config.quorum
         self.born: set[bytes] = set()  # birth seen right in this operation
@@ -39,6 +40,15 @@ class Instance:
         self.born.clear()
         self.ended.clear()
         self.vouched.clear()
+
+    def forget(self, acceptor_id: bytes) -> None:
+        """Drops all that an acceptor was seen to hold: its root is not the one that the config means.
+
+        It may come back as it was before, and must then not be thought to hold what it took in between.
+        """
+        self.logs[acceptor_id] = Log(self._keys, self.devices, self.base, acceptor_id)
+        for noted in (self.born, self.ended, self.vouched):
+            noted.discard(acceptor_id)
 
     def decided(self, *, births: bool = True) -> State | None:
         """The value decided for v as far as the logs that were read show, or None.

@@ -44,12 +44,11 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are read
     AHEAD at a time.
     """
-    log = instance.logs[acceptor_id]
     instance.ended.discard(acceptor_id)
     if m.backend_of(instance, acceptor_id) is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     width = 1
-    while log.usable:
+    while (log := instance.logs[acceptor_id]).usable:
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
         branches["birth"] = read_birth(m, instance, acceptor_id)
         if acceptor_id in m.unaudited:
@@ -57,6 +56,8 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         got: Mapping[str, Any] = yield Gather(branches)
         if not got.get("audit", True):
             return _unaudited(m, instance, acceptor_id)
+        if not got["birth"]:
+            return Outcome("failed", "birth")
         for i in range(width):
             found = got[str(i)]
             if isinstance(found, BackendError):
@@ -67,8 +68,6 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             take_in(m, log, found)
             if not log.usable:
                 break
-        if not got["birth"]:
-            return Outcome("failed", "birth")
         if acceptor_id in instance.ended:
             m.judge(instance, acceptor_id)
             return Outcome("done")
@@ -133,7 +132,6 @@ def append(
     accepts what it had promised not to (CONSENSUS 1.9, finding); and so does a promise, because a root that was wiped
     has forgotten what it accepted, and another value would be chosen over it.
     """
-    log = instance.logs[acceptor_id]
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
@@ -143,6 +141,7 @@ def append(
             return _unaudited(m, instance, acceptor_id)
     entry, data, unknown, checked = None, b"", 0, False
     while True:
+        log = instance.logs[acceptor_id]
         outcome = _standing(m, log, kind, rnd, stale)
         if outcome is not None:
             if outcome.kind == "done" and not checked:
@@ -160,6 +159,8 @@ def append(
             if not reply.error.retryable or unknown >= CREATE_TRIES:
                 return m.fault(instance, acceptor_id, reply.error)
             yield Sleep(RETRY_FIRST_S * (1 << unknown))
+        elif not got["birth"]:
+            return Outcome("failed", "birth")  # not taken in: it may have landed in a root that is not the one meant
         elif reply.value:
             log.append_own(entry, data)
             m.remember_log(log)
@@ -194,9 +195,13 @@ def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Reads the slot that a create found taken. -> None, or the `BackendError`."""
     log = instance.logs[acceptor_id]
     for attempt in range(LAG_TRIES):
-        found = yield from read_slot(m, instance, acceptor_id, log.next_idx)
+        slot = read_slot(m, instance, acceptor_id, log.next_idx)
+        got = yield Gather({"slot": slot, "birth": read_birth(m, instance, acceptor_id)})
+        found = got["slot"]
         if isinstance(found, BackendError):
             return found
+        if not got["birth"]:
+            return BackendError("its birth object was not seen beside a log entry")
         if found is not None:
             take_in(m, log, found)
             return None

@@ -13,7 +13,7 @@ from metasync.codec import Reader, ascending, u8, u16, u32, u64
 from metasync.config import Config
 from metasync.consensus.entries import Entry, Kind, Round, Seen, entry_path, seal_entry
 from metasync.consensus.instance import Instance
-from metasync.consensus.replay import Log
+from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
 from metasync.errors import BackendError, ForkError, FormatError, FullError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
@@ -87,6 +87,7 @@ class Member:
         self.states: dict[bytes, State] = {}
         self.rounds_used: dict[int, int] = {}
         self.instance: Instance | None = None
+        self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
         self.rtt_s = RTT_FIRST_S
 
     # what is remembered
@@ -108,6 +109,11 @@ class Member:
     def encode_memory(self) -> bytes:
         """For the local state, to be given to the next process."""
         return encode_memory(self.memory.values())
+
+    def take_prepared(self, instance: Instance) -> Round:
+        """The round that was prepared ahead on this instance, once; `NEVER` when there is none."""
+        prepared, self.prepared = self.prepared, None
+        return prepared[1] if prepared is not None and prepared[0] is instance else NEVER
 
     def timed(self, seconds: float) -> None:
         self.rtt_s = min(RTT_MAX_S, 0.7 * self.rtt_s + 0.3 * seconds)

@@ -23,6 +23,9 @@ first time lets it finish: it polls for a few round trips, at random length, gro
 goes above it. When no one holds a quorum of first promises (three proposers, one acceptor each), everyone sees the same
 rounds, and the highest goes on at once while the others wait.
 
+PREPARE does not need the value, so who has one to upload sends it ahead (`prepare`), when the packs are stored and
+the index is on its way: one append stays on the critical path. Not earlier: a long upload must not hold up others.
+
 A slow or dead minority is never waited for. What was sent to it may still land, which is an ordinary delayed message.
 """
 
@@ -114,7 +117,9 @@ class _Attempt:
     def run(self) -> Task:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
         i, m = self.instance, self.m
-        i.begin()
+        self.round = m.take_prepared(i)
+        if self.round == NEVER:
+            i.begin()
         if self.make_value is not None and owns(m, i):
             yield from self._own_round()
         while True:
@@ -125,7 +130,8 @@ class _Attempt:
             if self.value is None:
                 if self.make_value is not None and self.skip is None:
                     self.skip = yield from ancestor(m, i, i.base, skip_version(i.v))
-                yield from self._phase(Kind.PREPARE)
+                if i.promises(self.round) < i.quorum:  # `prepare` may have seen to it
+                    yield from self._phase(Kind.PREPARE)
                 if i.promises(self.round) < i.quorum:
                     yield from self._lost(Kind.PREPARE)
                     continue
@@ -141,6 +147,21 @@ class _Attempt:
             if decided is not None:
                 return decided
             yield from self._lost(Kind.ACCEPT)
+
+    def prepare(self) -> Task:
+        """Phase 1 alone, once. -> bool: a quorum promised, or there is no phase 1 to do."""
+        i, m = self.instance, self.m
+        m.take_prepared(i)
+        if owns(m, i):
+            return True
+        i.begin()
+        yield from ancestor(m, i, i.base, skip_version(i.v))  # remembered: the value will need it
+        self._new_round()
+        yield from self._phase(Kind.PREPARE)
+        if i.promises(self.round) < i.quorum:
+            return False
+        m.prepared = (i, self.round)
+        return True
 
     def _known(self) -> Task:
         """-> the decided value if the logs show one, read again with births if these were not read."""
@@ -310,6 +331,14 @@ def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes |
     m.remember_state(instance.base)
     m.remember_state(state)
     return Decided(state, attempt.op_id is not None and state.op_id == attempt.op_id)
+
+
+def prepare(m: Member, instance: Instance, deadline_s: float) -> Task:
+    """Sends PREPARE ahead of the value, while the last of an upload is under way. -> bool: `propose` need not.
+
+    Whatever comes of it, `propose` on the same instance goes on from there. A promise binds nobody to go on.
+    """
+    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare())
 
 
 def settle(m: Member, instance: Instance, deadline_s: float) -> Task:

@@ -54,15 +54,17 @@ def check_places(
     return out
 
 
-def check_unheard_places(s: Session) -> None:
+def check_unheard_places(s: Session) -> bool:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
     Those that vote were asked for their births with the newest state; this asks those that were not heard then.
+    True when there are any.
     """
     heard = s.group.heard
     names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
-    if names:
-        leave_out(s, check_places(s, names, votes=False, timeout_s=UNHEARD_TIMEOUT_S))
+    ailing = check_places(s, names, votes=False, timeout_s=UNHEARD_TIMEOUT_S) if names else {}
+    leave_out(s, ailing)
+    return bool(ailing)
 
 
 def leave_out(s: Session, places: Mapping[str, str]) -> None:

@@ -54,6 +54,7 @@ class _Attempts:
     upload: Upload | None = None
     config: bytes = b""  # under which it placed its packs
     proposing: bool = False
+    asked: bool = True  # whether the state it is pushed on was looked for, or is known by having decided it
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
 
     def pulled(self) -> PullReport | None:
@@ -75,7 +76,7 @@ class _Attempts:
         )  # fmt: skip
 
 
-def push(s: Session, base: Agreed, newest: Agreed, message: str, *, force: bool = False) -> PushReport:
+def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> PushReport:
     """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile.
 
     `GuardError`, unless `force`: most of the agreed files, or in a merge most of those here, would be deleted. Neither
@@ -89,7 +90,8 @@ def push(s: Session, base: Agreed, newest: Agreed, message: str, *, force: bool 
         raise UsageError(
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
-    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending)
+    newest, asked = s.newest_or_own()
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked)
     for _ in range(ATTEMPTS_MAX):
         if newest.state.hash != base.state.hash:
             if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
@@ -160,7 +162,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             work=s.runtime.submit_work,
             listener=s.listener,
             entropy=s.entropy,
-            begin=lambda: _begin_storing(s, base),
+            begin=lambda: _begin_storing(s, base, a),
         )
         a.config = base.state.config
         _resume(s, base, a.upload)
@@ -170,9 +172,15 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
     kept = s.db.get(KEPT_KEY) or b""
-    guard.guard("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}), force=a.force)
+    loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
     joins = base.devices.get(s.device.device_id) is None
-    if not differing and not kept and not joins:
+    nothing = not differing and not kept and not joins
+    if not a.asked and (nothing or guard.stop("push", loss) is not None):
+        a.asked, newest = True, s.newest()  # here it matters what others did; a commit of ours would have told
+        if newest.state.hash != base.state.hash:
+            return newest
+    guard.guard("push", loss, force=a.force)
+    if nothing:
         upload.finish()
         store_survey(s.db, seen)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
@@ -184,13 +192,15 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     s.listener(Phase("upload"))
     upload.finish()
     s.listener(Phase("agree"))
-    root = _store_index(s, base, upload)
-    devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
+    with s.preparing(base.state):
+        root = _store_index(s, base, upload)
+        devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
     if not decided.mine:
-        return s.load(decided.state)
+        a.asked, asked = True, a.asked
+        return s.load(decided.state) if asked else s.newest()
     with s.db.transaction():
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
         s.db.set(BASE_KEY, decided.state.encode())
@@ -221,12 +231,13 @@ def _resume(s: Session, base: Agreed, upload: Upload) -> None:
             upload.resume(kept[len(base.state.config) :], base.index)
 
 
-def _begin_storing(s: Session, base: Agreed) -> Callable[[], None]:
+def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:
     """Asks for the backends' space while the first pack is made; the rest is done when it is ready to go."""
     told = space.begin_asking(s, base.index)
 
     def before_the_first_pack() -> None:
-        health.check_unheard_places(s)
+        if health.check_unheard_places(s) and not a.asked:
+            s.ask_newest()  # with backends ailing it is not taken for granted that a quorum is left
         told()
 
     return before_the_first_pack

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeVar
@@ -197,6 +197,14 @@ class Session:
             self.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
             return self.newest_seen()
 
+    def newest_or_own(self) -> tuple[Agreed, bool]:
+        """What to push on, and whether it was asked for: who decided the newest state itself need not ask (D5)."""
+        state = self.newest_state()
+        if not self.group.owns(state):
+            return self.newest(), True
+        self.group.forget_heard()
+        return self.load(state), False
+
     def newest_seen(self) -> Agreed:
         """The newest state that any reachable backend proves decided; there may be newer ones."""
         return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=LOOK_S)))
@@ -285,6 +293,15 @@ class Session:
         ref: Ref = self.runtime.run(self.group.put_meta(base, data, generation=base.gen))
         self.db.put_objects([(ref.hash, META_KIND, data)])
         return ref
+
+    @contextlib.contextmanager
+    def preparing(self, base: State) -> Iterator[None]:
+        """Begins to agree on the version after `base` while the last of a push is stored. `propose` goes on."""
+        prepared = self.runtime.start(self.group.prepare(base))
+        try:
+            yield
+        finally:
+            prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
 
     def propose(self, base: State, change: Change) -> Decided:
         """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
