@@ -238,6 +238,15 @@ def quorum(n: int, f: int) -> int:
     return (n + f) // 2 + 1
 
 
+def byzantine_f(n: int, *, at_cost: bool = False) -> int:
+    """How many of n acceptors may lie without a larger quorum than crashes alone need (1 at 4, 6, 8, ... acceptors).
+
+    `at_cost`: with one more in the quorum, which is one tolerated outage less (1 at 5, 2 at 7). 0 where it cannot be.
+    """
+    most = quorum(n, 0) + at_cost
+    return max(f for f in range((max(n, 1) - 1) // 3 + 1) if quorum(n, f) <= most)
+
+
 def decode_config(data: bytes) -> Config:
     """What `Config.encode` wrote. `FormatError` when it is no canonical config, `UpgradeError` for a newer format."""
     if len(data) > CONFIG_BYTES_MAX:

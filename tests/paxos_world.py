@@ -110,6 +110,7 @@ class World:
         self.faults = faults or Faults()
         self.down: set[str] = set()
         self.stuck: set[str] = set()
+        self.liars: dict[str, Callable[[str, Op, Store], Reply]] = {}  # who asks, what: what a lying store answers
         self.fault_hook: Callable[[Op], Reply | None] = lambda op: None
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -217,13 +218,17 @@ class World:
         def effect() -> None:
             self.in_flight[op.backend] -= 1
             forced = self.fault_hook(op)
-            reply = forced or (timeout if op.backend in self.down else self.stores[op.backend].do(op))
+            reply = forced or (timeout if op.backend in self.down else self._answer(run.process.name, op))
             if not lost:
                 self.at(back, lambda: self._step(run, reply, None) if run.token == token else None)
 
         self.at(go, effect)
         if lost or go + back > op.timeout_s:
             self._resume_in(run, min(op.timeout_s, 4 * (go + back)), timeout)
+
+    def _answer(self, who: str, op: Op) -> Reply:
+        store, liar = self.stores[op.backend], self.liars.get(op.backend)
+        return store.do(op) if liar is None else liar(who, op, store)
 
     def _gather(self, run: _Run, effect: Gather) -> None:
         gathering = _Gathering(run, effect)
@@ -306,18 +311,20 @@ class Workspace:
         )
 
 
-def make_config(names: list[str], births: Mapping[bytes, bytes], ids: Mapping[str, bytes]) -> Config:
+def make_config(names: list[str], births: Mapping[bytes, bytes], ids: Mapping[str, bytes], f: int = 0) -> Config:
     return Config(
-        tuple(
+        mode="bft" if f else "crash",
+        f=f,
+        backends=tuple(
             BackendEntry(
                 ids[n], n, "memory", 1 << 30, bytes(32), (), Acceptor(ids[n], "log", birth_digest(births[ids[n]]))
             )
             for n in sorted(names, key=lambda n: ids[n])
-        )
+        ),
     )
 
 
-def make_parts(rng: random.Random, names: list[str], devices: int) -> Workspace:
+def make_parts(rng: random.Random, names: list[str], devices: int, f: int = 0) -> Workspace:
     """All of a workspace but its genesis, which is filled in by `make_workspace`."""
     admin = rng.randbytes(32)
     chain = AdminChain((sign_public(admin),))
@@ -326,14 +333,14 @@ def make_parts(rng: random.Random, names: list[str], devices: int) -> Workspace:
     device_set = make_device_set(chain, [], [i.certified(admin, keys.ns_id) for i in identities])
     ids = {name: rng.randbytes(16) for name in names}
     births = {ids[name]: rng.randbytes(32) for name in names}
-    config = make_config(names, births, ids)
+    config = make_config(names, births, ids, f)
     links = {ids[name]: name for name in names}
     return Workspace(keys, admin, config, device_set, identities, births, links, None)  # type: ignore[arg-type]
 
 
-def make_workspace(world: World, devices: int = 3) -> Workspace:
-    """Founds a workspace on all backends of the world."""
-    ws = make_parts(world.rng, list(world.stores), devices)
+def make_workspace(world: World, devices: int = 3, f: int = 0) -> Workspace:
+    """Founds a workspace on all backends of the world, `f` of which may lie."""
+    ws = make_parts(world.rng, list(world.stores), devices, f)
     faults, world.faults = world.faults, Faults()
     ws.genesis = world.do(
         found(

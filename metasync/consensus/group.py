@@ -90,6 +90,11 @@ class Group:
         return {name: self.member.standings.get(name, Standing("unknown")) for name in names}
 
     @property
+    def evidence(self) -> tuple[tuple[str, str], ...]:
+        """What backends did that no honest one does, as (agreed name, what): to be kept, and told."""
+        return tuple(self.member.evidence)
+
+    @property
     def heard(self) -> frozenset[str]:
         """Backends, by agreed name, whose births were seen right in the last look or proposal."""
         instance = self.member.instance

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round, entry_path
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome
 from metasync.consensus.replay import Log
 from metasync.consensus.states import State
+from metasync.consensus.witness import audit, note_claims, unaudited
 from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 from metasync.errors import BackendError, NotFoundError
-from metasync.keys.derive import sha256
 
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)
@@ -55,7 +55,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             branches["audit"] = audit(m, instance, acceptor_id)
         got: Mapping[str, Any] = yield Gather(branches)
         if not got.get("audit", True):
-            return _unaudited(m, instance, acceptor_id)
+            return unaudited(m, instance, acceptor_id)
         if not got["birth"]:
             return Outcome("failed", "birth")
         for i in range(width):
@@ -65,7 +65,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             if found is None:
                 instance.ended.add(acceptor_id)
                 break
-            take_in(m, log, found)
+            take_in(m, instance, log, found)
             if not log.usable:
                 break
         if acceptor_id in instance.ended:
@@ -76,47 +76,14 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     return Outcome("failed", log.poison)
 
 
-def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Once per process, an acceptor must still show the last entry that it was seen to hold. -> bool: it does.
-
-    One that shows nothing there, or another entry, was rolled back (or emptied: its birth object tells which).
-    """
-    remembered = m.memory[acceptor_id]
-    seen = remembered.seen
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return False
-    path = entry_path(m.keys, remembered.epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
-    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    if isinstance(reply.error, NotFoundError):
-        m.suspects[acceptor_id] = f"entry {seen.idx} of version {seen.v} is gone"
-        return False
-    if reply.error is not None:
-        m.fault(instance, acceptor_id, reply.error)
-        return False
-    if sha256(reply.value) != seen.hash:
-        m.suspects[acceptor_id] = f"entry {seen.idx} of version {seen.v} is another"
-        return False
-    m.unaudited.discard(acceptor_id)
-    m.suspects.pop(acceptor_id, None)
-    return True
-
-
-def _unaudited(m: Member, instance: Instance, acceptor_id: bytes) -> Outcome:
-    """After an audit that failed, with the birth object read beside it."""
-    instance.ended.discard(acceptor_id)
-    why = m.suspects.pop(acceptor_id, "")
-    if why and acceptor_id in instance.born:
-        m.rolled_back[acceptor_id] = why
-        m.backend_of(instance, acceptor_id)
-    instance.born.discard(acceptor_id)
-    return Outcome("failed", why or "it was not audited")
-
-
-def take_in(m: Member, log: Log, data: bytes) -> None:
-    """Replays bytes that were read, and remembers them."""
-    if log.feed(data) is not None:
+def take_in(m: Member, instance: Instance, log: Log, data: bytes) -> None:
+    """Replays bytes that were read, and remembers them and what their writer saw elsewhere."""
+    void = log.void
+    entry = log.feed(data)
+    if entry is not None:
         m.remember_log(log)
+        if log.void == void:
+            note_claims(m, instance, entry)
 
 
 def append(
@@ -135,10 +102,6 @@ def append(
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
-    if acceptor_id in m.unaudited:
-        both = {"audit": audit(m, instance, acceptor_id), "birth": read_birth(m, instance, acceptor_id)}
-        if not (yield Gather(both))["audit"]:
-            return _unaudited(m, instance, acceptor_id)
     entry, data, unknown, checked = None, b"", 0, False
     while True:
         log = instance.logs[acceptor_id]
@@ -151,7 +114,12 @@ def append(
             entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
             unknown = 0
         create = _create(m, Op(backend, "create", m.place(log, entry.idx), data, timeout_s=OP_TIMEOUT_S))
-        got = yield Gather({"create": create, "birth": read_birth(m, instance, acceptor_id)})
+        branches = {"create": create, "birth": read_birth(m, instance, acceptor_id)}
+        if acceptor_id in m.unaudited:
+            branches["audit"] = audit(m, instance, acceptor_id)
+        got = yield Gather(branches)
+        if not got.get("audit", True):
+            return unaudited(m, instance, acceptor_id)  # what was created stands there, and is not counted
         reply: Reply = got["create"]
         checked = True
         if reply.error is not None:
@@ -203,7 +171,7 @@ def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         if not got["birth"]:
             return BackendError("its birth object was not seen beside a log entry")
         if found is not None:
-            take_in(m, log, found)
+            take_in(m, instance, log, found)
             return None
         yield Sleep(RETRY_FIRST_S * (1 << attempt))
     return BackendError("says that a log entry exists, and does not show it")

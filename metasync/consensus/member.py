@@ -78,10 +78,12 @@ class Member:
         self.certificate = certificate
         self.memory: dict[bytes, Remembered] = {m.seen.acceptor_id: m for m in decode_memory(memory)}
         self.unaudited: set[bytes] = set(self.memory)
+        self.told_by: dict[bytes, bytes] = {}  # acceptors whose last entry another device saw, and which device
         self.standings: dict[str, Standing] = {}
         self.rolled_back: dict[bytes, str] = {}
         self.replaced: dict[bytes, str] = {}
         self.suspects: dict[bytes, str] = {}
+        self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
         self.configs: dict[bytes, Config] = {}
         self.device_sets: dict[bytes, DeviceSet] = {}
         self.states: dict[bytes, State] = {}
@@ -185,7 +187,7 @@ class Member:
 
 def check_config(config: Config) -> Config:
     """Refuses a config whose way of agreeing this program does not know."""
-    if config.mode != "crash" or any(a.form != "log" for _, a in config.acceptors):
+    if any(a.form != "log" for _, a in config.acceptors):
         raise UpgradeError("the workspace agrees in a way that this program does not know", next_step=UPGRADE)
     return config
 

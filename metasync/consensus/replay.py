@@ -49,8 +49,7 @@ class Log:
         self.base = base
         self.v = base.v + 1
         self.acceptor_id = acceptor_id
-        self.next_idx = 0
-        self.last_hash = ZERO_HASH
+        self.hashes: list[bytes] = []  # of every entry read
         self.promised = NEVER
         self.accepted: tuple[Round, State] | None = None
         self.votes: dict[Round, State] = {}
@@ -60,6 +59,15 @@ class Log:
         self.newer = False
         self.fork = False
         self.void = 0
+
+    @property
+    def next_idx(self) -> int:
+        """The first index that was not read."""
+        return len(self.hashes)
+
+    @property
+    def last_hash(self) -> bytes:
+        return self.hashes[-1] if self.hashes else ZERO_HASH
 
     @property
     def usable(self) -> bool:
@@ -81,8 +89,7 @@ class Log:
         if self.poison:
             return None
         idx, last = self.next_idx, self.last_hash
-        self.next_idx += 1
-        self.last_hash = sha256(data)
+        self.hashes.append(sha256(data))
         try:
             entry, admitted = self._judged(data, idx, last)
         except UpgradeError as e:
@@ -131,8 +138,7 @@ class Log:
     def append_own(self, entry: Entry, data: bytes) -> None:
         """Takes in an entry that this process sealed and that was created at `next_idx` (Lemma A: no fetch needed)."""
         assert (entry.idx, entry.prev_entry, self.poison) == (self.next_idx, self.last_hash, "")
-        self.next_idx += 1
-        self.last_hash = sha256(data)
+        self.hashes.append(sha256(data))
         self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:

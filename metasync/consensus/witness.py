@@ -1,0 +1,101 @@
+"""What acceptors were seen to hold, and whether they still show it (CONSENSUS 1.10, 3 "Fork and rollback").
+
+Two witnesses testify: this device's own memory, and the signed `seen` of every entry it reads, in which its writer says
+what it last saw on the other acceptors. An acceptor that lacks such an entry, or shows another in its place, was rolled
+back or shows different pasts to different devices. It is named, and counts no longer.
+
+Two signed entries for one place are no proof (a create that failed handed the store signed bytes); an entry that was
+read there is, and so is the word of an admitted device that it read one.
+"""
+
+from __future__ import annotations
+
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Seen, entry_path
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
+from metasync.effects import Op, Reply, Task
+from metasync.errors import NotFoundError
+from metasync.keys.derive import sha256
+
+
+def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
+    """Takes what an admitted writer saw elsewhere for what those acceptors must show from now on, to this device too.
+
+    Among acceptors that may lie, claims of the version before are followed up as well, at one request for each.
+    """
+    if entry.device_id == m.identity.device_id:
+        return
+    oldest = entry.v - (instance.config.mode == "bft")
+    for seen in entry.seen:
+        acceptor_id = seen.acceptor_id
+        if not oldest <= seen.v <= entry.v or acceptor_id not in instance.names:
+            continue
+        hashes = instance.logs[acceptor_id].hashes if seen.v == instance.v else []
+        if seen.idx < len(hashes):
+            if hashes[seen.idx] != seen.hash:
+                teller = entry.device_id.hex()[:8]
+                accuse(m, instance, acceptor_id, f"{_entry(seen)} is another than the one that device {teller} saw")
+            continue
+        old = m.memory.get(acceptor_id)
+        if old is None or (old.seen.v, old.seen.idx) < (seen.v, seen.idx):
+            m.memory[acceptor_id] = Remembered(instance.base.epoch, seen)
+            m.told_by[acceptor_id] = entry.device_id
+            m.unaudited.add(acceptor_id)
+
+
+def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """An acceptor must still show the last entry that it was seen to hold. -> bool: it does.
+
+    Once per process, and after every claim that was noted. One that shows nothing there, or another entry, was rolled
+    back or lies (or was emptied: its birth object tells which).
+    """
+    remembered = m.memory[acceptor_id]
+    seen = remembered.seen
+    backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return False
+    teller = m.told_by.get(acceptor_id)
+    told = f", which device {teller.hex()[:8]} saw," if teller else ""
+    epochs = [remembered.epoch]
+    if teller and remembered.epoch - 1 in dict(m.keys.epoch_keys):
+        epochs.append(remembered.epoch - 1)  # it may be of the version before a rotation
+    for epoch in epochs:
+        path = entry_path(m.keys, epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
+        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if not isinstance(reply.error, NotFoundError):
+            break
+    if isinstance(reply.error, NotFoundError):
+        m.suspects[acceptor_id] = f"{_entry(seen)}{told} is gone"
+        return False
+    if reply.error is not None:
+        m.fault(instance, acceptor_id, reply.error)
+        return False
+    if sha256(reply.value) != seen.hash:
+        m.suspects[acceptor_id] = f"{_entry(seen)}{told} is another"
+        return False
+    if m.memory.get(acceptor_id) is remembered:
+        m.unaudited.discard(acceptor_id)
+    m.suspects.pop(acceptor_id, None)
+    return True
+
+
+def unaudited(m: Member, instance: Instance, acceptor_id: bytes) -> Outcome:
+    """After an audit that failed, with the birth object read beside it."""
+    instance.ended.discard(acceptor_id)
+    why = m.suspects.pop(acceptor_id, "")
+    if why and acceptor_id in instance.born:
+        accuse(m, instance, acceptor_id, why)
+    instance.born.discard(acceptor_id)
+    return Outcome("failed", why or "it was not audited")
+
+
+def accuse(m: Member, instance: Instance, acceptor_id: bytes, why: str) -> None:
+    """From here on this acceptor is out: it neither promises nor votes, holds no copy, and `status` names it."""
+    m.rolled_back[acceptor_id] = why
+    m.evidence.append((instance.names[acceptor_id], why))
+    instance.forget(acceptor_id)
+    m.backend_of(instance, acceptor_id)
+
+
+def _entry(seen: Seen) -> str:
+    return f"entry {seen.idx} of version {seen.v}"
