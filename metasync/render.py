@@ -218,6 +218,7 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += _ignored(s, verbose=verbose)
     lines += _warnings(s.warnings)
     lines += ["", *backends(s.backends), "", s.survives]
+    lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
     if s.under_replicated:
         lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
     return lines

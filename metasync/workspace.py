@@ -29,7 +29,7 @@ from metasync.keys.slots import COST, Cost
 from metasync.localdb import LocalDb
 from metasync.objects.model import Kind
 from metasync.sync import check as checking
-from metasync.sync import compare, history, join, space
+from metasync.sync import compare, health, history, join, space
 from metasync.sync import conflicts as conflicting
 from metasync.sync import extract as extracting
 from metasync.sync import pull as pulling
@@ -70,7 +70,10 @@ SYNC_ROUNDS_MAX: Final = 10
 
 @dataclass(frozen=True)
 class InitReport:
-    """A new workspace. The recovery phrase is kept nowhere else. `workspace` is open: close it, or use `with`."""
+    """A new workspace. The recovery phrase is kept nowhere else. `workspace` is open: close it, or use `with`.
+
+    `voters`: how many backends vote; `lying`: how many of these may lie.
+    """
 
     directory: str
     name: str
@@ -78,6 +81,8 @@ class InitReport:
     survives: str
     recovery_phrase: str
     workspace: Workspace = field(repr=False)
+    voters: int = 1
+    lying: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,7 @@ class Workspace:
         passphrase: str,
         replicas: int | None = None,
         encryption: bool = True,
+        byzantine: bool | None = None,
         device_name: str | None = None,
         on_event: Listener = ignore,
         kdf: Cost = COST,
@@ -155,8 +161,9 @@ class Workspace:
         """Makes `directory` a workspace called `name` on the backends at these URLs. Nothing is pushed yet.
 
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
-        slot costs; lower it in tests only. `UsageError`, `WorkspaceError` if the folder or the name is taken,
-        `BackendError` if a backend does not take part.
+        slot costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where
+        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `UsageError`,
+        `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
         folder = new_folder(directory, name)
         if not passphrase.strip():
@@ -193,6 +200,7 @@ class Workspace:
                 entropy=os.urandom,
                 run=inner.run,
                 cost=kdf,
+                byzantine=byzantine,
             )
             links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
             for n, told in sorted(space.ask(inner.run, opened).items()):
@@ -203,7 +211,14 @@ class Workspace:
         )
         workspace = cls._open_at(folder, on_event)
         return InitReport(
-            str(folder), name, tuple(sorted(links)), reporting.survives(made.config), made.recovery_phrase, workspace
+            str(folder),
+            name,
+            tuple(sorted(links)),
+            reporting.survives(made.config),
+            made.recovery_phrase,
+            workspace,
+            voters=made.config.n,
+            lying=made.config.f,
         )
 
     @classmethod
@@ -390,6 +405,8 @@ class Workspace:
                     newest = s.newest()
             except NoQuorumError as e:  # better an older version than none, if that is said
                 newest, problem = s.newest_seen(), e.message
+            if not problem and (told := health.check_heads(s, newest.state)):
+                problem = "; ".join(told)
             pulled = pulling.integrate(s, s.base(), newest)
             tree = s.flat(newest)
             s.db.set(CLONING_KEY, None)

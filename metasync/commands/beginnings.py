@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
 from metasync import render
+from metasync.backends._registry import parse_url
+from metasync.config import byzantine_f, quorum
 from metasync.console import Console, Finish, Options, common
 from metasync.passphrase import passphrase
 from metasync.workspace import Workspace
+
+FEW_VOTERS = (
+    "With fewer than 4 voting backends, one that lies or is restored from a backup can show your devices different"
+    " histories."
+)
+
+
+def _asked_byzantine(options: Options, backends: tuple[str, ...]) -> bool | None:
+    """At 5 and 7 voting backends it is a choice, and the user's: asks on a terminal, else leaves it at crashes."""
+    n = sum(parse_url(url).role != "storage" for url in backends)
+    lying = byzantine_f(n, at_cost=True)
+    if lying == byzantine_f(n) or options.json or options.quiet or not sys.stdin.isatty():
+        return None
+    down = n - quorum(n, 0)
+    return click.confirm(
+        f"{n} backends may vote. As it is, any {down} of them may be down, and none may lie."
+        f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?",
+        default=False,
+        err=True,
+    )
 
 
 @click.command()
@@ -18,10 +41,18 @@ from metasync.workspace import Workspace
 @click.option("--backend", "backends", multiple=True, required=True, metavar="URL", help="A backend; give several.")
 @click.option("--replicas", type=click.IntRange(1, 16), default=None, help="Copies of everything (default 2).")
 @click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
+@click.option("--byzantine/--no-byzantine", default=None,
+              help="Allow for voting backends that lie, even if that costs a tolerated outage; or not.")  # fmt: skip
 @common
 @click.pass_obj
 def init(
-    options: Options, directory: Path, name: str, backends: tuple[str, ...], replicas: int | None, no_encryption: bool
+    options: Options,
+    directory: Path,
+    name: str,
+    backends: tuple[str, ...],
+    replicas: int | None,
+    no_encryption: bool,
+    byzantine: bool | None,
 ) -> None:
     """Makes a folder a workspace, on the backends given.
 
@@ -38,11 +69,13 @@ def init(
         passphrase=passphrase(confirm=True),
         replicas=replicas,
         encryption=not no_encryption,
+        byzantine=_asked_byzantine(options, backends) if byzantine is None else byzantine,
         on_event=console.event,
     )
     lines = [
         f"Workspace {name} in {report.directory}, on {render.count(len(report.backends), 'backend')}.",
         report.survives,
+        *([FEW_VOTERS] if report.lying == 0 and report.voters < 4 else []),
         "",
         "Recovery phrase: opens the workspace if the passphrase is lost. Write it down; it is not shown again.",
         f"  {report.recovery_phrase}",

@@ -27,13 +27,14 @@ from metasync.consensus.meta import (
 from metasync.consensus.paxos import Journal, MakeValue, prepare, propose
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
 from metasync.effects import Gather, Op, Random, Reply, Task, Work
-from metasync.errors import FormatError, UpgradeError
+from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
 HINT_EVERY: Final = 16  # versions between hints
+HEADS_MAX: Final = 64  # devices whose heads are compared
 ASIDE_S: Final = 5.0  # for writes that nothing depends on: hints and heads
 
 
@@ -276,6 +277,38 @@ class Group:
             return max(heads, key=lambda h: h.v, default=None)
 
         return task()
+
+    def check_heads(self, state: State, backends: Sequence[str]) -> Task:
+        """Compares what devices last synchronised, by their own signed words, with the newest decided `state`.
+
+        -> (heads of versions after it, heads of versions that are not in its chain), each as a tuple of Head. The first
+        may be a push that went through since; if a new look does not find it, backends hide it.
+        """
+
+        def task() -> Task:
+            instance = yield from self._enter(state)
+            known = [
+                c.device_id for c in instance.devices.certificates if c.device_id != self.member.identity.device_id
+            ]
+            tasks = {d.hex(): self.read_head(state, d, backends) for d in known[:HEADS_MAX]}
+            got = yield Gather(tasks)
+            ahead, apart = [], []
+            for head in (h for h in got.values() if h is not None):
+                if head.v > state.v:
+                    ahead.append(head)
+                elif (yield from self._hash_at(instance, state, head.v)) not in (head.state_hash, None):
+                    apart.append(head)
+            self.member.instance = instance
+            return tuple(ahead), tuple(apart)
+
+        return task()
+
+    def _hash_at(self, instance: Instance, state: State, v: int) -> Task:
+        """-> the hash of version v in the chain that ends with `state`; None when it cannot be had now."""
+        try:
+            return (yield from ancestor(self.member, instance, state, v))
+        except (DamagedError, NoQuorumError):
+            return None
 
     def read_births(self, state: State) -> Task:
         """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""

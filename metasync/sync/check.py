@@ -77,6 +77,7 @@ def _check_meta(
 ) -> tuple[CheckProblem, ...]:
     """The index, config and device set on every acceptor, and whether each is the one it should be."""
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
+    problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))

@@ -13,7 +13,17 @@ from typing import Any, Final
 from metasync import consensus
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends._base import LogForm
-from metasync.config import NO_LIMIT, Acceptor, BackendEntry, ChunkingClass, Config, RedundancyClass, Replicate, Storage
+from metasync.config import (
+    NO_LIMIT,
+    Acceptor,
+    BackendEntry,
+    ChunkingClass,
+    Config,
+    RedundancyClass,
+    Replicate,
+    Storage,
+    byzantine_f,
+)
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
 from metasync.effects import Gather, Op, Reply, Task
 from metasync.errors import BackendError, UnreachableError, UsageError
@@ -74,8 +84,12 @@ def make_config(
     *,
     encrypted: bool,
     entropy: Callable[[int], bytes],
+    byzantine: bool | None = None,
 ) -> Config:
-    """The first config. `births`: (for the acceptor, for the storage) nonces by name. `UsageError` if none may vote."""
+    """The first config. `births`: (for the acceptor, for the storage) nonces by name. `byzantine`: see `lying_allowed`.
+
+    `UsageError` if none may vote.
+    """
     entries = []
     for b in backends:
         voter, holder = births[b.name]
@@ -96,13 +110,36 @@ def make_config(
             "none of the backends may vote: each holds data only",
             next_step="Give at least one with an atomic create: a plain folder, S3.",
         )
+    f = lying_allowed(sum(e.acceptor is not None for e in entries), copies, byzantine)
     return Config(
+        mode="bft" if f else "crash",
+        f=f,
         backends=tuple(sorted(entries, key=lambda e: e.backend_id)),
         redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),),
         encrypted=encrypted,
         segment_bytes=SEGMENT_BYTES,
         chunking=CHUNKING,
     ).check()
+
+
+def lying_allowed(voters: int, copies: int, byzantine: bool | None) -> int:
+    """How many voting backends may lie. `byzantine`: None where it costs nothing, True at the cost of an outage.
+
+    `UsageError` when it is asked for and cannot be. A liar may hold a copy, so there must be one more of each.
+    """
+    if byzantine is None:
+        free = byzantine_f(voters)
+        return free if copies > free else 0
+    f = byzantine_f(voters, at_cost=True) if byzantine else 0
+    if byzantine and not f:
+        raise UsageError(
+            f"{voters} voting backends cannot outvote one that lies; that takes 4", next_step="Add backends."
+        )
+    if copies <= f:
+        raise UsageError(
+            f"{copies} copies are too few where {f} of the backends may lie", next_step=f"Give --replicas {f + 1}."
+        )
+    return f
 
 
 def found(
@@ -116,6 +153,7 @@ def found(
     entropy: Callable[[int], bytes],
     run: Callable[[Task], Any],
     cost: Cost = COST,
+    byzantine: bool | None = None,
 ) -> Founded:
     """Writes all that makes a workspace; every backend must confirm its part. Paths are relative to its folder there.
 
@@ -132,7 +170,7 @@ def found(
         for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
     ]
     births = {b.name: (entropy(BIRTH_NONCE_BYTES), entropy(BIRTH_NONCE_BYTES)) for b in backends}
-    config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy)
+    config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy, byzantine=byzantine)
     devices = make_device_set(chain, [(secret.kind, secret.public) for _, secret in slots], [certificate])
     ring = make_ring(
         keys,

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from metasync.consensus import Ref, Standing, birth_matches, birth_path
+from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
@@ -80,6 +80,26 @@ def standings(s: Session) -> dict[str, str]:
     with contextlib.suppress(NoQuorumError):  # a look for news ends with a quorum: this one hears the others too
         s.runtime.run(s.group.newest_seen(newest, deadline_s=LOOK_S))
     return _ailing(s.runtime.run(s.group.read_births(newest)))
+
+
+def check_heads(s: Session, newest: State) -> tuple[str, ...]:
+    """What other devices say they have synchronised and the backends do not show, as sentences. Empty: all agree.
+
+    A push that went through since `newest` was asked for is found by asking again.
+    """
+    backends = sorted(s.names.values())
+    ahead, apart = s.runtime.run(s.group.check_heads(newest, backends))
+    if ahead:
+        with contextlib.suppress(NoQuorumError):
+            newest = s.ask_newest(deadline_s=LOOK_S)
+        ahead = [head for head in ahead if head.v > newest.v]
+    names = {c.device_id: c.name for c in s.devices_of(newest).certificates}
+    told = [f"version {h.v}, which no quorum of backends shows: some hide it, or were rolled back" for h in ahead]
+    told += [f"another version {h.v} than the one here: backends show devices different histories" for h in apart]
+    return tuple(
+        f"device {names.get(h.device_id, h.device_id.hex()[:8])} has synchronised {text}"
+        for h, text in zip((*ahead, *apart), told, strict=True)
+    )
 
 
 def noted_standings(s: Session) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metasync.errors import MetaSyncError
 from metasync.sync.changes import Counts, PathChange
+from metasync.sync.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ class Status:
     ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
     warnings       sentences: what is wrong with ignore rules, why a push would stop
     unplaced       what is agreed and cannot be held here
+    evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
     """
 
     name: str
@@ -174,6 +176,7 @@ class Status:
     ignored_total: int = 0
     ignored_agreed: int = 0
     warnings: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

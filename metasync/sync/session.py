@@ -44,6 +44,7 @@ from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.store.placement import Placement
 from metasync.store.transfer import Place, Transfer
+from metasync.sync import evidence
 from metasync.sync.fsio import WorkTree
 from metasync.sync.replaced import settle
 from metasync.translators._base import Chain
@@ -218,6 +219,7 @@ class Session:
 
     def _note_standings(self) -> None:
         """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
+        evidence.note(self.db, self.group.evidence, self.wall_ns())
         for name, standing in self.group.standings.items():
             if standing.kind in ("ok", "unknown"):
                 continue

@@ -8,7 +8,7 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.errors import MetaSyncError
-from metasync.sync import guard, health
+from metasync.sync import evidence, guard, health
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, noted, summary
@@ -25,7 +25,7 @@ def survives(config: Config) -> str:
     n, s = config.n, config.survives
     down = "none" if not s.down else f"any {s.down}"
     lost = "no loss" if not s.copies else f"the loss of any {s.copies}"
-    lying = "" if not s.lying else f" or any {s.lying} lying"
+    lying = f" and any {s.lying} of them lying" if s.lying else " and none of them lying"
     return (
         f"{n} of {len(config.backends)} backends vote: changes can be agreed with {down} of them down{lying};"
         f" data survive {lost} ({s.copies + 1} {'copy' if not s.copies else 'copies'} of everything)."
@@ -35,6 +35,7 @@ def survives(config: Config) -> str:
 def status(s: Session, backends: Sequence[BackendState]) -> Status:
     """Compares the folder with the version it is at, and asks the backends for news."""
     base = s.base_state()
+    names = [b.name for b in backends]
     newest: int | None = None
     problem, error = "", None
     try:
@@ -43,13 +44,14 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     except MetaSyncError as e:
         return Status(
             s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
-            survives=survives(s.config),
+            survives=survives(s.config), evidence=evidence.of(s.db, names),
         )  # fmt: skip
     try:
         newest = s.ask_newest(deadline_s=DEADLINE_S).v
     except MetaSyncError as e:  # of whatever kind: what is here can be shown all the same
         problem, error = e.message, e
     ailing = health.standings(s) if error is None else health.noted_standings(s)
+    heads = health.check_heads(s, s.newest_state()) if error is None else ()
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
     seen = survey(s.tree, s.db, before, Ingest(s.chunker, s.ids))
     waiting = [c for c in s.db.conflicts() if c.copy in seen.tree or _is_there(s.tree, c.copy)]
@@ -73,7 +75,8 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         ignored=tuple(seen.ignored[:IGNORED_MAX]),
         ignored_total=len(seen.ignored),
         ignored_agreed=len(seen.held),
-        warnings=(*seen.warnings, *([guard.warning(stop)] if stop is not None else [])),
+        evidence=evidence.of(s.db, names),
+        warnings=(*seen.warnings, *heads, *([guard.warning(stop)] if stop is not None else [])),
     )
 
 

@@ -1,0 +1,50 @@
+"""What backends were seen to do that no honest one does: kept on this device, and shown until they are gone (D10).
+
+A backend that shows an older past than it showed before, or different pasts to different devices, is left out as long
+as this device can tell. What it did stays noted after it behaves again: whether to go on with it is for people.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from metasync.localdb import LocalDb
+
+EVIDENCE_KEY: Final = "evidence"  # JSON: [[backend, what, when (ns since 1970)], ...], oldest first
+EVIDENCE_MAX: Final = 100  # kept; what is older and more of the same tells nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`what` a backend did, and when this device first noticed it (its own clock, ns since 1970)."""
+
+    backend: str
+    what: str
+    time_ns: int
+
+
+def noted(db: LocalDb) -> tuple[Evidence, ...]:
+    """All that is kept, oldest first. A note that is damaged is none."""
+    try:
+        items = [(str(b), str(w), int(t)) for b, w, t in json.loads(db.get(EVIDENCE_KEY) or b"[]")]
+    except (ValueError, TypeError, RecursionError):
+        return ()
+    return tuple(Evidence(*item) for item in items)
+
+
+def note(db: LocalDb, found: Iterable[tuple[str, str]], now_ns: int) -> None:
+    """Adds what is new: (backend, what it did)."""
+    kept = list(noted(db))
+    known = {(e.backend, e.what) for e in kept}
+    new = [Evidence(b, w, now_ns) for b, w in dict.fromkeys(found) if (b, w) not in known]
+    if new:
+        items = [[e.backend, e.what, e.time_ns] for e in (*kept, *new)[-EVIDENCE_MAX:]]
+        db.set(EVIDENCE_KEY, json.dumps(items).encode())
+
+
+def of(db: LocalDb, backends: Sequence[str]) -> tuple[Evidence, ...]:
+    """What is noted of these backends: one that was removed is nobody's concern any more."""
+    return tuple(e for e in noted(db) if e.backend in backends)
