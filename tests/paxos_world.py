@@ -130,7 +130,7 @@ class World:
     def kill(self, process: Process) -> None:
         process.alive = False
 
-    def run(self, until: Callable[[], bool] | None = None, limit_s: float = 10_000.0) -> None:
+    def run(self, until: Callable[[], bool] | None = None, limit_s: float = 1e8) -> None:
         while self.events and self.events[0][0] <= limit_s and not (until is not None and until()):
             self.now, _, event = heapq.heappop(self.events)
             event()

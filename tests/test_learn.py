@@ -58,12 +58,20 @@ def group_of(ws: Workspace, number: int, device: int = 0, **more: Any) -> Group:
     return ws.group(bytes([number]) * 16, device, **more)
 
 
-def test_nothing_new_costs_one_round_trip_and_two_requests(world: World, ws: Workspace) -> None:
+def test_nothing_new_costs_one_round_trip_and_two_requests(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third, once a day, looks for a floor."""
     group = group_of(ws, 1)
     state = push(world, ws, group, ws.genesis)
-    forget_requests(world)
-    assert world.do(group_of(ws, 2, 1).get_recent(state)) == state
-    assert {n: len(r) for n, r in world.requests.items()} == {"a": 2, "b": 2, "c": 2}
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
+    looker = group_of(ws, 2, 1)
+    for requests in (3, 2, 2):
+        forget_requests(world)
+        before = world.now
+        assert world.do(looker.get_recent(state)) == state
+        assert world.now - before <= 0.051
+        assert {n: len(r) for n, r in world.requests.items()} == dict.fromkeys(NAMES, requests)
 
 
 def test_a_push_stays_within_its_requests(world: World, ws: Workspace) -> None:
@@ -533,7 +541,10 @@ def test_configs_of_other_ways_are_refused(ws: Workspace) -> None:
     assert decode_device_set(ws.devices.encode(), ws.keys.ns_id) == ws.devices
 
 
-def test_entries_say_what_their_writer_saw_elsewhere(world: World, ws: Workspace) -> None:
+def test_entries_say_what_their_writer_saw_elsewhere(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
     group = group_of(ws, 1)
     state = push(world, ws, group, ws.genesis, 2)
     acceptor = ws.acceptor_of("a")
@@ -542,7 +553,9 @@ def test_entries_say_what_their_writer_saw_elsewhere(world: World, ws: Workspace
         ws.keys, world.stores["a"][path], ns_id=ws.keys.ns_id, era=0, epoch=1, acceptor_id=acceptor, v=2, idx=0
     )
     assert signed.entry.value == state
-    assert {s.acceptor_id for s in signed.entry.seen} == {ws.acceptor_of("b"), ws.acceptor_of("c")}
+    others = {ws.acceptor_of("b"), ws.acceptor_of("c")}
+    assert {s.acceptor_id for s in signed.entry.seen} & others, "one of them at least made the quorum"
+    assert {s.acceptor_id for s in signed.entry.seen} <= others
     assert all(s.v >= 1 for s in signed.entry.seen)
 
 
@@ -572,7 +585,8 @@ def test_who_decided_the_last_version_decides_the_next_with_one_append(
     assert world.do(group_of(ws, 2, 1).get_recent(known)) == decided.state
 
 
-def test_a_new_process_owns_nothing(world: World, ws: Workspace) -> None:
+def test_a_new_process_owns_nothing(world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
     known = push(world, ws, group_of(ws, 1), ws.genesis, 2)
     again = group_of(ws, 3)  # the same device, started again
     assert not again.owns(known)
@@ -677,10 +691,8 @@ def test_a_round_prepared_ahead_completes_what_may_be_decided(world: World, ws: 
     world.stuck = {"b", "c"}
     with pytest.raises(NoQuorumError, match="may be committed"):
         world.do(owner.propose(second, lambda: change(b"3" * 16), deadline_s=2.0))
-    world.stuck = set()
+    world.stuck = {"b"}  # so that the quorum holds the one that accepted
     late = group_of(ws, 5, 1)
-    if world.do(late.prepare(second)):
-        decided = world.do(late.propose(second, lambda: change(b"5" * 16)))
-        assert (decided.mine, decided.state.op_id) == (False, b"3" * 16)
-    else:
-        pytest.fail("nobody else is at work")
+    world.do(late.prepare(second))  # it meets a value, or a round that it lets finish
+    decided = world.do(late.propose(second, lambda: change(b"5" * 16)))
+    assert (decided.mine, decided.state.op_id) == (False, b"3" * 16)

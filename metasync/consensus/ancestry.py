@@ -1,18 +1,18 @@
 """Walking the chain of states backwards, by hash (CONSENSUS 1.1 `skip`, 3 "Fork and rollback").
 
 State u stands, as the base of every entry of version u+1, in the acceptors' logs; so an ancestor is fetched from slot
-0 of the next version, or from `const/` once that log is trimmed, and its hash proves it. Steps along `skip` make the
-walk short (`states`).
+0 of the next version, or from `const/` once that log is deleted (`floors`), and its hash proves it. Steps along `skip`
+make the walk short (`states`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from metasync.consensus.entries import entry_path, open_entry
+from metasync.consensus.entries import VERSIONS_PER_FOLDER, entry_path, open_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
-from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, state_opener
+from metasync.consensus.meta import CONST_BYTES_MAX, Copy, block_opener, const_path, get_anywhere, state_opener
 from metasync.consensus.states import State, skip_version, step_back
 from metasync.effects import Task
 from metasync.errors import FormatError
@@ -48,6 +48,8 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
         for a, link in reachable
     ]
     copies += [Copy(link, const_path(a, name), state_opener(m.keys, digest)) for a, link in reachable]
+    block = m.keys.states_name(instance.base.era, v // VERSIONS_PER_FOLDER)
+    copies += [Copy(link, const_path(a, block), block_opener(m.keys, digest)) for a, link in reachable]
     state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
     m.remember_state(state)
     return state

@@ -36,6 +36,7 @@ SEEN_MAX: Final = 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = "entry 1"
 _HINT_SIGNED: Final = "hint 1"
+_FLOOR_SIGNED: Final = "floor 1"
 
 
 class Kind(IntEnum):
@@ -104,6 +105,15 @@ def hint_path(acceptor_id: bytes) -> str:
     return f"{acceptor_id.hex()}/hint"
 
 
+def floor_path(acceptor_id: bytes, floor: int) -> str:
+    return f"{acceptor_id.hex()}/floor/{floor}"
+
+
+def covering(v: int) -> int:
+    """The lowest floor under which the log of version v may be deleted: a multiple of 1024."""
+    return VERSIONS_PER_FOLDER * (v // VERSIONS_PER_FOLDER + 1)
+
+
 def seal_entry(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
     """The bytes to append. `random`: 32 fresh bytes, the same only for the same entry."""
     header = Header(RecordKind.ENTRY, entry.base.era, entry.base.epoch, random)
@@ -139,6 +149,21 @@ def open_hint(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> SignedEnt
     signed = _open(keys, data, RecordKind.HINT, None, None, keys.ns_id + acceptor_id, _HINT_SIGNED)
     if signed.entry.kind is not Kind.DECIDED or signed.entry.acceptor_id != acceptor_id:
         raise FormatError("hint: not a decided state of this acceptor")
+    return signed
+
+
+def seal_floor(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
+    """A floor: a DECIDED entry outside any log, whose version is the last one below it (`floors`)."""
+    header = Header(RecordKind.FLOOR, entry.base.era, entry.base.epoch, random)
+    return _seal(keys, entry, header, sign_private, _FLOOR_SIGNED, entry.base.ns_id + entry.acceptor_id)
+
+
+def open_floor(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, floor: int) -> SignedEntry:
+    """Opens an acceptor's floor; its signer is not yet judged. `FormatError` or `UpgradeError` as `open_entry`."""
+    signed = _open(keys, data, RecordKind.FLOOR, None, None, keys.ns_id + acceptor_id, _FLOOR_SIGNED)
+    entry = signed.entry
+    if (entry.kind, entry.acceptor_id, entry.v) != (Kind.DECIDED, acceptor_id, floor - 1):
+        raise FormatError("floor: not the one of this acceptor and version")
     return signed
 
 

@@ -9,6 +9,7 @@ from metasync.config import Config, decode_config
 from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
+from metasync.consensus.floors import Progress, bound_logs
 from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
@@ -24,7 +25,7 @@ from metasync.consensus.meta import (
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.paxos import Journal, MakeValue, prepare, propose
+from metasync.consensus.paxos import BehindFloorError, Decided, Journal, MakeValue, prepare, propose
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
 from metasync.effects import Gather, Op, Random, Reply, Task, Work
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
@@ -133,7 +134,12 @@ class Group:
 
         def task() -> Task:
             instance = yield from self._enter(base)
-            return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
+            try:
+                return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
+            except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
+                latest = yield from get_recent(self.member, self._enter, base, deadline_s)
+                state = yield from self.state_at(latest, base.v + 1)
+                return Decided(state, op_id is not None and state.op_id == op_id)
 
         return task()
 
@@ -146,7 +152,10 @@ class Group:
 
         def task() -> Task:
             instance = yield from self._enter(base)
-            return (yield from prepare(self.member, instance, deadline_s))
+            try:
+                return (yield from prepare(self.member, instance, deadline_s))
+            except BehindFloorError:
+                return False
 
         return task()
 
@@ -245,6 +254,15 @@ class Group:
         -> how many confirmed it. Raises nothing for a backend that fails.
         """
         return self._aside(self._hints(base, state) if now or _hint_is_due(state.v) else {})
+
+    def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
+        """One step towards short logs, after a push; see `floors.bound_logs`. -> bool: something was done."""
+
+        def task() -> Task:
+            instance = yield from self._enter(state)
+            return (yield from bound_logs(self.member, instance, progress, now_s, **limits))
+
+        return task()
 
     def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
         """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""

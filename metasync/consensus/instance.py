@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from metasync.config import Config
-from metasync.consensus.entries import Round
+from metasync.consensus.entries import Round, SignedEntry
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
 from metasync.errors import ForkError
@@ -34,6 +34,7 @@ class Instance:
         self.born: set[bytes] = set()  # birth seen right in this operation
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
+        self.floored: dict[bytes, SignedEntry] = {}  # acceptors whose floor is above v: their logs may be deleted
 
     def begin(self) -> None:
         """Starts an operation: births and ends of logs seen before count no longer."""

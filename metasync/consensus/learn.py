@@ -18,11 +18,18 @@ from typing import Any, Final
 
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, entry_path, open_entry
+from metasync.consensus.entries import (
+    ENTRY_BYTES_MAX,
+    SignedEntry,
+    entry_path,
+    hint_path,
+    open_entry,
+    open_hint,
+)
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.paxos import look_around, no_quorum, settle
-from metasync.consensus.states import VERSION_MAX, State
+from metasync.consensus.paxos import BehindFloorError, look_around, no_quorum, settle
+from metasync.consensus.states import VERSION_MAX, State, follows
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task
 from metasync.errors import DamagedError, ForkError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 
@@ -61,6 +68,10 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         if absent_above == instance.v:
             return current
         yield from _probe(m, instance, deadline)
+        if instance.floored:
+            current = (yield from _leap(m, enter, instance, current)) or current
+            absent_above = None
+            continue
         if instance.quiet():
             return current
         decided = instance.decided()
@@ -75,7 +86,10 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
                 if jumped is not None and jumped.v > current.v:
                     current = jumped
                     continue
-        decided = yield from _resolve(m, instance, deadline)
+        try:
+            decided = yield from _resolve(m, instance, deadline)
+        except BehindFloorError:
+            continue
         if decided is None:
             return current
         if decided.epoch != current.epoch or absent_above != decided.v + 1:
@@ -90,6 +104,8 @@ def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Tas
     instance.begin()
     yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
     instance.check_fork()
+    if instance.floored and (leapt := (yield from _leap(m, enter, instance, known))) is not None:
+        return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
     top = (yield from _gallop(m, instance, deadline, enough=1)) if instance.progress() else None
     if top is not None and top.v > instance.v:
@@ -107,7 +123,8 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
         yield from look_around(m, instance, left)
         m.check_rollback(instance)
         instance.check_fork()
-        if instance.read() >= instance.quorum or instance.decided() is not None or instance.progress():
+        known = instance.read() >= instance.quorum or instance.decided() is not None
+        if known or instance.progress() or instance.floored:
             return
         now = yield Now()
         if now >= deadline or _hopeless(m, instance):
@@ -147,6 +164,83 @@ def _resolve(m: Member, instance: Instance, deadline: float) -> Task:
             yield from look_around(m, instance, left)
         instance.check_fork()
     return (yield from settle(m, instance, deadline - (yield Now())))
+
+
+# Past a floor.
+
+
+def _leap(m: Member, enter: Enter, instance: Instance, current: State) -> Task:
+    """-> the newest state that floors and hints prove, descending from `current`; None when none of them does.
+
+    A floor that no admitted device signed is none: its acceptor is out then.
+    """
+    hints: dict[str, SignedEntry | None] = yield Gather({a.hex(): _hint(m, instance, a) for a in instance.names})
+    shown = [(hint, bytes.fromhex(a)) for a, hint in hints.items() if hint is not None]
+    shown += [(signed, a) for a, signed in instance.floored.items()]
+    shown.sort(key=lambda item: item[0].entry.v, reverse=True)
+    good: set[bytes] = set()
+    found: State | None = None
+    for signed, acceptor_id in shown:
+        value = signed.entry.value
+        if value is None or value.v <= current.v or not (yield from _vouched(m, enter, instance, signed)):
+            continue
+        good.add(acceptor_id)
+        if found is not None:
+            continue
+        try:
+            digest = yield from ancestor(m, instance, value, current.v)
+        except (DamagedError, NoQuorumError):
+            continue
+        if digest != current.hash:
+            raise _apart(instance, acceptor_id, value, current)
+        found = value
+    for acceptor_id in [a for a in instance.floored if a not in good]:
+        m.broken(instance, acceptor_id, "its floor is not one that a device of the workspace made")
+    instance.floored.clear()
+    if found is None and good:
+        raise NoQuorumError(
+            f"the logs after version {current.v} are gone, and the way to the newer versions cannot be read",
+            next_step="run again when more backends are reachable, or clone the workspace into a new folder",
+        )
+    return found
+
+
+def _hint(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """-> what an acceptor's hint says, or None."""
+    backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return None
+    reply: Reply = yield Op(
+        backend, "get", hint_path(acceptor_id), max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S
+    )
+    if reply.error is not None:
+        return None
+    try:
+        return open_hint(m.keys, reply.value, acceptor_id)
+    except (FormatError, UpgradeError):
+        return None
+
+
+def _vouched(m: Member, enter: Enter, instance: Instance, signed: SignedEntry) -> Task:
+    """-> bool: an admitted device signed it, and its value may follow its base."""
+    entry = signed.entry
+    try:
+        ahead: Instance = yield from enter(entry.base)
+        public = ahead.devices.key_of(entry.device_id, entry.certificate)
+        signed_well = public is not None and signed.verifies(public)
+        return signed_well and entry.value is not None and follows(entry.value, entry.base)
+    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
+        return False
+    finally:
+        m.instance = instance  # what nobody has vouched for yet must not say where to read and write
+
+
+def _apart(instance: Instance, acceptor_id: bytes, shown: State, current: State) -> ForkError:
+    return ForkError(
+        f"{instance.names[acceptor_id]}: its version {shown.v} does not descend from version "
+        f"{current.v} as this device knows it ({current.fingerprint})",
+        next_step="compare the fingerprint with another device; do not trust the named backend",
+    )
 
 
 # Looking far ahead.
@@ -249,10 +343,6 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
         finally:
             m.instance = instance  # what nobody has vouched for yet must not say where to read and write
         if digest != current.hash:
-            raise ForkError(
-                f"{instance.names[acceptor_id]}: its version {entry.base.v} does not descend from version "
-                f"{current.v} as this device knows it ({current.fingerprint})",
-                next_step="compare the fingerprint with another device; do not trust the named backend",
-            )
+            raise _apart(instance, acceptor_id, entry.base, current)
         return entry.base
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from metasync.consensus import floors
 from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round
 from metasync.consensus.instance import Instance
@@ -53,11 +54,15 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         branches["birth"] = read_birth(m, instance, acceptor_id)
         if acceptor_id in m.unaudited:
             branches["audit"] = audit(m, instance, acceptor_id)
+        if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+            branches["floor"] = floors.read_floor(m, instance, acceptor_id)
         got: Mapping[str, Any] = yield Gather(branches)
         if not got.get("audit", True):
             return unaudited(m, instance, acceptor_id)
         if not got["birth"]:
             return Outcome("failed", "birth")
+        if not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
+            return Outcome("failed", "its floor is above, or is not known")
         for i in range(width):
             found = got[str(i)]
             if isinstance(found, BackendError):
@@ -114,21 +119,19 @@ def append(
             entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
             unknown = 0
         create = _create(m, Op(backend, "create", m.place(log, entry.idx), data, timeout_s=OP_TIMEOUT_S))
-        branches = {"create": create, "birth": read_birth(m, instance, acceptor_id)}
-        if acceptor_id in m.unaudited:
-            branches["audit"] = audit(m, instance, acceptor_id)
-        got = yield Gather(branches)
-        if not got.get("audit", True):
-            return unaudited(m, instance, acceptor_id)  # what was created stands there, and is not counted
-        reply: Reply = got["create"]
+        reply, refused = yield from _beside(m, instance, acceptor_id, create)
+        if refused is not None:
+            return refused  # what was created stands there, and is not counted
         checked = True
         if reply.error is not None:
             unknown += 1
             if not reply.error.retryable or unknown >= CREATE_TRIES:
                 return m.fault(instance, acceptor_id, reply.error)
             yield Sleep(RETRY_FIRST_S * (1 << unknown))
-        elif not got["birth"]:
+        elif acceptor_id not in instance.born:
             return Outcome("failed", "birth")  # not taken in: it may have landed in a root that is not the one meant
+        elif not (yield from floors.trusted(m, acceptor_id, instance.v)):
+            unknown = 0  # the machine slept through the request: the same bytes are asked for again
         elif reply.value:
             log.append_own(entry, data)
             m.remember_log(log)
@@ -137,6 +140,21 @@ def append(
             error = yield from _read_taken(m, instance, acceptor_id)
             if error is not None:
                 return m.fault(instance, acceptor_id, error)
+
+
+def _beside(m: Member, instance: Instance, acceptor_id: bytes, create: Task) -> Task:
+    """Runs a create with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
+    branches = {"create": create, "birth": read_birth(m, instance, acceptor_id)}
+    if acceptor_id in m.unaudited:
+        branches["audit"] = audit(m, instance, acceptor_id)
+    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+    got = yield Gather(branches)
+    if not got.get("audit", True):
+        return got["create"], unaudited(m, instance, acceptor_id)
+    if not got.get("floor", True):
+        return got["create"], Outcome("failed", "its floor is above, or is not known")
+    return got["create"], None
 
 
 def _create(m: Member, op: Op) -> Task:

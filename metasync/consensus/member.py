@@ -89,6 +89,7 @@ class Member:
         self.states: dict[bytes, State] = {}
         self.rounds_used: dict[int, int] = {}
         self.instance: Instance | None = None
+        self.floors: dict[bytes, tuple[int, float]] = {}  # no floor above versions of a block, and when that was seen
         self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
         self.rtt_s = RTT_FIRST_S
 
@@ -149,6 +150,11 @@ class Member:
         else:
             standing = Standing("ok")
         self.standings[instance.names[acceptor_id]] = standing
+
+    def broken(self, instance: Instance, acceptor_id: bytes, why: str) -> None:
+        """From here on an acceptor gives no promise and no vote in this version: what it shows is made up."""
+        instance.logs[acceptor_id].poison = why
+        self.judge(instance, acceptor_id)
 
     def check_rollback(self, instance: Instance) -> None:
         """Raises `ForkError` when so many acceptors show an older past than remembered that no quorum is left."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
-from metasync.consensus.states import Ref, State, decode_state
+from metasync.consensus.states import STATE_BYTES, Ref, State, decode_state
 from metasync.effects import Gather, Now, Op, Reply, Sleep, Task, Work
 from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
@@ -174,6 +174,19 @@ def opener(keys: WorkspaceKeys, kind: RecordKind, digest: bytes) -> Callable[[by
         if sha256(data) != digest:
             raise FormatError("its copy is altered")
         return open_object(keys, kind, data)
+
+    return opened
+
+
+def block_opener(keys: WorkspaceKeys, state_hash: bytes) -> Callable[[bytes], State]:
+    """Finds the state of this hash among those of a block (`floors`)."""
+
+    def opened(data: bytes) -> State:
+        plain = open_object(keys, RecordKind.STATES, data)
+        for at in range(0, len(plain), STATE_BYTES):
+            if sha256(plain[at : at + STATE_BYTES]) == state_hash:
+                return decode_state(plain[at : at + STATE_BYTES])
+        raise FormatError("its copy of the block lacks the state")
 
     return opened
 

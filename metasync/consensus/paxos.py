@@ -95,6 +95,10 @@ def decode_journal(data: bytes) -> Journal:
     return out
 
 
+class BehindFloorError(Exception):
+    """A floor was met above the version that was worked on: it was decided long ago, and its logs may be gone."""
+
+
 class _Attempt:
     """One proposer's work on one instance, until it is decided."""
 
@@ -238,6 +242,8 @@ class _Attempt:
     def _lost(self, kind: Kind) -> Task:
         """After a phase without a quorum: go on at once, let a rival finish, or wait for acceptors to come back."""
         i, m = self.instance, self.m
+        if i.floored:
+            raise BehindFloorError
         i.check_fork()
         self._check_possible()
         left = self.deadline - (yield Now())
@@ -323,7 +329,7 @@ def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes |
     `op_id`: of the change, where it is known beforehand: a value of an earlier process with it is then `mine` too.
 
     `NoQuorumError` when no quorum answers within `deadline_s` (not counting the making of the value): it says whether
-    the own value may be decided all the same. `ForkError`, `UpgradeError`.
+    the own value may be decided all the same. `ForkError`, `UpgradeError`; `BehindFloorError`.
     """
     attempt = _Attempt(m, instance, make_value, (yield Now()) + deadline_s)
     attempt.op_id = op_id

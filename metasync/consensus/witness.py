@@ -10,11 +10,19 @@ read there is, and so is the word of an admitted device that it read one.
 
 from __future__ import annotations
 
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Seen, entry_path
+from metasync.consensus.entries import (
+    ENTRY_BYTES_MAX,
+    Entry,
+    Seen,
+    covering,
+    entry_path,
+    floor_path,
+    open_floor,
+)
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
 from metasync.effects import Op, Reply, Task
-from metasync.errors import NotFoundError
+from metasync.errors import FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
 
 
@@ -65,6 +73,10 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         if not isinstance(reply.error, NotFoundError):
             break
     if isinstance(reply.error, NotFoundError):
+        if (yield from _is_below_floor(m, backend, acceptor_id, seen.v)):
+            m.memory.pop(acceptor_id, None)
+            m.unaudited.discard(acceptor_id)
+            return True
         m.suspects[acceptor_id] = f"{_entry(seen)}{told} is gone"
         return False
     if reply.error is not None:
@@ -77,6 +89,17 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         m.unaudited.discard(acceptor_id)
     m.suspects.pop(acceptor_id, None)
     return True
+
+
+def _is_below_floor(m: Member, backend: str, acceptor_id: bytes, v: int) -> Task:
+    """-> bool: this acceptor has a floor above v, so that its log of v may have been deleted."""
+    floor = covering(v)
+    path = floor_path(acceptor_id, floor)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    try:
+        return reply.error is None and open_floor(m.keys, reply.value, acceptor_id, floor) is not None
+    except (FormatError, UpgradeError):
+        return False
 
 
 def unaudited(m: Member, instance: Instance, acceptor_id: bytes) -> Outcome:

@@ -50,6 +50,8 @@ class RecordKind(IntEnum):
     CERTIFICATE = 11
     DEVICES = 12
     IDENTITY = 13
+    FLOOR = 14
+    STATES = 15
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from metasync.codec import Reader, ascending, bytes32, u8, u16, u32
+from metasync.codec import Reader, ascending, bytes32, u8, u16, u32, u64
 from metasync.errors import FormatError, PassphraseError, WorkspaceError
 from metasync.keys.chain import AdminChain, decode_chain
 from metasync.keys.derive import (
@@ -82,6 +82,10 @@ class WorkspaceKeys:
     def state_name(self, state_hash: bytes) -> str:
         """The name under `const/` of the state with this hash."""
         return mac(self.id_key, b"state" + state_hash).hex()
+
+    def states_name(self, era: int, block: int) -> str:
+        """The name under `const/` of all states of the versions whose logs lie in one folder."""
+        return mac(self.id_key, b"states" + u32(era) + u64(block)).hex()
 
     def encode(self) -> bytes:
         """For the device's own key store."""

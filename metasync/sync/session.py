@@ -25,8 +25,17 @@ from metasync.consensus import (
     decode_journal,
     decode_state,
 )
+from metasync.consensus.floors import KEEP as LOGS_KEPT
+from metasync.consensus.floors import decode_progress
 from metasync.effects import Gather, Task
-from metasync.errors import BackendError, FormatError, NoQuorumError, UnreachableError, WorkspaceError
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    FormatError,
+    NoQuorumError,
+    UnreachableError,
+    WorkspaceError,
+)
 from metasync.events import Listener, Notice
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
@@ -55,6 +64,7 @@ KEPT_KEY: Final = "kept"  # id of a staged snapshot (with others behind it) that
 MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
 CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
+FLOORS_KEY: Final = "floors"  # how far this device is with deleting old logs
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
@@ -375,6 +385,15 @@ class Session:
         head = self.group.write_head(state, head=state.master, prev=base.master, backends=backends)
         with contextlib.suppress(BackendError, NoQuorumError):
             self.runtime.run(together({"head": head, "hint": self.group.write_hint(base, state)}))
+        if state.v > LOGS_KEPT:
+            self._bound_logs(state)
+
+    def _bound_logs(self, state: State) -> None:
+        """This push's share in deleting logs that are long past (CONSENSUS 1.11)."""
+        progress = decode_progress(self.db.get(FLOORS_KEY))
+        with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
+            self.runtime.run(self.group.bound_logs(state, progress, self.wall_ns() / 1e9))
+        self.db.set(FLOORS_KEY, progress.encode())
 
     def settle_replaced(self) -> list[Conflict]:
         """Drops or brings back what checkouts replaced, where that is certain now (D8)."""

@@ -1,0 +1,266 @@
+"""Bounded logs: a floor below which logs may be deleted, and what that asks of everybody (CONSENSUS 1.11).
+
+A create-if-absent at a deleted index succeeds, so deleting a log is dangerous: a proposer that slept would commit its
+version again, and a learner would take the absence for "nothing newer". Hence a *floor* F, a multiple of 1024:
+
+1. The states of the versions below F get an object of their own, a block of 1024 at a time. Then `floor/F` is created
+   on every acceptor that is reached, a quorum at least. No multiple is skipped: one GET tells if a floor covers v.
+2. Who would delete reads `floor/F` on an acceptor again, waits `GRACE_S` by its own clock, and then deletes there.
+3. A create for v, or the absence of an entry of v, counts only if the acceptor was seen to have no floor above v at a
+   time that lies at most `TRUST_S` before the reply came. Deletion begins 30 times as long after the floor was made.
+
+Only differences of one's own clock are used, never the time of day of others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.entries import (
+    ENTRY_BYTES_MAX,
+    VERSIONS_PER_FOLDER,
+    Entry,
+    Kind,
+    Round,
+    covering,
+    entry_path,
+    floor_path,
+    open_entry,
+    open_floor,
+    seal_floor,
+)
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.consensus.meta import const_path, put_everywhere, seal_object
+from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
+from metasync.effects import Gather, Now, Op, Random, Reply, Task, Work
+from metasync.errors import FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.keys.derive import RecordKind
+
+STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
+KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor
+BEHIND_LEAST: Final = STEP  # a floor is never nearer to the newest version: whoever is this far behind looks first
+TRUST_S: Final = 86_400.0  # how long a look at an acceptor's floor counts
+GRACE_S: Final = 30 * TRUST_S
+DELETES_MAX: Final = 512  # requests for one push's share of the work
+FETCHES: Final = 32  # states fetched side by side
+
+
+def trusted(m: Member, acceptor_id: bytes, v: int) -> Task:
+    """-> bool: this acceptor was lately seen to have no floor above v."""
+    block, seen_s = m.floors.get(acceptor_id, (-1, 0.0))
+    return block == v // STEP and (yield Now()) - seen_s <= TRUST_S
+
+
+def read_floor(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """Looks whether a floor covers this instance. -> bool: none does, and what this acceptor lacks counts.
+
+    A floor that is there is noted in `instance.floored` with the state below it.
+    """
+    backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return False
+    asked = yield Now()
+    floor = covering(instance.v)
+    path = floor_path(acceptor_id, floor)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    if isinstance(reply.error, NotFoundError):
+        m.floors[acceptor_id] = (instance.v // STEP, asked)
+        return True
+    if reply.error is not None:
+        m.fault(instance, acceptor_id, reply.error)
+        return False
+    try:
+        instance.floored[acceptor_id] = open_floor(m.keys, reply.value, acceptor_id, floor)
+    except (FormatError, UpgradeError) as e:
+        m.broken(instance, acceptor_id, f"its floor of version {floor} is none: {e.message}")
+    return False
+
+
+# Raising the floor.
+
+
+@dataclass
+class Progress:
+    """What one device remembers of its work on floors: the highest made, and by (acceptor, floor) when it was read
+    again, in seconds of the collector's clock; by acceptor the floor below which all is deleted."""
+
+    made: int = 0
+    read_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        read = [[a, floor, at] for (a, floor), at in sorted(self.read_s.items())]
+        return json.dumps({"made": self.made, "read": read, "deleted": self.deleted}).encode()
+
+
+def decode_progress(data: bytes | None) -> Progress:
+    """What `Progress.encode` wrote. A note that is damaged is none: then floors are read, and waited for, anew."""
+    try:
+        note = json.loads(data or b"{}")
+        read = {(str(a), int(floor)): float(at) for a, floor, at in note.get("read", [])}
+        return Progress(int(note.get("made", 0)), read, {str(a): int(f) for a, f in note.get("deleted", {}).items()})
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return Progress()
+
+
+def bound_logs(
+    m: Member, instance: Instance, progress: Progress, now_s: float, *, keep: int = KEEP, grace_s: float = GRACE_S
+) -> Task:
+    """One step of keeping the logs short; `instance`: the one after the newest decided state. -> bool: anything done.
+
+    `now_s`: the time of day. Called after pushes; whatever fails is tried again after a later one. Idempotent, and any
+    number of devices may do it.
+    """
+    latest = instance.base
+    highest = STEP * ((latest.v - max(keep, BEHIND_LEAST)) // STEP)
+    if highest > progress.made:
+        yield from _make(m, instance, progress.made + STEP)
+        progress.made += STEP
+        return True
+    reachable = {a: link for a in instance.names if (link := m.backend_of(instance, a)) and a not in m.replaced}
+    for acceptor_id, link in reachable.items():
+        name = acceptor_id.hex()
+        done = progress.deleted.get(name, 0)
+        for floor in range(done + STEP, progress.made + STEP, STEP):
+            if (name, floor) in progress.read_s:
+                continue
+            reply: Reply = yield Op(link, "get", floor_path(acceptor_id, floor), max_bytes=2 * ENTRY_BYTES_MAX)
+            if reply.error is None and _opens(m, reply.value, acceptor_id, floor):
+                progress.read_s[name, floor] = now_s
+                return True
+            if isinstance(reply.error, NotFoundError):  # it was away when the floor was made
+                yield from _make(m, instance, floor)
+                return True
+            break
+        due = progress.read_s.get((name, done + STEP))
+        if due is not None and now_s - due >= grace_s:
+            if (yield from _delete_block(link, f"{name}/px/{done // STEP}")):
+                progress.deleted[name] = done + STEP
+                del progress.read_s[name, done + STEP]
+            return True
+    return False
+
+
+def _opens(m: Member, data: bytes, acceptor_id: bytes, floor: int) -> bool:
+    try:
+        open_floor(m.keys, data, acceptor_id, floor)
+    except (FormatError, UpgradeError):
+        return False
+    return True
+
+
+def _make(m: Member, instance: Instance, floor: int) -> Task:
+    """Writes the block of states below `floor`, then the floor itself, on a quorum at least. `NoQuorumError`."""
+    latest = instance.base
+    states: list[State] = yield from _block(m, instance, floor)
+    plain = b"".join(state.encode() for state in states)
+    random = yield Random(32)
+    _, sealed = yield Work(
+        lambda: seal_object(m.keys, RecordKind.STATES, plain, era=latest.era, epoch=latest.epoch, random=random)
+    )
+    links = {a: link for a in instance.names if (link := m.backend_of(instance, a)) and a not in m.replaced}
+    name = m.keys.states_name(latest.era, (floor - 1) // STEP)
+    paths = {link: const_path(a, name) for a, link in links.items()}
+    yield from put_everywhere(paths, sealed, instance.config.meta_copies, "a block of states")
+    below = states[-1]
+    before = states[-2]
+    made = yield Gather({link: _create(m, instance, a, link, floor, before, below) for a, link in links.items()})
+    if sum(made.values()) < instance.quorum:
+        raise NoQuorumError(f"the floor of version {floor} stands on too few backends", next_step="run again later")
+
+
+def _block(m: Member, instance: Instance, floor: int) -> Task:
+    """-> the states of the versions floor - STEP to floor - 1, proven by hash."""
+    digest = yield from ancestor(m, instance, instance.base, floor - 1)
+    out: list[State] = [(yield from fetch_state(m, instance, floor - 1, digest, instance.base.epoch))]
+    while out[-1].v > floor - STEP:
+        first = max(floor - STEP, out[-1].v - FETCHES)
+        ahead: dict[bytes, State] = yield from _bases(m, instance, range(first, out[-1].v))
+        while out[-1].v > first:
+            last = out[-1]
+            known = ahead.get(last.prev)
+            out.append(known or (yield from fetch_state(m, instance, last.v - 1, last.prev, last.epoch)))
+    return out[::-1]
+
+
+def _bases(m: Member, instance: Instance, versions: range) -> Task:
+    """-> {hash: state} of these versions, as far as one acceptor's logs after them show them at once."""
+    base = instance.base
+    acceptor_id, link = next((a, link) for a in instance.names if (link := m.backend_of(instance, a)))
+
+    def one(v: int) -> Task:
+        path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v + 1, 0)
+        reply: Reply = yield Op(link, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if reply.error is not None:
+            return None
+        try:
+            signed = open_entry(
+                m.keys,
+                reply.value,
+                ns_id=base.ns_id,
+                era=base.era,
+                epoch=base.epoch,
+                acceptor_id=acceptor_id,
+                v=v + 1,
+                idx=0,
+            )
+        except (FormatError, UpgradeError):
+            return None
+        return signed.entry.base
+
+    got: dict[str, State | None] = yield Gather({str(v): one(v) for v in versions})
+    return {state.hash: state for state in got.values() if state is not None}
+
+
+def _create(
+    m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State, below: State
+) -> Task:
+    """-> bool: the floor stands on this acceptor."""
+    entropy = yield Random(48)
+    admitted = instance.devices.get(m.identity.device_id) is not None
+    entry = Entry(
+        acceptor_id=acceptor_id,
+        v=below.v,
+        idx=0,
+        prev_entry=ZERO_HASH,
+        base=before,
+        kind=Kind.DECIDED,
+        round=Round(0, ZERO_ID),
+        value=below,
+        entry_id=entropy[32:],
+        device_id=m.identity.device_id,
+        certificate=b"" if admitted else m.certificate,
+    )
+    data = seal_floor(m.keys, entry, m.identity.sign_private, entropy[:32])
+    path = floor_path(acceptor_id, floor)
+    reply: Reply = yield Op(link, "create", path, data, timeout_s=OP_TIMEOUT_S)
+    if reply.error is None and reply.value:
+        return True
+    there: Reply = yield Op(link, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    return there.error is None and _opens(m, there.value, acceptor_id, floor)
+
+
+def _delete_block(link: str, folder: str) -> Task:
+    """Deletes up to DELETES_MAX entries of a folder of logs. -> bool: none is left."""
+    listed: Reply = yield Op(link, "list", folder, timeout_s=OP_TIMEOUT_S)
+    if isinstance(listed.error, NotFoundError):
+        return True
+    if listed.error is not None:
+        return False
+    names = [item.name for item in listed.value if item.size is not None]
+    for at in range(0, min(len(names), DELETES_MAX), FETCHES):
+        some = {name: _delete(link, f"{folder}/{name}") for name in names[at : at + FETCHES]}
+        got: Mapping[str, Any] = yield Gather(some)
+        if not all(got.values()):
+            return False
+    return len(names) <= DELETES_MAX
+
+
+def _delete(link: str, path: str) -> Task:
+    reply: Reply = yield Op(link, "delete", path, timeout_s=OP_TIMEOUT_S)
+    return reply.error is None or isinstance(reply.error, NotFoundError)
