@@ -182,18 +182,28 @@ def test_a_floor_that_no_device_made_stops_nobody(world: World, ws: Workspace) -
     assert world.do(group.propose(state, lambda: change(b"n" * 16))).mine
 
 
-def test_a_minority_that_was_away_gets_its_floor_later(world: World, ws: Workspace) -> None:
+def test_no_floor_is_skipped_on_any_acceptor(world: World, ws: Workspace) -> None:
+    """Who slept asks for the one floor above its version alone: an acceptor that lacks it must not have a later one."""
     group = group_of(ws, 1)
     state = push(world, group, ws.genesis, 30)
-    world.down = {"c"}
     progress = Progress()
-    while world.do(group.bound_logs(state, progress, 0.0, keep=BLOCK)):
-        pass
-    assert progress.made == 16
     top = ws.acceptor_of("c")
-    assert floor_path(top, 8) not in world.stores["c"]
+
+    def made() -> list[int]:
+        return [f for f in (8, 16, 24) if floor_path(top, f) in world.stores["c"]]
+
+    world.down = {"c"}
+    while progress.made < 8:
+        world.do(group.bound_logs(state, progress, 0.0, keep=BLOCK))
     world.down = set()
-    for now_s in (0.0, 31 * DAY_S, 62 * DAY_S):
+    seen = [made()]
+    while world.do(group.bound_logs(state, progress, 0.0, keep=BLOCK)):
+        seen.append(made())
+    assert progress.made == 16
+    assert seen[0] == []
+    assert seen[-1] == [8, 16]
+    assert [16] not in seen
+    for now_s in (31 * DAY_S, 62 * DAY_S):
         while world.do(group.bound_logs(state, progress, now_s, keep=BLOCK)):
             pass
     assert folders(world, ws, "c") == {"2", "3"}

@@ -4,7 +4,7 @@ A create-if-absent at a deleted index succeeds, so deleting a log is dangerous: 
 version again, and a learner would take the absence for "nothing newer". Hence a *floor* F, a multiple of 1024:
 
 1. The states of the versions below F get an object of their own, a block of 1024 at a time. Then `floor/F` is created
-   on every acceptor that is reached, a quorum at least. No multiple is skipped: one GET tells if a floor covers v.
+   on every acceptor that is reached, a quorum at least. No multiple is skipped on any: one GET tells if one covers v.
 2. Who would delete reads `floor/F` on an acceptor again, waits `GRACE_S` by its own clock, and then deletes there.
 3. A create for v, or the absence of an entry of v, counts only if the acceptor was seen to have no floor above v at a
    time that lies at most `TRUST_S` before the reply came. Deletion begins 30 times as long after the floor was made.
@@ -116,12 +116,6 @@ def bound_logs(
     `now_s`: the time of day. Called after pushes; whatever fails is tried again after a later one. Idempotent, and any
     number of devices may do it.
     """
-    latest = instance.base
-    highest = STEP * ((latest.v - max(keep, BEHIND_LEAST)) // STEP)
-    if highest > progress.made:
-        yield from _make(m, instance, progress.made + STEP)
-        progress.made += STEP
-        return True
     reachable = {a: link for a in instance.names if (link := m.backend_of(instance, a)) and a not in m.replaced}
     for acceptor_id, link in reachable.items():
         name = acceptor_id.hex()
@@ -143,6 +137,10 @@ def bound_logs(
                 progress.deleted[name] = done + STEP
                 del progress.read_s[name, done + STEP]
             return True
+    if STEP * ((instance.base.v - max(keep, BEHIND_LEAST)) // STEP) > progress.made:
+        yield from _make(m, instance, progress.made + STEP)
+        progress.made += STEP
+        return True
     return False
 
 
@@ -220,7 +218,13 @@ def _bases(m: Member, instance: Instance, versions: range) -> Task:
 def _create(
     m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State, below: State
 ) -> Task:
-    """-> bool: the floor stands on this acceptor."""
+    """-> bool: the floor stands on this acceptor, and the one before it too."""
+    if floor > STEP:
+        lower: Reply = yield Op(
+            link, "get", floor_path(acceptor_id, floor - STEP), max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S
+        )
+        if lower.error is not None or not _opens(m, lower.value, acceptor_id, floor - STEP):
+            return False  # it was away when that one was made, and gets it first
     entropy = yield Random(48)
     admitted = instance.devices.get(m.identity.device_id) is not None
     entry = Entry(
