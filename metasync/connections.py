@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,16 +20,60 @@ from metasync.config import Config, decode_config
 from metasync.consensus import Group, birth_matches, birth_path, checked_memory
 from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES
 from metasync.errors import BackendError, UsageError
+from metasync.keys.devices import Certificate, DeviceIdentity
+from metasync.keys.ring import WorkspaceKeys
 from metasync.localdb import LocalDb
 from metasync.runtime import Runtime
 from metasync.sync import health, space
-from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, Link, decode_links, encode_links, load_secret, required
+from metasync.sync.enrolment import (
+    CONFIG_KEY,
+    LINKS_KEY,
+    STATE_DIR,
+    Link,
+    decode_links,
+    encode_links,
+    load_secret,
+    required,
+)
 from metasync.sync.found import DEFAULT_CAPACITY
+from metasync.sync.fsio import Disk
+from metasync.sync.lock import WorkspaceLock
 from metasync.sync.reports import BackendState
 from metasync.sync.session import MEMORY_KEY, Session, local_value
 
 HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+
+
+class Machine:
+    """What an open workspace takes from the machine it runs on; a simulator puts its own in the place of each."""
+
+    def disk(self) -> Disk:
+        return Disk()
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, by the clock on the wall."""
+        return time.time_ns()
+
+    def entropy(self, n: int) -> bytes:
+        return os.urandom(n)
+
+    def runtime(self, backends: Mapping[str, Backend], persist: Callable[[str, bytes | None], None]) -> Runtime:
+        return Runtime(backends, persist=persist)
+
+    def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
+        """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
+        return ways.reached(name, parse_url(link.url), link, suspected=suspected)
+
+    def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
+        """The keys of the device that `directory` is."""
+        return load_secret(directory, db)
+
+    def lock(
+        self, directory: Path, command: str, waiting: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[object]:
+        """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
+        return WorkspaceLock(directory / STATE_DIR).acquire(command, waiting=waiting)
 
 
 class Connections:
@@ -38,16 +82,20 @@ class Connections:
     `links` is what this device knows of how to reach the backends, by their agreed names.
     """
 
-    def __init__(self, directory: Path, db: LocalDb) -> None:
+    def __init__(self, directory: Path, db: LocalDb, machine: Machine) -> None:
         self.db = db
-        self.keys, self.device, self.certificate = load_secret(directory, db)
+        self.machine = machine
+        self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.config: Config = local_value(decode_config, required(db, CONFIG_KEY))
         self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
         self.backends: dict[str, Backend] = {}
-        self._hung = _hung_lately(db)
+        self._hung = _hung_lately(db, self._now())
         self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
         self._runtime: Runtime | None = None
         self._group: Group | None = None
+
+    def _now(self) -> float:
+        return self.machine.wall_ns() / 1e9
 
     @property
     def names(self) -> dict[bytes, str]:
@@ -88,7 +136,7 @@ class Connections:
             return self._runtime, self._group
         views = {name: self.way(name) for name in self.links}
         base = Session.stored_state(self.db)
-        self._runtime = Runtime(views, persist=self.db.set)
+        self._runtime = self.machine.runtime(views, self.db.set)
         self._group = Group(
             self.keys,
             self.device,
@@ -96,7 +144,7 @@ class Connections:
             base.config,
             Session.stored_devices(self.db, base, self.keys.ns_id),
             base.devices,
-            incarnation=os.urandom(INCARNATION_BYTES),
+            incarnation=self.machine.entropy(INCARNATION_BYTES),
             links={a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links},
             certificate=self.certificate.encode(),
             memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
@@ -107,7 +155,7 @@ class Connections:
         """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
         link = self.links[name]
         try:
-            backend = ways.reached(name, parse_url(link.url), link, suspected=name in self._hung)
+            backend = self.machine.way(name, link, suspected=name in self._hung)
         except BackendError as e:
             self.backends[name] = absent = AbsentBackend(e)
             return absent
@@ -142,7 +190,7 @@ class Connections:
             else:
                 silent = ways.is_silent(backend)
             if silent:
-                hung[name] = time.time()
+                hung[name] = self._now()
             elif silent is not None:
                 hung.pop(name, None)
         return hung
@@ -201,9 +249,8 @@ class Connections:
         return out
 
 
-def _hung_lately(db: LocalDb) -> dict[str, float]:
+def _hung_lately(db: LocalDb, now: float) -> dict[str, float]:
     """Backends that gave no answer a moment ago, by name, with the time. A note that is damaged is none."""
-    now = time.time()
     try:
         noted = {str(n): float(at) for n, at in json.loads(db.get(HUNG_KEY) or b"{}").items()}
     except (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Final, Literal
 from metasync import ways
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
-from metasync.connections import Connections
+from metasync.connections import Connections, Machine
 from metasync.enrol import enrol
 from metasync.errors import NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice, ignore
@@ -49,7 +48,6 @@ from metasync.sync.enrolment import (
 )
 from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
 from metasync.sync.fsio import WorkTree
-from metasync.sync.lock import WorkspaceLock
 from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
 from metasync.sync.paths import TreePath, tree_path
 from metasync.sync.probe import rules_of
@@ -113,11 +111,12 @@ class Workspace:
     raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's.
     """
 
-    def __init__(self, directory: Path, db: LocalDb, on_event: Listener) -> None:
+    def __init__(self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None) -> None:
         self.directory = directory
         self.on_event = on_event
         self._db = db
-        self._connections = Connections(directory, db)
+        self._machine = machine or Machine()
+        self._connections = Connections(directory, db, self._machine)
         self._closed = False
 
     # --- beginnings
@@ -425,14 +424,11 @@ class Workspace:
                 workspace=self,
             )
 
-    @contextlib.contextmanager
-    def _locked(self, what: str) -> Iterator[None]:
-        lock = WorkspaceLock(self.directory / STATE_DIR)
-        lock.acquire(f"metasync {what}", waiting=lambda who: self.on_event(Notice(f"waiting: the workspace is {who}")))
-        try:
-            yield
-        finally:
-            lock.release()
+    def _locked(self, what: str) -> contextlib.AbstractContextManager[object]:
+        def waiting(who: str) -> None:
+            self.on_event(Notice(f"waiting: the workspace is {who}"))
+
+        return self._machine.lock(self.directory, f"metasync {what}", waiting)
 
     @contextlib.contextmanager
     def _operation(self, what: str) -> Iterator[Session]:
@@ -452,7 +448,7 @@ class Workspace:
     def _session(self, what: str) -> Iterator[Session]:
         if self._closed:
             raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
-        with WorkTree(os.fsencode(self.directory)) as tree:
+        with WorkTree(os.fsencode(self.directory), self._machine.disk()) as tree:
             tree.rules = rules_of(tree, self._db)
             c = self._connections
             runtime, group = c.open()
@@ -468,8 +464,8 @@ class Workspace:
                 config=c.config,
                 chain_of=ways.chain_of,
                 names=c.names,
-                wall_ns=time.time_ns,
-                entropy=os.urandom,
+                wall_ns=self._machine.wall_ns,
+                entropy=self._machine.entropy,
                 listener=self.on_event,
                 down=c.absent,
                 given_up=c.given_up,

@@ -362,9 +362,9 @@ def test_the_next_command_remembers_what_hung(
     command(lab, other, lambda w: w.status())
     assert suspected.pop() == {"a": False, "b": False, "c": True}
     suspected.append({})
-    now = connections.time.time()
+    now = connections.time.time_ns()
     with monkeypatch.context() as m:
-        m.setattr(connections.time, "time", lambda: now + connections.HUNG_LATELY_S + 60)
+        m.setattr(connections.time, "time_ns", lambda: now + int((connections.HUNG_LATELY_S + 60) * 1e9))
         other = Workspace.open(other.directory)
         other.close()
         assert other._connections._hung == {}, "not for ever"

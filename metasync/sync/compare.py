@@ -12,7 +12,6 @@ from metasync.objects.model import Entry, Kind
 from metasync.sync.changes import Pair, PathChange, counts, described, facts
 from metasync.sync.delivery import read_here, whole
 from metasync.sync.history import History, is_below
-from metasync.sync.ingest import Ingest
 from metasync.sync.past_reports import DiffReport, Listed, Listing, TextDiff
 from metasync.sync.pull import changed, noted
 from metasync.sync.scan import Scan
@@ -72,7 +71,7 @@ def _against_folder(history: History, old: Version, tops: Sequence[bytes]) -> tu
     s = history.s
     base = s.base()
     base_tree = s.flat(base, history.contents)
-    seen = survey(s.tree, s.db, base_tree, Ingest(s.chunker, s.ids))
+    seen = survey(s.tree, s.db, base_tree, s.ingest())
     since = history.contents.walk(walk.diff(old.root, base.tree_root))
     before = {path: x for path, (x, _) in since.items()}
     differing = {*since, *changed(base_tree, seen.tree)}

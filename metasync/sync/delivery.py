@@ -43,15 +43,15 @@ OnLost: TypeAlias = Callable[[bytes, MetaSyncError], None]
 
 def read_here(s: Session, path: bytes, entry: Entry) -> bytes | None:
     """A local file's bytes if they are still those of `entry`, else None. For files that may be held in memory."""
-    fd = _opened(s, path)
+    disk, fd = s.tree.disk, _opened(s, path)
     if fd is None:
         return None
     try:
-        if not stat_.S_ISREG(os.fstat(fd).st_mode):
+        if not stat_.S_ISREG(disk.fstat(fd).st_mode):
             return None
-        data = b"".join(iter(lambda: os.read(fd, PIECE_BYTES), b""))
+        data = b"".join(iter(lambda: disk.read_next(fd, PIECE_BYTES), b""))
     finally:
-        os.close(fd)
+        disk.close(fd)
     return data if s.ids.blob(data) == entry.content else None
 
 
@@ -182,21 +182,21 @@ def _opened(s: Session, path: bytes) -> int | None:
 
 def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: Entry) -> bool:
     """Stages a file from another place in the folder; False when its bytes are not the expected ones any more."""
-    fd = _opened(s, source)
+    disk, fd = s.tree.disk, _opened(s, source)
     if fd is None:
         return False
     try:
-        st = os.fstat(fd)
+        st = disk.fstat(fd)
         if not stat_.S_ISREG(st.st_mode) or st.st_size != entry.size:
             return False
         if not entry.root:
-            data = os.read(fd, entry.size + 1)
+            data = disk.read_next(fd, entry.size + 1)
             if len(data) != entry.size or s.ids.blob(data) != entry.content:
                 return False
             staging.stage_whole(path, data)
             return True
         hasher, offset = s.ids.content(), 0
-        while piece := os.read(fd, PIECE_BYTES):
+        while piece := disk.read_next(fd, PIECE_BYTES):
             if offset + len(piece) > entry.size:
                 raise ChangedMeanwhile
             hasher.update(piece)
@@ -207,4 +207,4 @@ def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: 
         staging.finish(path)
         return True
     finally:
-        os.close(fd)
+        disk.close(fd)

@@ -209,7 +209,7 @@ def _compared(s: Session, there: DirTree, path: bytes, entry: Entry) -> bool | N
         fd = there.disk.open(name, READ_FLAGS, above)
         try:
             hasher = s.ids.content()
-            while piece := os.read(fd, PIECE_BYTES):
+            while piece := there.disk.read_next(fd, PIECE_BYTES):
                 hasher.update(piece)
             return bool(hasher.digest() == entry.content)
         finally:

@@ -19,7 +19,8 @@ import sys
 import time
 import unicodedata
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 
 from metasync.errors import WorkspaceError
 from metasync.sync.names import ANY, Rules
@@ -117,6 +118,10 @@ def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) ->
 class Disk:
     """System calls, one each. `dir_fd` is the descriptor of the directory a name is in. All raise OSError."""
 
+    def open_top(self, path: bytes) -> int:
+        """A directory by its path from the root of all, or from where the process is."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
     def open(self, name: bytes, flags: int, dir_fd: int, mode: int = 0o600) -> int:
         return os.open(name, flags, mode, dir_fd=dir_fd)
 
@@ -133,6 +138,10 @@ class Disk:
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
 
+    def read_next(self, fd: int, size: int) -> bytes:
+        """Reads from where the last such call ended; b"" at the end."""
+        return os.read(fd, size)
+
     def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
 
@@ -148,6 +157,10 @@ class Disk:
 
     def names(self, fd: int) -> list[bytes]:
         return [os.fsencode(name) for name in os.listdir(fd)]
+
+    def entries(self, fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        """What is in a directory, with what the system tells of each name at no further cost."""
+        return os.scandir(fd)
 
     def mkdir(self, name: bytes, dir_fd: int, mode: int = 0o700) -> None:
         os.mkdir(name, mode, dir_fd=dir_fd)
@@ -277,14 +290,14 @@ class DirTree:
         self.root = root
         self.disk = disk
         self.root_fd = root_fd
-        self.root_stat = os.fstat(root_fd)
+        self.root_stat = disk.fstat(root_fd)
         self._dirs: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # path -> (descriptor, device)
         self.devices: dict[int, bytes] = {self.root_stat.st_dev: b""}  # device -> a directory on it, of all opened
 
     def close(self) -> None:
         self.forget()
         if self.root_fd >= 0:
-            os.close(self.root_fd)
+            self.disk.close(self.root_fd)
         self.root_fd = -1
 
     def dir(self, path: bytes) -> int:
@@ -350,11 +363,11 @@ class WorkTree(DirTree):
         self._state: dict[bytes, int] = {}
         self._clock_fd = -1
         shown = os.fsdecode(root)
+        disk = disk or Disk()
         try:
-            root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            super().__init__(root, root_fd, disk or Disk())
+            super().__init__(root, disk.open_top(root), disk)
             try:
-                self._state[b""] = self.disk.open(STATE_NAME, DIR_FLAGS, root_fd)
+                self._state[b""] = disk.open(STATE_NAME, DIR_FLAGS, self.root_fd)
             except BaseException:
                 self.close()
                 raise
@@ -368,7 +381,7 @@ class WorkTree(DirTree):
     def close(self) -> None:
         for fd in [*self._state.values(), self._clock_fd]:
             if fd >= 0:
-                os.close(fd)
+                self.disk.close(fd)
         self._state.clear()
         self._clock_fd = -1
         super().close()

@@ -21,22 +21,29 @@ class Ingest:
 
     `sink` is given every blob and file object for which `known` is false; without a sink, files are only named.
     `chunks` remembers the blobs of files with a file object, by its id, so that reuse can be checked against a newer
-    base.
+    base. `read`: the disk's way to read on from a descriptor.
     """
 
     def __init__(
-        self, chunker: Chunker, ids: Ids, *, sink: Sink | None = None, known: Callable[[bytes], bool] | None = None
+        self,
+        chunker: Chunker,
+        ids: Ids,
+        *,
+        sink: Sink | None = None,
+        known: Callable[[bytes], bool] | None = None,
+        read: Callable[[int, int], bytes] = os.read,
     ) -> None:
         self._chunker = chunker
         self._ids = ids
         self._sink = sink
         self._known = known
+        self._read = read
         self.bytes_read = 0
         self.chunks: dict[bytes, tuple[bytes, ...]] = {}
 
     def __call__(self, fd: int, st: os.stat_result) -> Content:
         """Reads from `fd` to its end. The caller compares stats before and after."""
-        return self.take(lambda n: os.read(fd, n), st.st_size)
+        return self.take(lambda n: self._read(fd, n), st.st_size)
 
     def of_bytes(self, data: bytes) -> Content:
         """The same for a file whose bytes are at hand."""

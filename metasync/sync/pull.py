@@ -19,7 +19,6 @@ from metasync.store.contents import Contents
 from metasync.sync import guard, twins
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
-from metasync.sync.ingest import Ingest
 from metasync.sync.merge import Merge, merge
 from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
@@ -137,7 +136,7 @@ def _plan(
     """Scans and merges. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
     s.listener(Phase("scan"))
     rows = load_rows(s.db)
-    ingest = Ingest(s.chunker, s.ids)
+    ingest = s.ingest()
     seen = survey(s.tree, s.db, base_tree, ingest, rows)
     store_survey(s.db, seen)
     rows.update(seen.put_rows)
@@ -218,7 +217,7 @@ def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> 
         kept = s.db.get(KEPT_KEY)
         if kept is not None:
             parents += (kept,)
-        ingest = Ingest(s.chunker, s.ids, sink=stage)
+        ingest = s.ingest(sink=stage)
         return kept_snapshot(texts, parents, s.device.device_id, s.wall_ns(), s.ids, ingest, stage)
 
 

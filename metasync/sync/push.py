@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -121,7 +120,7 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
 
 def preview(s: Session, base: Agreed) -> PushReport:
     """What a push would take, without storing anything."""
-    seen, before = _scan(s, base, Ingest(s.chunker, s.ids))
+    seen, before = _scan(s, base, s.ingest())
     differing = changed(before, seen.tree)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
@@ -167,7 +166,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         a.config = base.state.config
         _resume(s, base, a.upload)
     upload = a.upload
-    ingest = Ingest(s.chunker, s.ids, sink=upload.add, known=known_in(base.index, upload))
+    ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
     seen, before = _scan(s, base, ingest)
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
@@ -249,7 +248,7 @@ def _complete(
     """Reads files whose bytes were named by an earlier scan and are stored nowhere yet."""
     assert a.upload is not None
     known = known_in(base.index, a.upload)
-    ingest = Ingest(s.chunker, s.ids, sink=a.upload.add, known=known)
+    ingest = s.ingest(sink=a.upload.add, known=known)
     for path in differing:
         entry = seen.tree.get(path)
         if entry is None or entry.kind is not Kind.FILE or not entry.size:
@@ -271,16 +270,17 @@ def _complete(
 def _reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
     """Reads a file again to store it; False when it is not what the scan named."""
     parent, name = split(path)
+    disk = s.tree.disk
     try:
-        fd = s.tree.disk.open(name, READ_FLAGS, s.tree.dir(parent))
+        fd = disk.open(name, READ_FLAGS, s.tree.dir(parent))
     except OSError:
         return False
     try:
-        return tuple(ingest(fd, os.fstat(fd))) == (entry.size, entry.content, entry.root)
+        return tuple(ingest(fd, disk.fstat(fd))) == (entry.size, entry.content, entry.root)
     except OSError:
         return False
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) -> bytes:

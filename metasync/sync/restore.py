@@ -27,7 +27,6 @@ from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import ChangedMeanwhile, deliver
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.history import History, is_below
-from metasync.sync.ingest import Ingest
 from metasync.sync.past_reports import NotRestored, RestoreReport
 from metasync.sync.plan import replaceable
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
@@ -91,7 +90,7 @@ def look(s: Session, base: Agreed, history: History) -> Here:
     s.listener(Phase("scan"))
     rows = load_rows(s.db)
     base_tree = s.flat(base, history.contents)
-    seen = survey(s.tree, s.db, base_tree, Ingest(s.chunker, s.ids), rows)
+    seen = survey(s.tree, s.db, base_tree, s.ingest(), rows)
     store_survey(s.db, seen)
     rows.update(seen.put_rows)
     for path in seen.delete_rows:
@@ -113,7 +112,7 @@ def take_in(s: Session, here: Here, path: bytes) -> bool:
         elif stat_.S_ISREG(st.st_mode):
             fd = disk.open(name, READ_FLAGS, above)
             try:
-                size, content, root = Ingest(s.chunker, s.ids)(fd, st)
+                size, content, root = s.ingest()(fd, st)
             finally:
                 disk.close(fd)
             entry = Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), st.st_mtime_ns, size, content, root)

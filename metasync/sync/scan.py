@@ -210,7 +210,7 @@ class _Scanner:
         dirs: list[tuple[bytes, os.stat_result]] = []
         strange: list[tuple[bytes, str]] = []
         meant = self.spellings.of(path, self.disk.names(fd), fd) if self.work.rules.has_twins else {}
-        with os.scandir(fd) as names:
+        with self.disk.entries(fd) as names:
             for found in names:
                 name = found.name
                 if (name[0] in ".T" or "~" in name or not name.isascii()) and (why := _not_taken(name, rules is None)):

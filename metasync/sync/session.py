@@ -6,7 +6,6 @@ Also the one place that knows how agreed states become configs, indexes and tree
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -55,6 +54,7 @@ from metasync.store.placement import Placement
 from metasync.store.transfer import Place, Transfer
 from metasync.sync import evidence
 from metasync.sync.fsio import WorkTree
+from metasync.sync.ingest import Ingest, Sink
 from metasync.sync.replaced import settle
 from metasync.translators._base import Chain
 
@@ -126,6 +126,10 @@ class Session:
             for k in c.chunking
         ]
         return Chunker(c.whole_bytes, classes, int.from_bytes(self.keys.chunk_seed[:8], "big"))
+
+    def ingest(self, *, sink: Sink | None = None, known: Callable[[bytes], bool] | None = None) -> Ingest:
+        """Reads files of this folder into chunks."""
+        return Ingest(self.chunker, self.ids, sink=sink, known=known, read=self.tree.disk.read_next)
 
     @cached_property
     def form(self) -> PackFormat:
@@ -409,7 +413,7 @@ class Session:
 
         def hash_file(fd: int) -> bytes:
             hasher = self.ids.content()
-            while piece := os.read(fd, 1 << 20):
+            while piece := self.tree.disk.read_next(fd, 1 << 20):
                 hasher.update(piece)
             return hasher.digest()
 

@@ -10,7 +10,6 @@ from metasync.config import Config
 from metasync.errors import MetaSyncError
 from metasync.sync import evidence, guard, health
 from metasync.sync.fsio import WorkTree, split
-from metasync.sync.ingest import Ingest
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reports import BackendState, ConflictReport, Status
 from metasync.sync.session import SHORT_KEY, Session
@@ -53,7 +52,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     ailing = health.standings(s) if error is None else health.noted_standings(s)
     heads = health.check_heads(s, s.newest_state()) if error is None else ()
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
-    seen = survey(s.tree, s.db, before, Ingest(s.chunker, s.ids))
+    seen = survey(s.tree, s.db, before, s.ingest())
     waiting = [c for c in s.db.conflicts() if c.copy in seen.tree or _is_there(s.tree, c.copy)]
     differing = changed(before, seen.tree)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
