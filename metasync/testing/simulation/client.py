@@ -1,0 +1,238 @@
+"""One client at its plan: opens the real workspace, lets it work, crashes it, and notes what it was told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metasync.consensus import decode_state
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    ForkError,
+    GuardError,
+    MetaSyncError,
+    NoQuorumError,
+    WorkspaceError,
+)
+from metasync.sync.session import BASE_KEY
+from metasync.testing.simulation.db import Tables, copied
+from metasync.testing.simulation.disk import Volume
+from metasync.testing.simulation.machine import Secret, SimMachine, workspace
+from metasync.testing.simulation.network import Lines, Store
+from metasync.testing.simulation.plan import ClientPlan, Step
+from metasync.testing.simulation.user import User
+from metasync.testing.simulation.world import Actor, Boot, Crashed, Violation, World
+from metasync.workspace import Workspace
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a client, and what became of it. `version`: what it says is the newest, or what it pushed."""
+
+    client: str
+    kind: str
+    began: float
+    ended: float = float("inf")
+    outcome: str = "unknown"
+    version: int | None = None
+    pushed: bool = False
+    op_ids: list[bytes] = field(default_factory=list)
+    error: str = ""
+
+
+class Client:
+    """A machine with a folder on it."""
+
+    def __init__(
+        self, world: World, plan: ClientPlan, stores: Mapping[str, Store], lines: Lines, history: list[Operation]
+    ) -> None:
+        self.world = world
+        self.plan = plan
+        self.name = plan.name
+        self.stores = stores
+        self.lines = lines
+        self.history = history
+        self.volume = Volume(world.wall_ns, tick_ns=plan.tick_ns, folds=plan.folds)
+        self.tables: Tables = {}
+        self.secret: Secret | None = None
+        self.user = User(plan.name, self.volume)
+        self.image: tuple[Volume, Tables] | None = None
+        self.boot: Boot | None = None
+        self.workspace: Workspace | None = None
+        self.gone = False  # a copy that never came to be
+        self.boots = 0
+
+    def rng(self) -> random.Random:
+        """Chance for what is in no step."""
+        return random.Random(f"{self.name} {self.boots}")
+
+    def base_version(self) -> int:
+        return decode_state(self.tables["kv"][BASE_KEY]).v
+
+    def live(self, actor: Actor) -> None:
+        """The whole plan, one step after the other."""
+        for step in self.plan.steps:
+            actor.sleep(step.pause_s)
+            if self.world.failure is not None:
+                return
+            if step.pause_s > 86_400:
+                self.world.count("long sleep")
+            self.carry_out(actor, step)
+
+    def carry_out(self, actor: Actor, step: Step) -> None:
+        rng = random.Random(step.seed)
+        for _ in range(step.edits):
+            self.user.edit(rng)
+        if step.kind == "snap":
+            self.image = (self.volume.copy(), copied(self.tables))
+        elif step.kind == "restore":
+            self._restore()
+        elif step.kind == "reopen":
+            self.close()
+        else:
+            self.operate(actor, step, rng)
+
+    def _restore(self) -> None:
+        """The machine's disk fails, and its backup takes its place."""
+        if self.image is None:
+            return
+        self.close()
+        volume, tables = self.image
+        self.volume, self.tables = volume.copy(), copied(tables)
+        self.user.has(self.volume)
+        self.world.count("disk restored")
+
+    def start_from(self, image: tuple[Volume, Tables], secret: Secret) -> None:
+        """Begins as the copy of another machine's disk."""
+        self.volume, self.tables = image[0].copy(), copied(image[1])
+        self.user = User(self.name, self.volume)
+        self.secret = secret
+        self.world.count("disk copied")
+
+    # processes
+
+    def opened(self, actor: Actor) -> Workspace:
+        """The workspace of the running process; a new process if there is none."""
+        if self.workspace is None:
+            assert self.secret is not None
+            self.boots += 1
+            self.boot = boot = Boot(actor, self.boots)
+            machine = SimMachine(
+                self.world, boot, self.name, self.volume, self.stores, self.lines, self.secret, self.plan.skew_s
+            )
+            self.workspace = workspace(self.world, boot, self.tables, machine)
+        return self.workspace
+
+    def close(self) -> None:
+        if self.workspace is not None:
+            self.workspace.close()
+        self.workspace = self.boot = None
+
+    def operate(self, actor: Actor, step: Step, rng: random.Random) -> Operation:
+        """One command, from its start to its end, or the process's."""
+        op = Operation(self.name, step.kind, self.world.now)
+        self.history.append(op)
+        self.world.trace(self.name, "begins", step.kind)
+        try:
+            w = self.opened(actor)
+            assert self.boot is not None
+            self._arm(self.boot, step, rng)
+            self.boot.proposed = op.op_ids
+            DO[step.kind](w, op, step)
+            op.outcome = "ok"
+        except Crashed:
+            op.outcome = "crashed"
+        except MetaSyncError as e:
+            op.outcome = type(e).__name__
+            op.error = e.message
+            self._judge(op, e)
+        op.ended = self.world.now
+        self.world.trace(self.name, "ends", step.kind, op.outcome, op.version)
+        self.world.count(f"{step.kind}: {op.outcome}")
+        if op.outcome == "crashed":
+            self._restart(actor, step, rng)
+        else:
+            assert self.boot is not None
+            self.boot.crash_at = 0
+            self.boot.on_call = None
+            if rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
+                self.close()
+        return op
+
+    def _arm(self, boot: Boot, step: Step, rng: random.Random) -> None:
+        boot.crash_at = boot.yields + step.crash_at if step.crash_at else 0
+        if step.agitate:
+            left = [step.agitate]
+
+            def agitate() -> None:
+                left[0] -= 1
+                if left[0] <= 0 and not boot.dead:
+                    left[0] = 1 + rng.randrange(2 * step.agitate)
+                    self.user.edit(rng)
+                    self.world.count("edited meanwhile")
+
+            boot.on_call = agitate
+
+    def _restart(self, actor: Actor, step: Step, rng: random.Random) -> None:
+        self.workspace = self.boot = None
+        if step.power and self.volume.lose_power(rng):
+            self.world.count("unsynced writes lost")
+        actor.sleep(step.down_s)
+        if step.down_s > 86_400:
+            self.world.count("down for days")
+
+    def _judge(self, op: Operation, error: MetaSyncError) -> None:
+        """Errors that no fault in the plan explains."""
+        if isinstance(error, ForkError):
+            self.world.count("fork named")
+        expected = (NoQuorumError, BackendError, GuardError, ForkError, WorkspaceError, DamagedError)
+        if not isinstance(error, expected) or "damaged: " in error.message:
+            raise Violation(f"{self.name}: {op.kind} ended with {type(error).__name__}: {error.message}") from error
+
+
+def _push(w: Workspace, op: Operation, step: Step) -> None:
+    report = w.push(f"{op.client} {step.seed}", force=step.force)
+    _pushed(op, report)
+
+
+def _pushed(op: Operation, report: Any) -> None:
+    op.version, op.pushed = report.version, report.version is not None
+
+
+def _sync(w: Workspace, op: Operation, step: Step) -> None:
+    pulled, pushed = w.sync(f"{op.client} {step.seed}", force=step.force)
+    op.version = pulled.version
+    if pushed.version is not None:
+        _pushed(op, pushed)
+
+
+def _pull(w: Workspace, op: Operation, step: Step) -> None:
+    op.version = w.pull(force=step.force).version
+
+
+def _status(w: Workspace, op: Operation, step: Step) -> None:
+    told = w.status()
+    op.version = told.newest if not told.problem else None
+
+
+def _check(w: Workspace, op: Operation, step: Step) -> None:
+    op.version = w.check(read_data=bool(step.seed & 1)).version
+
+
+def _clone(w: Workspace, op: Operation, step: Step) -> None:
+    report = w._finish_clone()  # the first half, on real folders, has its own tests
+    op.version = None if report.problem else report.version
+
+
+DO: Mapping[str, Callable[[Workspace, Operation, Step], None]] = {
+    "push": _push,
+    "sync": _sync,
+    "pull": _pull,
+    "status": _status,
+    "check": _check,
+    "clone": _clone,
+}
+"""What a step's kind does. A new operation of the product is a function here and a kind in `plan`."""

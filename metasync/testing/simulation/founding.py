@@ -1,0 +1,91 @@
+"""A workspace on simulated providers, and devices of it: the real founding, on lines where nothing goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from metasync.backends._base import Backend
+from metasync.backends._wrap import Prefixed
+from metasync.effects import Task
+from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.slots import Cost
+from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
+from metasync.sync.found import Founded, NewBackend, found
+from metasync.sync.session import BASE_KEY, CLONING_KEY, META_KIND, UNFINISHED_KEY
+from metasync.testing.simulation.db import Tables, empty_tables
+from metasync.testing.simulation.disk import Node, Volume
+from metasync.testing.simulation.machine import Secret
+from metasync.testing.simulation.network import Lines, SimStore, Store
+from metasync.testing.simulation.runtime import SimRuntime
+from metasync.testing.simulation.world import Actor, Boot, World
+
+NAME: Final = "docs"
+PASSPHRASE: Final = "simulated"  # noqa: S105
+FOLDER: Final = "00" * 16  # the workspace's folder on every provider
+CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1)
+_DIR: Final = 0o40700
+
+
+class Beginning(NamedTuple):
+    """A workspace that was just founded. `admin`: the key that lets devices in."""
+
+    founded: Founded
+    admin: bytes
+
+
+def begin(world: World, actor: Actor, stores: Mapping[str, Store], lines: Lines, copies: int) -> Beginning:
+    """Founds a workspace on all stores."""
+    drawn: list[bytes] = []
+
+    def entropy(n: int) -> bytes:
+        drawn.append(world.rng.randbytes(n))
+        return drawn[-1]
+
+    views = {n: cast(Backend, Prefixed(cast(Backend, SimStore(s, "founder")), FOLDER)) for n, s in stores.items()}
+    runtime = SimRuntime(world, Boot(actor, 0), "founder", lines, views)
+    run = cast(Callable[[Task], Any], runtime.run)
+    backends = [NewBackend(n, "sim", 1 << 40, "log", SimStore(s, "").identity(), True) for n, s in stores.items()]
+    founded = found(
+        backends, name=NAME, passphrase=PASSPHRASE, copies=copies, encrypted=True, device_name="c0",
+        entropy=entropy, run=run, cost=CHEAP,
+    )  # fmt: skip
+    return Beginning(founded, drawn[0])
+
+
+def first_secret(b: Beginning) -> Secret:
+    """The keys of the device that founded."""
+    return b.founded.keys, b.founded.device, b.founded.certificate
+
+
+def next_secret(world: World, b: Beginning, name: str) -> Secret:
+    """The keys of one more device."""
+    device = new_device(name, world.rng.randbytes(DEVICE_ENTROPY_BYTES))
+    return b.founded.keys, device, device.certified(b.admin, b.founded.keys.ns_id)
+
+
+def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, *, unfinished: bool) -> Tables:
+    """What `init`, or the first half of `clone`, leaves in `.metasync`."""
+    made, tables = b.founded, empty_tables()
+    links = {s.name: Link(f"sim://{s.name}", FOLDER, SimStore(s, "").identity().hex()) for s in stores}
+    tables["kv"] = {
+        NAME_KEY: NAME.encode(),
+        "device": secret[1].device_id,
+        CONFIG_KEY: made.config.encode(),
+        LINKS_KEY: encode_links(links),
+        BASE_KEY: made.state.encode(),
+    }
+    if unfinished:
+        tables["kv"] |= {UNFINISHED_KEY: b"1", CLONING_KEY: b"1"}
+    tables["objects"] = {
+        made.state.config: (META_KIND, made.config.encode()),
+        made.state.devices: (META_KIND, made.devices.encode()),
+    }
+    return tables
+
+
+def make_state_dir(volume: Volume) -> Node:
+    """An empty `.metasync`."""
+    node = volume.make(volume.root, b".metasync", _DIR)
+    volume.sync()
+    return node

@@ -1,0 +1,90 @@
+"""One simulated client: a folder with its user, a local state, and the real `Workspace` on a machine of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from metasync.backends._base import Backend
+from metasync.connections import Machine
+from metasync.errors import UnreachableError
+from metasync.events import Notice
+from metasync.keys.devices import Certificate, DeviceIdentity
+from metasync.keys.ring import WorkspaceKeys
+from metasync.localdb import LocalDb
+from metasync.runtime import Runtime
+from metasync.sync.enrolment import Link
+from metasync.sync.fsio import Disk
+from metasync.testing.simulation.db import SimDb, Tables
+from metasync.testing.simulation.disk import SimDisk, Volume
+from metasync.testing.simulation.network import Lines, SimStore, Store
+from metasync.testing.simulation.runtime import SimRuntime
+from metasync.testing.simulation.world import Boot, World
+from metasync.workspace import Workspace
+
+Secret = tuple[WorkspaceKeys, DeviceIdentity, Certificate]
+
+
+class SimMachine(Machine):
+    """What a workspace takes from its machine, out of the world."""
+
+    def __init__(
+        self,
+        world: World,
+        boot: Boot,
+        client: str,
+        volume: Volume,
+        stores: Mapping[str, Store],
+        lines: Lines,
+        secret: Secret,
+        skew_s: float,
+    ) -> None:
+        self._world = world
+        self._boot = boot
+        self._client = client
+        self._volume = volume
+        self._stores = stores
+        self._lines = lines
+        self._secret = secret
+        self._skew_ns = int(skew_s * 1e9)
+
+    def disk(self) -> Disk:
+        return SimDisk(self._volume, self._boot)
+
+    def wall_ns(self) -> int:
+        return self._world.wall_ns() + self._skew_ns
+
+    def entropy(self, n: int) -> bytes:
+        return self._world.rng.randbytes(n)
+
+    def runtime(self, backends: Mapping[str, Backend], persist: Callable[[str, bytes | None], None]) -> Runtime:
+        sim = SimRuntime(self._world, self._boot, self._client, self._lines, backends, persist)
+        return cast(Runtime, sim)
+
+    def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
+        store = self._stores[name]
+        if store.is_down(self._client) and self._world.rng.random() < 0.5:
+            raise UnreachableError(f"{name}: it does not open")
+        return cast(Backend, SimStore(store, self._client))
+
+    def secret(self, directory: Path, db: LocalDb) -> Secret:
+        return self._secret
+
+    def lock(
+        self, directory: Path, command: str, waiting: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def workspace(world: World, boot: Boot, tables: Tables, machine: SimMachine) -> Workspace:
+    """The workspace of one process."""
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Notice):
+            text = event.text
+            if "interrupted" in text or "late write" in text:
+                world.count(text.split(" as ")[0])
+
+    return Workspace(Path("/simulated"), cast(LocalDb, SimDb(tables, boot)), listen, machine)

@@ -1,0 +1,219 @@
+"""One simulation from beginning to end: founds a workspace, lets clients and faults go on, heals all, and judges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from metasync.testing.simulation import checks, seams
+from metasync.testing.simulation.client import Client, Operation
+from metasync.testing.simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
+from metasync.testing.simulation.network import Lines, Rates, Store
+from metasync.testing.simulation.plan import Fault, Plan, Step
+from metasync.testing.simulation.witness import Witness
+from metasync.testing.simulation.world import Actor, Violation, World
+
+CALM_ROUNDS: Final = 8  # in which all clients must come to one tree after the last fault
+CLONE_TRIES: Final = 60
+CALM_S: Final = 3_600.0  # for a round, in virtual time
+
+
+@dataclass
+class Outcome:
+    """What became of one seed. `failure`: "" when all is as it must be."""
+
+    seed: int
+    failure: str = ""
+    trace: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    pushes: int = 0
+
+
+class Play:
+    """A world with its stores, clients and witness."""
+
+    def __init__(self, plan: Plan, *, keep_log: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        if keep_log:
+            self.world.log = []
+        self.stores = {f"b{n}": Store(f"b{n}", self.world) for n in range(plan.backends)}
+        self.lines = Lines(self.world)
+        self.history: list[Operation] = []
+        self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
+        self.witness: Witness | None = None
+        self._wiped = 0
+
+    def run(self) -> Outcome:
+        """The whole simulation, in this thread and the clients'."""
+        world = self.world
+        out = Outcome(self.plan.seed)
+        try:
+            with seams.installed():
+                self._run()
+        except Violation as e:
+            out.failure = str(e)
+        except Exception as e:  # noqa: BLE001  # a defect of the product or of the simulation: both are to be seen
+            cause = e.__traceback__
+            while cause is not None and cause.tb_next is not None:
+                cause = cause.tb_next
+            where = f"{cause.tb_frame.f_code.co_filename.rpartition('/')[2]}:{cause.tb_lineno}" if cause else ""
+            out.failure = f"{type(e).__name__} at {where}: {e}"
+        out.trace, out.counts, out.log = world.trace_hash(), world.counts, world.log or []
+        out.pushes = sum(op.pushed for op in self.history)
+        return out
+
+    def _run(self) -> None:
+        world = self.world
+        director = world.director
+        self._found(director)
+        self._start(director)
+        for fault in self.plan.faults:
+            world.at(fault.at_s, partial(self._strike, fault))
+        actors = [world.spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
+        actors += [world.spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
+        self._until(lambda: all(a.ended for a in actors))
+        self._heal()
+        calm = world.spawn("calm", self._settle)
+        self._until(lambda: calm.ended)
+        assert self.witness is not None
+        checks.history(self.history, self.witness)
+        checks.nothing_lost(self.clients, self.stores, self.witness)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        world = self.world
+        world.director.wait(lambda: world.failure is not None or done())
+        if world.failure is not None:
+            for client in self.clients:
+                if client.boot is not None:
+                    client.boot.die()
+            raise world.failure
+
+    # the beginning
+
+    def _found(self, director: Actor) -> None:
+        b = begin(self.world, director, self.stores, self.lines, self.plan.copies)
+        config = b.founded.config
+        acceptors = {a.acceptor_id: (self.stores[e.name], a.birth) for e, a in config.acceptors}
+        self.witness = Witness(self.world, b.founded.keys, b.founded.state, acceptors)
+        for store in self.stores.values():
+            store.landed = self.witness.landed
+        for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
+            client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
+            client.tables = local_state(b, list(self.stores.values()), client.secret, unfinished=n > 0)
+            make_state_dir(client.volume)
+
+    def _start(self, director: Actor) -> None:
+        """The other devices clone, before any fault."""
+
+        def clone(client: Client, actor: Actor) -> None:
+            client.operate(actor, Step("clone", 0), client.rng())
+
+        for client in self.clients[1:]:
+            if not client.plan.copy_of:
+                actor = self.world.spawn(client.name, partial(clone, client))
+                self._until(lambda actor=actor: actor.ended)  # type: ignore[misc]
+
+    def _live_as_copy(self, client: Client, actor: Actor) -> None:
+        original = next(c for c in self.clients if c.name == client.plan.copy_of)
+        for _ in range(CLONE_TRIES):
+            if original.image is not None and original.secret is not None:
+                client.start_from(original.image, original.secret)
+                client.live(actor)
+                return
+            actor.sleep(5.0)
+        client.gone = True
+
+    # faults
+
+    def _strike(self, fault: Fault) -> None:
+        store, world = self.stores[f"b{fault.backend}"], self.world
+        until = world.now + fault.for_s
+        world.trace("fault", fault.kind, store.name)
+        rates = {
+            "lossy": {"lost_request": fault.amount / 2, "lost_reply": fault.amount / 2},
+            "late": {"late": fault.amount},
+            "duplicate": {"duplicate": fault.amount},
+            "busy": {"busy": fault.amount},
+            "corrupt": {"corrupt": fault.amount},
+            "slow": {"latency_s": fault.amount},
+        }.get(fault.kind)
+        if rates is not None:
+            store.rates = replace(store.rates, **rates)
+            world.at(fault.for_s, lambda: self._mend(store, rates.keys()))
+        elif fault.kind == "outage":
+            store.down_until = max(store.down_until, until)
+        elif fault.kind == "full":
+            store.full_until = max(store.full_until, until)
+        elif fault.kind == "cut off":
+            store.cut_off[fault.client] = until
+        elif fault.kind == "wipe":
+            self._wipe(store)
+        else:
+            raise AssertionError(fault.kind)
+        world.count(f"fault: {fault.kind}")
+
+    def _mend(self, store: Store, what: Iterable[str]) -> None:
+        fresh = Rates()
+        store.rates = replace(store.rates, **{name: getattr(fresh, name) for name in what})
+
+    def _wipe(self, store: Store) -> None:
+        """Empties a store, if the budget allows it: a minority, and nothing that lies there alone."""
+        may = min(len(self.stores) - (len(self.stores) // 2 + 1), self.plan.copies - 1)
+        others = {checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects}
+        alone = [p for p in store.objects if checks.is_content(p) and checks.meaning(p) not in others]
+        if self._wiped >= may or alone:
+            self.world.count("wipe beyond the budget left out")
+            return
+        self._wiped += 1
+        self.world.count("wiped")
+        store.wipe()
+
+    # the end
+
+    def _heal(self) -> None:
+        for store in self.stores.values():
+            store.rates = Rates()
+            store.down_until = store.full_until = 0.0
+            store.cut_off.clear()
+        self.world.trace("healed")
+
+    def _settle(self, actor: Actor) -> None:
+        """All clients, in turns, until nothing changes any more."""
+        clients = [c for c in self.clients if not c.gone]
+        for client in clients:
+            client.close()
+        began = self.world.now
+        for number in range(CALM_ROUNDS):
+            for client in clients:
+                op = client.operate(actor, Step("sync", number), client.rng())
+                client.close()
+                if op.outcome != "ok" and number:
+                    raise Violation(f"after all faults, {client.name}'s sync ended with {op.outcome}: {op.error}")
+            if self._agree(clients):
+                self.world.count("rounds to converge", number + 1)
+                break
+        else:
+            raise Violation(f"no convergence in {CALM_ROUNDS} rounds: {self._differences(clients)}")
+        if self.world.now - began > CALM_S * CALM_ROUNDS:
+            raise Violation(f"convergence took {self.world.now - began:.0f} s of virtual time")
+        op = clients[0].operate(actor, Step("check", 1), clients[0].rng())
+        if op.outcome != "ok":
+            raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
+        clients[0].close()
+
+    def _agree(self, clients: list[Client]) -> bool:
+        trees = checks.comparable(clients)
+        return all(t == trees[0] for t in trees) and len({c.base_version() for c in clients}) == 1
+
+    def _differences(self, clients: list[Client]) -> str:
+        first, *rest = checks.comparable(clients)
+        out = [f"{c.name} at version {c.base_version()}" for c in clients]
+        for client, tree in zip(clients[1:], rest, strict=True):
+            paths = sorted(p for p in first.keys() | tree.keys() if first.get(p) != tree.get(p))[:3]
+            out += [f"{client.name} {p!r}: {first.get(p)} / {tree.get(p)}" for p in paths]
+        return "; ".join(out)[:900]
