@@ -8,10 +8,12 @@ FUZZ_VENV := .venv-fuzz
 FUZZ_BIN := $(FUZZ_VENV)/bin
 FUZZ_STAMP := $(FUZZ_VENV)/.installed
 SECONDS ?= 3600
+SEEDS ?= 300
+FIRST ?= 1
 TARGETS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers bench fuzz check format lock clean
+.PHONY: help demo test test-servers simulate bench fuzz check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,6 +34,10 @@ test: $(STAMP) ## the tests that need nothing but this machine
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
+
+simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all cores; MUTANTS=1: broken rules are caught
+	$(BIN)/python -m metasync.testing.simulator --seeds $(SEEDS) --first $(FIRST) \
+		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
 
 bench: $(STAMP) ## figures beside restic, rclone, borg, git, unison, cp; hours for all: BENCH="--net near --load paper"
 	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH)

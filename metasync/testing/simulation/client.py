@@ -41,6 +41,7 @@ class Operation:
     pushed: bool = False
     op_ids: list[bytes] = field(default_factory=list)
     error: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 class Client:
@@ -152,6 +153,8 @@ class Client:
         op.ended = self.world.now
         self.world.trace(self.name, "ends", step.kind, op.outcome, op.version)
         self.world.count(f"{step.kind}: {op.outcome}")
+        for note in op.notes:
+            self.world.count(note)
         if op.outcome == "crashed":
             self._restart(actor, step, rng)
         else:
@@ -177,11 +180,13 @@ class Client:
             boot.on_call = agitate
 
     def _restart(self, actor: Actor, step: Step, rng: random.Random) -> None:
+        assert self.boot is not None
+        down_s = step.down_s + self.boot.down_s
         self.workspace = self.boot = None
         if step.power and self.volume.lose_power(rng):
             self.world.count("unsynced writes lost")
-        actor.sleep(step.down_s)
-        if step.down_s > 86_400:
+        actor.sleep(down_s)
+        if down_s > 86_400:
             self.world.count("down for days")
 
     def _judge(self, op: Operation, error: MetaSyncError) -> None:
@@ -200,17 +205,27 @@ def _push(w: Workspace, op: Operation, step: Step) -> None:
 
 def _pushed(op: Operation, report: Any) -> None:
     op.version, op.pushed = report.version, report.version is not None
+    op.notes += ["found again"] * (report.found_again is not None)
+    if report.pulled is not None:
+        _pulled(op, report.pulled)
+
+
+def _pulled(op: Operation, report: Any) -> None:
+    op.notes += ["conflict"] * len(report.conflicts) + ["merged by lines"] * len(report.merged)
 
 
 def _sync(w: Workspace, op: Operation, step: Step) -> None:
     pulled, pushed = w.sync(f"{op.client} {step.seed}", force=step.force)
     op.version = pulled.version
+    _pulled(op, pulled)
     if pushed.version is not None:
         _pushed(op, pushed)
 
 
 def _pull(w: Workspace, op: Operation, step: Step) -> None:
-    op.version = w.pull(force=step.force).version
+    report = w.pull(force=step.force)
+    op.version = report.version
+    _pulled(op, report)
 
 
 def _status(w: Workspace, op: Operation, step: Step) -> None:

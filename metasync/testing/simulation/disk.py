@@ -357,6 +357,9 @@ class SimDisk(Disk):
 
     def rename(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         self._step()
+        self._rename(old, old_fd, new, new_fd)
+
+    def _rename(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         source, target, v = self._dir(old_fd), self._dir(new_fd), self.volume
         node = v.find(source, old)
         there = target.entries.get(v.key(new))
@@ -376,12 +379,12 @@ class SimDisk(Disk):
         node.ctime = v.now()
 
     def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+        self._step()
         v = self.volume
         v.find(self._dir(old_fd), old)
         if v.key(new) in self._dir(new_fd).entries:
-            self._step()
             raise _error(errno.EEXIST, new)
-        self.rename(old, old_fd, new, new_fd)
+        self._rename(old, old_fd, new, new_fd)
 
     def exchange(self, one: bytes, one_fd: int, other: bytes, other_fd: int) -> bool:
         self._step()

@@ -148,7 +148,8 @@ class Lines:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.puts_under_way: dict[str, int] = {}  # of packs, by store
+        self.sender: tuple[Boot, str] | None = None  # of what is taking effect
+        self._stores: dict[Backend, Store | None] = {}
 
     def _delay(self, rates: Rates) -> float:
         rng = self.world.rng
@@ -156,24 +157,24 @@ class Lines:
             return min(LINGER_S, rng.expovariate(1 / rates.late_s))
         return rates.latency_s * (0.2 + rng.expovariate(1.0))
 
-    def send(self, boot: Boot, client: str, backend: Backend, op: Op, answer: Callable[[Reply], None]) -> None:
-        world, store = self.world, store_of(backend)
+    def send(self, boot: Boot, client: str, backend: Backend, op: Op, answer: Callable[[Reply], None]) -> float | None:
+        world, store = self.world, self._store(backend)
         if store is None:
             world.at(0.0, lambda: answer(call(backend, op)))
-            return
+            return 0.0
         rng, rates = world.rng, store.rates
+        go, back = self._delay(rates) / 2, self._delay(rates) / 2
         if store.is_down(client):
             world.count("call on a backend that is down")
-            self._refuse(answer, self._delay(rates), op)
-            return
+            self._refuse(answer, go, op)
+            return go
         if rates.lost_request and rng.random() < rates.lost_request:
-            return  # nobody answers: the caller's time-out ends it
+            return None
         if rates.busy and rng.random() < rates.busy:
             error = BackendError(f"{op.backend}: 503, busy", retryable=True, retry_after_s=1.0)
-            world.at(self._delay(rates), lambda: answer(Reply(error=error)))
+            world.at(go, lambda: answer(Reply(error=error)))
             world.count("busy")
-            return
-        go, back = self._delay(rates) / 2, self._delay(rates) / 2
+            return go
         lost = rates.lost_reply > 0 and rng.random() < rates.lost_reply
         twice = op.kind in ("create", "put") and rates.duplicate > 0 and rng.random() < rates.duplicate
 
@@ -181,6 +182,7 @@ class Lines:
             if store.is_down(client):
                 self._refuse(answer, back, op)
                 return
+            self.sender = boot, client
             reply = call(backend, op)
             self._note(boot, store, client, op, reply, lost=lost, late=go > op.timeout_s)
             if twice:
@@ -191,6 +193,12 @@ class Lines:
                 world.at(back, lambda: answer(reply))
 
         world.at(go, effect)
+        return None if lost else go + back
+
+    def _store(self, backend: Backend) -> Store | None:
+        if backend not in self._stores:
+            self._stores[backend] = store_of(backend)
+        return self._stores[backend]
 
     def _refuse(self, answer: Callable[[Reply], None], seconds: float, op: Op) -> None:
         error = UnreachableError(f"{op.backend}: no way there")

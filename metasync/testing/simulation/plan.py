@@ -17,7 +17,8 @@ DAY_S: Final = 86_400.0
 
 FEATURES: Final = (
     "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
-    "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times", "folding",
+    "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
+    "folding",
 )  # fmt: skip
 
 
@@ -67,6 +68,24 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Pounce:
+    """Trouble at the worst moment: when version `v` gets its first promise, its first vote, or is decided.
+
+    crash      the client that brought it about dies
+    cut off    it reaches none of the other providers for a while
+    hide       the provider where it just landed is out of reach for everybody for a while
+    lonely     the others are
+    wipe       that provider is emptied, if the budget allows it, and another one hidden
+    """
+
+    v: int
+    moment: str
+    kind: str
+    for_s: float = 0.0
+    down_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that happens in one simulation but for the chance in the network, which `seed` gives."""
 
@@ -75,6 +94,7 @@ class Plan:
     copies: int
     clients: tuple[ClientPlan, ...]
     faults: tuple[Fault, ...]
+    pounces: tuple[Pounce, ...] = ()
     features: tuple[str, ...] = ()
 
     @property
@@ -85,7 +105,7 @@ class Plan:
     def troubles(self) -> int:
         """Faults of all kinds, crashes and restored disks among them."""
         own = sum(bool(s.crash_at) or s.kind == "restore" or bool(s.agitate) for c in self.clients for s in c.steps)
-        return own + len(self.faults) + sum(bool(c.copy_of) for c in self.clients)
+        return own + len(self.faults) + len(self.pounces) + sum(bool(c.copy_of) for c in self.clients)
 
 
 def make_plan(seed: int) -> Plan:
@@ -104,11 +124,26 @@ def make_plan(seed: int) -> Plan:
         clients.append(replace(copied, copy_of=names[original], tick_ns=clients[original].tick_ns,
                                folds=clients[original].folds))  # fmt: skip
     faults = _faults(rng, features, backends, [c.name for c in clients])
-    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), features)
+    pounces = _pounces(rng) if "pounce" in features else ()
+    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features)
     while plan.troubles < FAULTS_LEAST:
         more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
     return plan
+
+
+def _pounces(rng: random.Random) -> tuple[Pounce, ...]:
+    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "wipe"), rng.randint(1, 4))
+    return tuple(
+        Pounce(
+            rng.randint(2, 30),
+            rng.choice(("promise", "vote", "vote", "decision")),
+            rng.choice(kinds),
+            rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5),
+            rng.choice((0.0, 1.0, 30.0)),
+        )
+        for _ in range(rng.randint(2, 10))
+    )
 
 
 def _shares(rng: random.Random, total: int, among: int) -> list[int]:
@@ -144,8 +179,8 @@ def _step(rng: random.Random, kind: str, has: set[str], hurried: bool, edits: in
     if "long sleep" in has and rng.random() < 0.05:
         pause = rng.uniform(1, 400) * DAY_S
     crash, down = 0, 0.0
-    if "crash" in has and rng.random() < 0.15:
-        crash = int(rng.choice((30, 120, 300)) * rng.random()) + 1
+    if "crash" in has and rng.random() < 0.2:
+        crash = int(rng.choice((40, 200, 700)) * rng.random()) + 1
         down = rng.choice((0.0, rng.uniform(0, 20), rng.uniform(0, 20), rng.uniform(0, 400) * DAY_S))
     return Step(
         kind,

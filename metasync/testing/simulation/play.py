@@ -12,9 +12,9 @@ from metasync.testing.simulation import checks, seams
 from metasync.testing.simulation.client import Client, Operation
 from metasync.testing.simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
 from metasync.testing.simulation.network import Lines, Rates, Store
-from metasync.testing.simulation.plan import Fault, Plan, Step
+from metasync.testing.simulation.plan import Fault, Plan, Pounce, Step
 from metasync.testing.simulation.witness import Witness
-from metasync.testing.simulation.world import Actor, Violation, World
+from metasync.testing.simulation.world import Actor, Boot, Violation, World
 
 CALM_ROUNDS: Final = 8  # in which all clients must come to one tree after the last fault
 CLONE_TRIES: Final = 60
@@ -47,6 +47,7 @@ class Play:
         self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
         self.witness: Witness | None = None
         self._wiped = 0
+        self._healed = False
 
     def run(self) -> Outcome:
         """The whole simulation, in this thread and the clients'."""
@@ -102,6 +103,7 @@ class Play:
         self.witness = Witness(self.world, b.founded.keys, b.founded.state, acceptors)
         for store in self.stores.values():
             store.landed = self.witness.landed
+        self.witness.on_moment = self._pounce
         for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
             client.tables = local_state(b, list(self.stores.values()), client.secret, unfinished=n > 0)
@@ -157,6 +159,33 @@ class Play:
             raise AssertionError(fault.kind)
         world.count(f"fault: {fault.kind}")
 
+    def _pounce(self, v: int, moment: str, store: Store) -> None:
+        for pounce in self.plan.pounces:
+            if (pounce.v, pounce.moment) == (v, moment) and not self._healed:
+                self.world.count(f"pounce: {pounce.kind}")
+                self.world.trace("pounce", v, moment, pounce.kind, store.name)
+                # Not within the call that brought it about, but before anything else.
+                self.world.at(0.0, partial(self._leap, pounce, store, self.lines.sender))
+
+    def _leap(self, pounce: Pounce, store: Store, sender: tuple[Boot, str] | None) -> None:
+        boot, client = sender or (None, "")
+        until = self.world.now + pounce.for_s
+        others = [s for s in self.stores.values() if s is not store]
+        if pounce.kind == "crash" and boot is not None:
+            boot.down_s = pounce.down_s
+            boot.die()
+        elif pounce.kind == "cut off":
+            for other in others:
+                other.cut_off[client] = until
+        elif pounce.kind == "hide":
+            store.down_until = max(store.down_until, until)
+        elif pounce.kind == "lonely":
+            for other in others:
+                other.down_until = max(other.down_until, until)
+        elif pounce.kind == "wipe":
+            self._wipe(store)
+            others[0].down_until = max(others[0].down_until, until)
+
     def _mend(self, store: Store, what: Iterable[str]) -> None:
         fresh = Rates()
         store.rates = replace(store.rates, **{name: getattr(fresh, name) for name in what})
@@ -176,6 +205,7 @@ class Play:
     # the end
 
     def _heal(self) -> None:
+        self._healed = True
         for store in self.stores.values():
             store.rates = Rates()
             store.down_until = store.full_until = 0.0

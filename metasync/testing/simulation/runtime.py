@@ -21,8 +21,8 @@ from metasync.testing.simulation.world import Boot, Crashed, World
 class Network(Protocol):
     """What lies between a client and its backends."""
 
-    def send(self, boot: Boot, client: str, backend: Backend, op: Op, answer: Callable[[Reply], None]) -> None:
-        """Has `op` take effect some time, or never, and `answer` called, or never."""
+    def send(self, boot: Boot, client: str, backend: Backend, op: Op, answer: Callable[[Reply], None]) -> float | None:
+        """Has `op` take effect some time, or never, and `answer` called in so many seconds, or never."""
 
 
 class SimFuture(Future[Any]):
@@ -231,14 +231,19 @@ class SimRuntime:
             self._resume(run, 0.0, Reply(error=UnreachableError(f"no backend is linked as {op.backend}")))
             return
         token = run.token
-        late = Reply(error=UnreachableError(f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"))
-        self._resume(run, op.timeout_s, late)
 
         def answer(reply: Reply) -> None:
             if run.token == token:
                 self._step(run, reply, None)
 
-        self._network.send(self._boot, self._client, backend, op, answer)
+        def late() -> None:
+            if run.token == token:
+                text = f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"
+                self._step(run, Reply(error=UnreachableError(text)), None)
+
+        due = self._network.send(self._boot, self._client, backend, op, answer)
+        if due is None or due >= op.timeout_s:
+            self._world.at(op.timeout_s, late)
 
     def _gather(self, run: _Run, effect: Gather) -> None:
         gathering = _Gathering(run, effect)

@@ -7,6 +7,7 @@ a majority is, stands here a second time, so that a rule that is wrong in the pr
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from metasync.consensus.entries import Kind, Round, entry_path, open_entry
@@ -49,6 +50,8 @@ class Witness:
         self.chain = [genesis]
         self.forked = False
         self.tolerates_forks = False
+        self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
+        self._seen: set[tuple[int, str]] = set()
         self._least = least or len(acceptors) // 2 + 1
         self._expected: dict[tuple[str, str], _Acceptor] = {}  # (store, end of a path) -> whose log goes on there
         self._values: dict[bytes, State] = {}
@@ -107,6 +110,7 @@ class Witness:
             if rnd > log.promised:
                 log.promised = rnd
                 self._rival(log, rnd)
+                self._moment(log, "promise")
         elif entry.value is not None:
             self._vote(log, rnd, entry.round, entry.value, base)
 
@@ -126,8 +130,16 @@ class Witness:
         self._values[value.hash] = value
         tally = self._tally[log.v, rnd, value.hash]
         tally.add(log.acceptor_id)
+        self._moment(log, "vote")
         if len(tally) >= self._least:
             self._decide(log.v, rnd, value)
+            self._moment(log, "decision")
+
+    def _moment(self, log: _Acceptor, moment: str) -> None:
+        """Tells of the first promise, the first vote and the decision of a version."""
+        if (log.v, moment) not in self._seen:
+            self._seen.add((log.v, moment))
+            self.on_moment(log.v, moment, log.store)
 
     def _decide(self, v: int, rnd: tuple[int, bytes], value: State) -> None:
         known = self._decided.get(v)

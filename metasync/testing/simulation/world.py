@@ -41,7 +41,8 @@ class Actor:
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
-        self.baton = threading.Semaphore(0)
+        self.baton = threading.Lock()  # held while somebody else has the baton
+        self.baton.acquire()
         self.waiting: Callable[[], bool] | None = None
         self.queued = False
         self.ended = False
@@ -185,6 +186,7 @@ class Boot:
         self.hooks: list[Callable[[], None]] = []
         self.on_call: Callable[[], None] | None = None
         self.proposed: list[bytes] = []
+        self.down_s = 0.0  # how long the machine stays down if something from outside killed it
 
     def step(self) -> None:
         """At every call on what lies outside of the process: here it may die."""

@@ -1,0 +1,244 @@
+"""Broken rules, by name: each takes one rule out of the product's code while its context is open.
+
+The names are those of `docs/design/tla/README.md`: the same rule broken in a model, and here. A simulation must catch
+each (`python -m metasync.testing.simulator --mutants`). They replace functions of the product in this process, so they
+are for tests alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+from metasync import config, connections, consensus
+from metasync.consensus import learn, member, paxos, replay
+from metasync.consensus.entries import Kind, Round
+from metasync.consensus.instance import Instance
+from metasync.consensus.replay import NEVER
+from metasync.consensus.states import State
+from metasync.effects import Op, Reply, Task
+from metasync.keys.derive import sha256
+from metasync.testing.simulation.network import SimStore
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule and how it is broken. `broken()` breaks it for as long as the context is open."""
+
+    rule: str
+    broken: Callable[[], AbstractContextManager[object]]
+
+
+MUTANTS: Final[dict[str, Mutant]] = {}
+
+MISSING: Final = (
+    "liar-small-quorum", "liar-forges", "void-counts", "void-evidence", "void-newest", "block-no-reread",
+    "block-read-first", "block-owner-no-read", "block-hole", "block-no-journal", "block-learn-once", "no-fence",
+    "no-expiry", "no-confirm", "lone-decided", "newest-config", "leap", "no-floor", "floor-no-elapsed",
+    "floor-clock-stops", "floor-no-wait", "floor-minority", "floor-everywhere", "learn-no-floor", "floor-too-high",
+    "era-adopt", "era-drop", "era-no-merge", "era-two-records", "gc-no-rebase-fence", "gc-no-rebase-epoch",
+    "gc-no-rebase-reuse", "gc-no-rebase-delta", "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless",
+    "gc-drop-late-roots", "gc-no-repack-fence", "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old",
+    "trim-same-id", "trim-old-counts", "trim-new-ids", "trim-unverified", "trim-last-only", "trim-any-place",
+)  # fmt: skip
+"""Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
+
+
+def _mutant(name: str, rule: str) -> Callable[[Callable[[], Iterator[None]]], None]:
+    def keep(body: Callable[[], Iterator[None]]) -> None:
+        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body))
+
+    return keep
+
+
+@_mutant("no-promise", "an acceptor accepts below the round it promised")
+def _no_promise() -> Iterator[None]:
+    def effective(promised: Round, votes: Mapping[Round, State], rnd: Round, value: State, base: State) -> bool:
+        return (rnd.n != 0 or rnd.incarnation == base.writer) and votes.get(rnd, value) == value
+
+    with mock.patch.object(replay, "accept_effective", effective):
+        yield
+
+
+@_mutant("reuse-incarnation", "a process that was started again uses the incarnation of the one before")
+def _reuse_incarnation() -> Iterator[None]:
+    real = consensus.Group
+
+    def group(keys: Any, identity: Any, *rest: Any, incarnation: bytes, **more: Any) -> Any:
+        return real(keys, identity, *rest, incarnation=sha256(identity.device_id)[:16], **more)
+
+    with mock.patch.object(connections, "Group", group):
+        yield
+
+
+@_mutant("small-quorum", "a quorum is so small that two of them need not share an acceptor")
+def _small_quorum() -> Iterator[None]:
+    with mock.patch.object(config, "quorum", lambda n, f: max(1, n // 2)):
+        yield
+
+
+@_mutant("no-evidence", "the proposer sends its own value in spite of accepted ones that it saw")
+def _no_evidence() -> Iterator[None]:
+    def evidence(self: Instance) -> State | None:
+        return None
+
+    with mock.patch.object(Instance, "evidence", evidence):
+        yield
+
+
+@_mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
+def _low_evidence() -> Iterator[None]:
+    def evidence(self: Instance) -> State | None:
+        votes = [(rnd, value) for log in self.logs.values() for rnd, value in log.votes.items()]
+        return min(votes, key=lambda vote: vote[0])[1] if votes else None
+
+    with mock.patch.object(Instance, "evidence", evidence):
+        yield
+
+
+@_mutant("any-owner", "round 0 may be used by whoever knows the base")
+def _any_owner() -> Iterator[None]:
+    def owns(m: Any, instance: Instance) -> bool:
+        return instance.v not in m.rounds_used and instance.top_round() == NEVER
+
+    def effective(promised: Round, votes: Mapping[Round, State], rnd: Round, value: State, base: State) -> bool:
+        return rnd >= promised and votes.get(rnd, value) == value
+
+    # Two owners' rounds 0 are ordered by their incarnations; what is missing is that there is one at most.
+    with mock.patch.object(paxos, "owns", owns), mock.patch.object(replay, "accept_effective", effective):
+        yield
+
+
+@_mutant("owner-again", "the owner uses round 0 of one version for two values")
+def _owner_again() -> Iterator[None]:
+    def owns(m: Any, instance: Instance) -> bool:
+        return bool(instance.base.writer == m.incarnation)
+
+    with mock.patch.object(paxos, "owns", owns):
+        yield
+
+
+@_mutant("one-vote", "a learner takes one vote for a decision")
+def _one_vote() -> Iterator[None]:
+    def decided(self: Instance, *, births: bool = True) -> State | None:
+        for acceptor_id, log in self.logs.items():
+            if log.usable and log.accepted and (not births or acceptor_id in self.born):
+                return log.accepted[1]
+        return None
+
+    with mock.patch.object(Instance, "decided", decided):
+        yield
+
+
+@_mutant("open-base", "version v+1 is entered on a value of v that was accepted somewhere, not decided")
+def _open_base() -> Iterator[None]:
+    real = learn._resolve
+
+    def resolve(m: Any, instance: Instance, deadline: float) -> Task:
+        seen = instance.evidence()
+        return seen if seen is not None else (yield from real(m, instance, deadline))
+
+    with mock.patch.object(learn, "_resolve", resolve):
+        yield
+
+
+@_mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
+def _climb_blind() -> Iterator[None]:
+    def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        instance.logs[acceptor_id].next_idx += 1
+        return None
+        yield
+
+    with mock.patch.object(member, "_read_taken", read_taken):
+        yield
+
+
+@_mutant("overwrite", "the backend's create overwrites")
+def _overwrite() -> Iterator[None]:
+    def create(self: SimStore, path: str, data: bytes) -> bool:
+        self.put(path, data)
+        return True
+
+    with mock.patch.object(SimStore, "create", create):
+        yield
+
+
+@_mutant("exists-is-mine", '"taken" is read as "mine, and effective"')
+def _exists_is_mine() -> Iterator[None]:
+    def create(m: Any, op: Op) -> Task:
+        reply: Reply = yield op
+        return Reply(True) if reply.error is None else reply
+
+    with mock.patch.object(member, "_create", create):
+        yield
+
+
+@_mutant("jump-index", "an entry is created beyond the first unread index")
+def _jump_index() -> Iterator[None]:
+    real = member.append
+
+    def append(m: Any, i: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
+        log = i.logs[acceptor_id]
+        if log.next_idx == 0:
+            log.next_idx = 1
+        return (yield from real(m, i, acceptor_id, kind, rnd, value, stale))
+
+    with mock.patch.object(paxos, "append", append):
+        yield
+
+
+@_mutant("no-birth", "births are not checked: a wiped root promises and votes")
+def _no_birth() -> Iterator[None]:
+    def read_birth(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        instance.born.add(acceptor_id)
+        return True
+        yield
+
+    with mock.patch.object(member, "read_birth", read_birth), mock.patch.object(learn, "read_birth", read_birth):
+        yield
+
+
+@_mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
+def _no_birth_promise() -> Iterator[None]:
+    def promises(self: Instance, rnd: Round) -> int:
+        return sum(log.usable and log.closed is None and log.promised == rnd for log in self.logs.values())
+
+    with mock.patch.object(Instance, "promises", promises):
+        yield
+
+
+@_mutant("no-journal", "nothing is noted down before the first ACCEPT")
+def _no_journal() -> Iterator[None]:
+    def journal(self: Any) -> Task:
+        self.sent = True
+        return
+        yield
+
+    with mock.patch.object(paxos._Attempt, "_journal", journal):
+        yield
+
+
+@_mutant("no-settle", "a value that may be decided is not helped to its end before a read says what is newest")
+def _no_settle() -> Iterator[None]:
+    def resolve(m: Any, instance: Instance, deadline: float) -> Task:
+        return instance.decided()
+        yield
+
+    with mock.patch.object(learn, "_resolve", resolve):
+        yield
+
+
+@_mutant("half-quorum-read", "a read says what is newest by fewer acceptors than a quorum")
+def _half_quorum_read() -> Iterator[None]:
+    def quiet(self: Instance) -> bool:
+        return any(log.usable and a in self.born and a in self.ended and not log.votes for a, log in self.logs.items())
+
+    with mock.patch.object(Instance, "quiet", quiet):
+        yield
+
+
+__all__ = ["MISSING", "MUTANTS", "Mutant"]
