@@ -15,11 +15,11 @@ from typing import Any, Final
 from unittest import mock
 
 from metasync import config, connections, consensus
-from metasync.consensus import learn, member, paxos, replay
+from metasync.consensus import learn, logform, paxos, replay
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER
-from metasync.consensus.states import State
+from metasync.consensus.states import ZERO_HASH, State
 from metasync.effects import Op, Reply, Task
 from metasync.keys.derive import sha256
 from metasync.testing.simulation.network import SimStore
@@ -149,11 +149,11 @@ def _open_base() -> Iterator[None]:
 @_mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
 def _climb_blind() -> Iterator[None]:
     def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
-        instance.logs[acceptor_id].next_idx += 1
+        instance.logs[acceptor_id].hashes.append(ZERO_HASH)
         return None
         yield
 
-    with mock.patch.object(member, "_read_taken", read_taken):
+    with mock.patch.object(logform, "_read_taken", read_taken):
         yield
 
 
@@ -173,21 +173,21 @@ def _exists_is_mine() -> Iterator[None]:
         reply: Reply = yield op
         return Reply(True) if reply.error is None else reply
 
-    with mock.patch.object(member, "_create", create):
+    with mock.patch.object(logform, "_create", create):
         yield
 
 
 @_mutant("jump-index", "an entry is created beyond the first unread index")
 def _jump_index() -> Iterator[None]:
-    real = member.append
+    real = logform.append
 
     def append(m: Any, i: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
         log = i.logs[acceptor_id]
         if log.next_idx == 0:
-            log.next_idx = 1
+            log.hashes.append(ZERO_HASH)
         return (yield from real(m, i, acceptor_id, kind, rnd, value, stale))
 
-    with mock.patch.object(paxos, "append", append):
+    with mock.patch.object(logform, "append", append):
         yield
 
 
@@ -198,7 +198,7 @@ def _no_birth() -> Iterator[None]:
         return True
         yield
 
-    with mock.patch.object(member, "read_birth", read_birth), mock.patch.object(learn, "read_birth", read_birth):
+    with mock.patch.object(logform, "read_birth", read_birth), mock.patch.object(learn, "read_birth", read_birth):
         yield
 
 

@@ -37,6 +37,11 @@ class SimFuture(Future[Any]):
             self.boot.wait(self.done)
         return super().result(0)
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self.boot.wait(self.done)
+        return super().exception(0)
+
     def settle(self, value: Any, error: BaseException | None) -> None:
         if self.done():
             return
