@@ -8,6 +8,7 @@ virtual time.
     done  = yield Gather({"b1": task1, "b2": task2}, until=quorum) # -> dict of finished branches' results
     yield Sleep(0.05)
     yield Persist("journal", b"...")                               # durable before it returns
+    value = yield Recall("journal")                                # what was persisted last, by whatever process
     now   = yield Now()                                            # seconds, counts suspend
     bits  = yield Random(16)
 
@@ -105,10 +106,17 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Reads what stands under `key` in the local state now, None if nothing. Sees every `Persist` yielded before."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Runs a pure, CPU-heavy function in a worker (a simulator runs it at once). Sent back: its result."""
 
     function: Callable[[], Any]
 
 
-Effect: TypeAlias = Op | Gather | Sleep | Now | Random | Persist | Work
+Effect: TypeAlias = Op | Gather | Sleep | Now | Random | Persist | Recall | Work

@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from metasync.effects import DUE, Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.effects import DUE, Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import BackendError, NoQuorumError, RefusedError, UnreachableError
 
 CONNECTIONS: Final = 8  # calls at once on one backend
@@ -115,8 +115,8 @@ class _Gathering:
 class Runtime:
     """Runs tasks against `backends` (the names that their `Op`s use). Thread-safe; close it in the end.
 
-    `persist(key, value)` makes one `Persist` durable before it returns. `entropy(n)` gives random bytes, `clock()`
-    seconds; a test may replace both.
+    `persist(key, value)` makes one `Persist` durable before it returns, `recall(key)` reads it. `entropy(n)` gives
+    random bytes, `clock()` seconds; a test may replace both.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Runtime:
         backends: Mapping[str, Calls],
         *,
         persist: Callable[[str, bytes | None], None] | None = None,
+        recall: Callable[[str], bytes | None] | None = None,
         connections_per_backend: int = CONNECTIONS,
         workers: int | None = None,
         clock: Callable[[], float] = boottime,
@@ -132,6 +133,7 @@ class Runtime:
         self.clock = clock
         self._backends = dict(backends)
         self._persist = persist
+        self._recall = recall
         self._entropy = entropy
         self._pools = {name: _Pool(name, connections_per_backend) for name in self._backends}
         self._connections = connections_per_backend
@@ -316,6 +318,8 @@ class Runtime:
             self._timer(token, effect.seconds)
         elif isinstance(effect, Persist):
             self._elsewhere(run, self._writer, lambda: self._write(effect))
+        elif isinstance(effect, Recall):  # behind what is still to be written
+            self._elsewhere(run, self._writer, lambda: self._read(effect))
         elif isinstance(effect, Work):
             self._elsewhere(run, self._workers, effect.function)
         else:
@@ -362,6 +366,11 @@ class Runtime:
         if self._persist is None:
             raise RuntimeError(f"nothing persists {effect.key}: the runtime was built without `persist`")
         self._persist(effect.key, effect.value)
+
+    def _read(self, effect: Recall) -> bytes | None:
+        if self._recall is None:
+            raise RuntimeError(f"nothing recalls {effect.key}: the runtime was built without `recall`")
+        return self._recall(effect.key)
 
     # calls on backends
 

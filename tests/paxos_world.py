@@ -6,17 +6,20 @@ process sent lands even after the process is gone. `World` is also the omniscien
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from metasync.config import Acceptor, BackendEntry, Config
+from metasync.config import Acceptor, BackendEntry, Config, Form
 from metasync.consensus import Change, Group, birth_digest, found
+from metasync.consensus import blockform as blockform_module
+from metasync.consensus.entries import Entry, Kind
 from metasync.consensus.replay import Log
 from metasync.consensus.states import State
-from metasync.effects import Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 from metasync.keys import DEVICE_ENTROPY_BYTES, AdminChain, DeviceIdentity, DeviceSet, make_device_set, new_device
 from metasync.keys.derive import sign_public
@@ -35,11 +38,13 @@ class Faults:
 
 
 class Store(dict[str, bytes]):
-    """One backend's objects: path -> bytes."""
+    """One backend's objects: path -> bytes. `racing`: every create wins, the last one to land stands."""
+
+    racing = False
 
     def do(self, op: Op) -> Reply:
         if op.kind == "create":
-            if op.path in self:
+            if op.path in self and not self.racing:
                 return Reply(False)
             self[op.path] = op.data
             return Reply(True)
@@ -117,6 +122,9 @@ class World:
         self.count = 0
         self.requests: dict[str, list[Op]] = {name: [] for name in names}
         self.in_flight: dict[str, int] = dict.fromkeys(names, 0)
+        self.written: dict[bytes, Entry] = {}  # blocks that anybody sealed, by their bytes (`witnessed`)
+        self.landed: dict[str, dict[tuple[bytes, int, bytes, int], Entry]] = {name: {} for name in names}
+        self.block_votes: dict[tuple[bytes, Any, bytes], tuple[State, set[str]]] = {}
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         self.count += 1
@@ -135,9 +143,32 @@ class World:
             self.now, _, event = heapq.heappop(self.events)
             event()
 
-    def do(self, task: Task) -> Any:
+    def wipe(self, name: str) -> None:
+        self.stores[name].clear()
+        self.landed[name].clear()
+
+    def _note(self, op: Op) -> None:
+        """A block landed: whoever reads all of them at this instant counts the votes that stand highest now."""
+        entry = self.written[op.data]
+        blocks = self.landed[op.backend]
+        blocks[entry.acceptor_id, entry.v, entry.device_id, entry.idx] = entry
+        seen = []
+        for device in {key[2] for key in blocks}:
+            idx = 0
+            while (block := blocks.get((entry.acceptor_id, entry.v, device, idx))) is not None:
+                idx += 1
+                if block.round.n or block.round.incarnation == block.base.writer:
+                    seen.append(block)
+        top = max((block.round for block in seen), default=None)
+        for block in seen:
+            if block.kind is Kind.ACCEPT and block.round == top:
+                assert block.value is not None
+                key = (block.base.hash, block.round, block.value.hash)
+                self.block_votes.setdefault(key, (block.value, set()))[1].add(op.backend)
+
+    def do(self, task: Task, disk: dict[str, bytes] | None = None) -> Any:
         """Runs one task to its end and returns its result or raises its error."""
-        process = self.start("do", task)
+        process = self.start("do", task, disk)
         self.run(lambda: process.done)
         if process.error is not None:
             raise process.error
@@ -172,6 +203,8 @@ class World:
                     run.process.disk.pop(effect.key, None)
                 else:
                     run.process.disk[effect.key] = effect.value
+            elif isinstance(effect, Recall):
+                value = run.process.disk.get(effect.key)
             elif isinstance(effect, Sleep):
                 self._resume_in(run, effect.seconds, None)
                 return
@@ -219,6 +252,8 @@ class World:
             self.in_flight[op.backend] -= 1
             forced = self.fault_hook(op)
             reply = forced or (timeout if op.backend in self.down else self._answer(run.process.name, op))
+            if op.data in self.written and reply.error is None:
+                self._note(op)
             if not lost:
                 self.at(back, lambda: self._step(run, reply, None) if run.token == token else None)
 
@@ -294,6 +329,10 @@ class Workspace:
     links: dict[bytes, str]
     genesis: State
 
+    @property
+    def forms(self) -> dict[str, Form]:
+        return {self.links[a.acceptor_id]: a.form for _, a in self.config.acceptors}
+
     def acceptor_of(self, name: str) -> bytes:
         return next(a for a, n in self.links.items() if n == name)
 
@@ -311,20 +350,35 @@ class Workspace:
         )
 
 
-def make_config(names: list[str], births: Mapping[bytes, bytes], ids: Mapping[str, bytes], f: int = 0) -> Config:
+def make_config(
+    names: list[str],
+    births: Mapping[bytes, bytes],
+    ids: Mapping[str, bytes],
+    f: int = 0,
+    forms: Mapping[str, Form] | None = None,
+) -> Config:
+    form = forms or {}
     return Config(
         mode="bft" if f else "crash",
         f=f,
         backends=tuple(
             BackendEntry(
-                ids[n], n, "memory", 1 << 30, bytes(32), (), Acceptor(ids[n], "log", birth_digest(births[ids[n]]))
+                ids[n],
+                n,
+                "memory",
+                1 << 30,
+                bytes(32),
+                (),
+                Acceptor(ids[n], form.get(n, "log"), birth_digest(births[ids[n]])),
             )
             for n in sorted(names, key=lambda n: ids[n])
         ),
     )
 
 
-def make_parts(rng: random.Random, names: list[str], devices: int, f: int = 0) -> Workspace:
+def make_parts(
+    rng: random.Random, names: list[str], devices: int, f: int = 0, forms: Mapping[str, Form] | None = None
+) -> Workspace:
     """All of a workspace but its genesis, which is filled in by `make_workspace`."""
     admin = rng.randbytes(32)
     chain = AdminChain((sign_public(admin),))
@@ -333,14 +387,19 @@ def make_parts(rng: random.Random, names: list[str], devices: int, f: int = 0) -
     device_set = make_device_set(chain, [], [i.certified(admin, keys.ns_id) for i in identities])
     ids = {name: rng.randbytes(16) for name in names}
     births = {ids[name]: rng.randbytes(32) for name in names}
-    config = make_config(names, births, ids, f)
+    config = make_config(names, births, ids, f, forms)
     links = {ids[name]: name for name in names}
     return Workspace(keys, admin, config, device_set, identities, births, links, None)  # type: ignore[arg-type]
 
 
-def make_workspace(world: World, devices: int = 3, f: int = 0) -> Workspace:
-    """Founds a workspace on all backends of the world, `f` of which may lie."""
-    ws = make_parts(world.rng, list(world.stores), devices, f)
+def make_workspace(
+    world: World, devices: int = 3, f: int = 0, forms: Mapping[str, Form] | None = None
+) -> Workspace:
+    """Founds a workspace on all backends of the world, `f` of which may lie. Those in block form race: every create
+    there wins."""
+    ws = make_parts(world.rng, list(world.stores), devices, f, forms)
+    for name, form in (forms or {}).items():
+        world.stores[name].racing = form == "block"
     faults, world.faults = world.faults, Faults()
     ws.genesis = world.do(
         found(
@@ -359,6 +418,23 @@ def make_workspace(world: World, devices: int = 3, f: int = 0) -> Workspace:
 
 
 # The omniscient view.
+
+
+@contextlib.contextmanager
+def witnessed(world: World) -> Iterator[None]:
+    """Lets the world see what stands in blocks."""
+    seal = blockform_module.seal_block
+
+    def sealed(keys: Any, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
+        data = seal(keys, entry, sign_private, random)
+        world.written[data] = entry
+        return data
+
+    blockform_module.seal_block = sealed
+    try:
+        yield
+    finally:
+        blockform_module.seal_block = seal
 
 
 def true_chain(world: World, ws: Workspace) -> list[State]:
@@ -382,6 +458,12 @@ def true_value(world: World, ws: Workspace, base: State, quorum: int | None = No
         if not birth_matches(
             store.get(birth_path(acceptor_id), b""), acceptor_id, birth_digest(ws.births[acceptor_id])
         ):
+            continue
+        if ws.forms.get(name) == "block":
+            for (base_hash, rnd, key), (value, voters) in world.block_votes.items():
+                if base_hash == base.hash and name in voters:
+                    values[key] = value
+                    votes.setdefault((rnd, key), set()).add(name)
             continue
         log = Log(ws.keys, ws.devices, base, acceptor_id)
         while True:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from paxos_world import Faults, Process, Workspace, World, change, make_workspace, true_value
+from paxos_world import Faults, Process, Workspace, World, change, make_workspace, true_value, witnessed
 
+from metasync.config import Form
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
 from metasync.consensus import births as births_module
 from metasync.consensus import instance as instance_module
@@ -102,16 +103,23 @@ def patience(rtts: float | None) -> Iterator[None]:
         paxos_module.PATIENCE_RTTS = before
 
 
-def schedule(seed: int) -> dict[str, int]:
+def schedule(seed: int, forms: Sequence[Form] | None = None) -> dict[str, int]:
     """One random schedule from beginning to end; raises AssertionError or ForkError when agreement breaks.
 
-    Every other one is rough: nobody is polite to a rival, making a value takes long, and much is lost.
+    Every other one is rough: nobody is polite to a rival, making a value takes long, and much is lost. `forms`: of the
+    acceptors, by default all in log form. With blocks, every client is a device of its own.
     """
     rng = random.Random(seed)
     rough = seed % 2 == 1
-    n = 3 if rough else rng.choice((3, 3, 3, 4, 5))
+    n = len(forms) if forms else 3 if rough else rng.choice((3, 3, 3, 4, 5))
     world = World(seed, [f"b{i}" for i in range(n)])
-    ws = make_workspace(world, devices=3)
+    ws = make_workspace(world, 5 if forms else 3, forms=dict(zip(world.stores, forms or (), strict=False)))
+    with witnessed(world):
+        return run_schedule(world, ws, rng, rough)
+
+
+def run_schedule(world: World, ws: Workspace, rng: random.Random, rough: bool) -> dict[str, int]:
+    n = len(world.stores)
     world.faults = Faults(
         lost_request=rng.choice((0, 0, 0.05, 0.2)),
         lost_reply=rng.choice((0, 0, 0.05, 0.2)),
@@ -151,7 +159,7 @@ def schedule(seed: int) -> dict[str, int]:
         if world.in_flight[name]:  # between a birth read and the create beside it lies the known residual window
             world.at(0.003, lambda: wipe(name))
         else:
-            world.stores[name].clear()
+            world.wipe(name)
 
     if wiped:
         world.at(rng.random() * 3, lambda: wipe(minority[0]))
@@ -168,9 +176,10 @@ def schedule(seed: int) -> dict[str, int]:
         if process.error is not None:
             raise process.error
         assert process.done, f"client {who} never got through"
-    judge = ws.group(b"\xee" * 16)
-    world.do(judge.get_recent(ws.genesis))
-    check(world, ws, history, clients * ops, known_to_last=ws.genesis, judge=judge)
+    judge = ws.group(b"\xee" * 16, len(ws.identities) - 1)
+    disk: dict[str, bytes] = {}
+    world.do(judge.get_recent(ws.genesis), disk)
+    check(world, ws, history, clients * ops, known_to_last=ws.genesis, judge=judge, disk=disk)
     return {
         "crashes": crashes,
         "owned": history.owned,
@@ -182,10 +191,18 @@ def schedule(seed: int) -> dict[str, int]:
 
 
 def check(
-    world: World, ws: Workspace, history: History, ops: int, *, known_to_last: State, judge: Any, logs: bool = True
+    world: World,
+    ws: Workspace,
+    history: History,
+    ops: int,
+    *,
+    known_to_last: State,
+    judge: Any,
+    logs: bool = True,
+    disk: dict[str, bytes] | None = None,
 ) -> None:
     """`logs`: the stores' own logs are the truth too (of stores that lie they are not)."""
-    latest = world.do(judge.get_recent(known_to_last))
+    latest = world.do(judge.get_recent(known_to_last), disk)
     assert not logs or true_value(world, ws, latest) is None
     chain = [ws.genesis]
     for v in range(1, latest.v + 1):

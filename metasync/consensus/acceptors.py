@@ -7,7 +7,8 @@ Which form a backend has is agreed in the config (`config.Acceptor.form`).
 
 from __future__ import annotations
 
-from metasync.consensus import logform
+from metasync.consensus import blockform, logform
+from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
@@ -17,6 +18,8 @@ from metasync.effects import Task
 
 def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Reads all that one acceptor holds of this instance, with its birth beside every step. -> Outcome."""
+    if isinstance(instance.logs[acceptor_id], Blocks):
+        return blockform.look(m, instance, acceptor_id)
     return logform.look(m, instance, acceptor_id)
 
 
@@ -24,4 +27,6 @@ def append(
     m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: State | None, stale: Round
 ) -> Task:
     """Has one acceptor take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
+    if isinstance(instance.logs[acceptor_id], Blocks):
+        return blockform.append(m, instance, acceptor_id, kind, rnd, value, stale)
     return logform.append(m, instance, acceptor_id, kind, rnd, value, stale)

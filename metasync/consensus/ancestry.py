@@ -7,9 +7,11 @@ make the walk short (`states`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from metasync.consensus.entries import VERSIONS_PER_FOLDER, entry_path, open_entry
+from metasync.consensus.blocks import Blocks
+from metasync.consensus.entries import VERSIONS_PER_FOLDER, block_path, entry_path, open_block, open_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, block_opener, const_path, get_anywhere, state_opener
@@ -46,7 +48,9 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
         Copy(link, entry_path(m.keys, e, instance.base.era, a, v + 1, 0), _base_opener(m, instance, a, e, v, digest))
         for e in epochs
         for a, link in reachable
+        if not isinstance(instance.logs[a], Blocks)
     ]
+    copies += _in_blocks(m, instance, reachable, epochs, v, digest)
     copies += [Copy(link, const_path(a, name), state_opener(m.keys, digest)) for a, link in reachable]
     block = m.keys.states_name(instance.base.era, v // VERSIONS_PER_FOLDER)
     copies += [Copy(link, const_path(a, block), block_opener(m.keys, digest)) for a, link in reachable]
@@ -77,3 +81,30 @@ def _base_opener(
         return signed.entry.base
 
     return opened
+
+
+def _in_blocks(
+    m: Member, instance: Instance, reachable: Sequence[tuple[bytes, str]], epochs: Sequence[int], v: int, digest: bytes
+) -> list[Copy]:
+    """The first blocks of version v + 1 by every device there is, or was."""
+    era, devices = instance.base.era, instance.devices
+    writers = [c.device_id for c in devices.certificates] + list(devices.revoked_ids)
+
+    def opener(acceptor_id: bytes, epoch: int, writer: bytes) -> Callable[[bytes], State]:
+        base = replace(instance.base, epoch=epoch)
+
+        def opened(data: bytes) -> State:
+            signed = open_block(m.keys, data, base=base, acceptor_id=acceptor_id, v=v + 1, device_id=writer, idx=0)
+            if signed.entry.base.hash != digest:
+                raise FormatError("a block stands on another state")
+            return signed.entry.base
+
+        return opened
+
+    return [
+        Copy(link, block_path(m.keys, epoch, era, a, v + 1, writer, 0), opener(a, epoch, writer))
+        for epoch in epochs
+        for a, link in reachable
+        if isinstance(instance.logs[a], Blocks)
+        for writer in writers
+    ]

@@ -35,6 +35,7 @@ ENTRY_ENTROPY_BYTES: Final = 32 + 16  # record, entry id
 SEEN_MAX: Final = 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = "entry 1"
+_BLOCK_SIGNED: Final = "block 1"
 _HINT_SIGNED: Final = "hint 1"
 _FLOOR_SIGNED: Final = "floor 1"
 
@@ -101,6 +102,15 @@ def entry_path(keys: WorkspaceKeys, epoch: int, era: int, acceptor_id: bytes, v:
     return f"{acceptor_id.hex()}/px/{v // VERSIONS_PER_FOLDER}/{name}"
 
 
+def block_path(
+    keys: WorkspaceKeys, epoch: int, era: int, acceptor_id: bytes, v: int, device_id: bytes, idx: int
+) -> str:
+    """Where block `idx` of a device lies on an acceptor in block form. `epoch`: of state v-1."""
+    place = b"block" + u32(era) + acceptor_id + u64(v) + device_id + u32(idx)
+    name = mac(keys.log_key(epoch), place).hex()
+    return f"{acceptor_id.hex()}/bl/{v // VERSIONS_PER_FOLDER}/{name}"
+
+
 def hint_path(acceptor_id: bytes) -> str:
     return f"{acceptor_id.hex()}/hint"
 
@@ -133,6 +143,31 @@ def open_entry(
     entry = signed.entry
     if (entry.acceptor_id, entry.v, entry.idx) != (acceptor_id, v, idx) or entry.base.ns_id != ns_id:
         raise FormatError("entry: of another place")
+    return signed
+
+
+def seal_block(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
+    """The bytes of a block: an entry whose `idx` and `prev_entry` count the writing device's own blocks."""
+    header = Header(RecordKind.BLOCK, entry.base.era, entry.base.epoch, random)
+    binding = entry.base.ns_id + entry.acceptor_id + u64(entry.v) + entry.device_id + u32(entry.idx)
+    return _seal(keys, entry, header, sign_private, _BLOCK_SIGNED, binding)
+
+
+def open_block(
+    keys: WorkspaceKeys, data: bytes, *, base: State, acceptor_id: bytes, v: int, device_id: bytes, idx: int
+) -> SignedEntry:
+    """Opens what lies at a device's place; era and epoch are those of `base`, the signature is not yet judged.
+
+    `FormatError` when it is not a block of exactly this place, `UpgradeError` when newer than this program.
+    """
+    binding = base.ns_id + acceptor_id + u64(v) + device_id + u32(idx)
+    signed = _open(keys, data, RecordKind.BLOCK, base.era, base.epoch, binding, _BLOCK_SIGNED)
+    entry = signed.entry
+    place = (entry.base.ns_id, entry.acceptor_id, entry.v, entry.device_id, entry.idx)
+    if place != (base.ns_id, acceptor_id, v, device_id, idx):
+        raise FormatError("block: of another place")
+    if entry.certificate:
+        raise FormatError("block: with a certificate, which only a device outside the set would need")
     return signed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from metasync.config import Config, decode_config
@@ -13,7 +13,7 @@ from metasync.consensus.floors import Progress, bound_logs
 from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
-from metasync.consensus.member import OP_TIMEOUT_S, Member, Standing, check_config
+from metasync.consensus.member import OP_TIMEOUT_S, Barred, Member, Standing, check_config
 from metasync.consensus.meta import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
@@ -45,9 +45,10 @@ class Group:
     `incarnation`: 16 random bytes, drawn anew for every Group and never persisted. `links`: acceptor id -> the name
     under which the runtime reaches its backend; acceptors without one count as down. `memory`: what `self.memory` was
     when the local state was last saved (b"" at first), to be saved together with the newest known state.
-    `certificate`: this device's, needed until the agreed device set holds it. Tasks that read or write single objects
-    may run side by side; those that look at logs (`get_recent`, `newest_seen`, `propose`, `find_op`, `state_at`) one at
-    a time.
+    `certificate`: this device's, needed until the agreed device set holds it. `guard`: why this process must not write
+    blocks in its device's name now (`blockform`), asked before every one; None: it may. Tasks that read or write single
+    objects may run side by side; those that look at logs (`get_recent`, `newest_seen`, `propose`, `find_op`,
+    `state_at`) one at a time.
 
     Tasks raise `NoQuorumError`, `ForkError`, `UpgradeError`; a wait without quorum ends after `deadline_s`.
     """
@@ -65,10 +66,11 @@ class Group:
         links: Mapping[bytes, str],
         certificate: bytes = b"",
         memory: bytes = b"",
+        guard: Callable[[], Barred | None] = lambda: None,
     ) -> None:
         if len(incarnation) != 16 or incarnation == ZERO_ID:
             raise ValueError("an incarnation is 16 random bytes")
-        self.member = Member(keys, identity, incarnation, links, certificate=certificate, memory=memory)
+        self.member = Member(keys, identity, incarnation, links, certificate=certificate, memory=memory, guard=guard)
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
         self._config = config

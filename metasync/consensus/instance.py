@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from metasync.config import Config
+from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import Round, SignedEntry
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
@@ -29,12 +30,34 @@ class Instance:
         self.names = {acceptor.acceptor_id: backend.name for backend, acceptor in config.acceptors}
         self.births = {acceptor.acceptor_id: acceptor.birth for _, acceptor in config.acceptors}
         self._keys = keys
-        self.logs = {a: Log(keys, devices, base, a) for a in self.names}
+        self._forms = {acceptor.acceptor_id: acceptor.form for _, acceptor in config.acceptors}
+        self.logs: dict[bytes, Log | Blocks] = {a: self._empty(a) for a in self.names}
         self.quorum = config.quorum
         self.born: set[bytes] = set()  # birth seen right in this operation
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
         self.floored: dict[bytes, SignedEntry] = {}  # acceptors whose floor is above v: their logs may be deleted
+
+    def _empty(self, acceptor_id: bytes) -> Log | Blocks:
+        kind = Blocks if self._forms[acceptor_id] == "block" else Log
+        return kind(self._keys, self.devices, self.base, acceptor_id)
+
+    def log(self, acceptor_id: bytes) -> Log:
+        """The log of an acceptor in log form."""
+        log = self.logs[acceptor_id]
+        assert isinstance(log, Log)
+        return log
+
+    def blocks(self, acceptor_id: bytes) -> Blocks:
+        """The blocks of an acceptor in block form."""
+        blocks = self.logs[acceptor_id]
+        assert isinstance(blocks, Blocks)
+        return blocks
+
+    @property
+    def all_logs(self) -> bool:
+        """True when no acceptor has the block form: then an absent entry 0 shows that nothing is there at all."""
+        return all(isinstance(log, Log) for log in self.logs.values())
 
     def begin(self) -> None:
         """Starts an operation: births and ends of logs seen before count no longer."""
@@ -47,7 +70,7 @@ class Instance:
 
         It may come back as it was before, and must then not be thought to hold what it took in between.
         """
-        self.logs[acceptor_id] = Log(self._keys, self.devices, self.base, acceptor_id)
+        self.logs[acceptor_id] = self._empty(acceptor_id)
         for noted in (self.born, self.ended, self.vouched):
             noted.discard(acceptor_id)
 
@@ -93,8 +116,7 @@ class Instance:
     def promises(self, rnd: Round) -> int:
         """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did."""
         return sum(
-            log.usable and log.closed is None and log.promised == rnd and a in self.vouched
-            for a, log in self.logs.items()
+            log.usable and log.closed is None and log.grants(rnd) and a in self.vouched for a, log in self.logs.items()
         )
 
     def top_round(self) -> Round:
@@ -112,10 +134,7 @@ class Instance:
 
     def quiet(self) -> bool:
         """True when a quorum's logs, read to their ends, hold no vote: nothing was decided when the read began."""
-        silent = sum(
-            log.usable and a in self.born and a in self.ended and not log.votes and log.closed is None
-            for a, log in self.logs.items()
-        )
+        silent = sum(log.usable and a in self.born and a in self.ended and log.silent for a, log in self.logs.items())
         return silent >= self.quorum
 
     def read(self) -> int:

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.births import read_birth
+from metasync.consensus.blockform import first_blocks
+from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import (
     ENTRY_BYTES_MAX,
     SignedEntry,
@@ -82,7 +84,7 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
             top = yield from _gallop(m, instance, deadline)
             if top is not None:
                 jumped = yield from _jump(m, enter, instance, current, top)
-                absent_above = top.absent
+                absent_above = top.absent if instance.all_logs else None
                 if jumped is not None and jumped.v > current.v:
                     current = jumped
                     continue
@@ -301,6 +303,8 @@ def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left
 
 def _slot_zero(m: Member, instance: Instance, acceptor_id: bytes, backend: str, v: int) -> Task:
     """-> SignedEntry, None when there is none that opens, False when the acceptor did not answer."""
+    if isinstance(instance.logs[acceptor_id], Blocks):
+        return (yield from first_blocks(m, instance, acceptor_id, backend, v))
     base = instance.base
     path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v, 0)
     reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)

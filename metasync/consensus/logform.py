@@ -31,7 +31,7 @@ def read_slot(m: Member, instance: Instance, acceptor_id: bytes, idx: int) -> Ta
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
         return BackendError("not linked")
-    log = instance.logs[acceptor_id]
+    log = instance.log(acceptor_id)
     # Twice the bound: a longer entry than ours is read far enough to be told from one that is not there.
     reply: Reply = yield Op(backend, "get", m.place(log, idx), max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
     if isinstance(reply.error, NotFoundError):
@@ -49,7 +49,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     if m.backend_of(instance, acceptor_id) is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     width = 1
-    while (log := instance.logs[acceptor_id]).usable:
+    while (log := instance.log(acceptor_id)).usable:
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
         branches["birth"] = read_birth(m, instance, acceptor_id)
         if acceptor_id in m.unaudited:
@@ -109,12 +109,12 @@ def append(
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     entry, data, unknown, checked = None, b"", 0, False
     while True:
-        log = instance.logs[acceptor_id]
+        log = instance.log(acceptor_id)
         outcome = _standing(m, log, kind, rnd, stale)
         if outcome is not None:
             if outcome.kind == "done" and not checked:
                 yield from read_birth(m, instance, acceptor_id)
-            return _vouched(m, instance, acceptor_id, outcome)
+            return vouched(m, instance, acceptor_id, outcome)
         if entry is None or entry.idx != log.next_idx:
             entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
             unknown = 0
@@ -166,7 +166,7 @@ def _create(m: Member, op: Op) -> Task:
     return reply
 
 
-def _vouched(m: Member, instance: Instance, acceptor_id: bytes, outcome: Outcome) -> Outcome:
+def vouched(m: Member, instance: Instance, acceptor_id: bytes, outcome: Outcome) -> Outcome:
     """An outcome `done` counts only with the right birth."""
     m.judge(instance, acceptor_id)
     if outcome.kind != "done":
@@ -179,7 +179,7 @@ def _vouched(m: Member, instance: Instance, acceptor_id: bytes, outcome: Outcome
 
 def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Reads the slot that a create found taken. -> None, or the `BackendError`."""
-    log = instance.logs[acceptor_id]
+    log = instance.log(acceptor_id)
     for attempt in range(LAG_TRIES):
         slot = read_slot(m, instance, acceptor_id, log.next_idx)
         got = yield Gather({"slot": slot, "birth": read_birth(m, instance, acceptor_id)})

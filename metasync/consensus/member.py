@@ -5,13 +5,14 @@ The requests on acceptors are in `births`, `logform` and `acceptors`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from metasync.codec import Reader, ascending, u8, u16, u32, u64
 from metasync.config import Config
-from metasync.consensus.entries import Entry, Kind, Round, Seen, entry_path, seal_entry
+from metasync.consensus.blocks import Blocks
+from metasync.consensus.entries import SEEN_MAX, Entry, Kind, Round, Seen, block_path, entry_path, seal_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
@@ -43,6 +44,17 @@ class Remembered(NamedTuple):
     seen: Seen
 
 
+class Barred(NamedTuple):
+    """Why this process must not write blocks, and what to do about it."""
+
+    reason: str
+    next_step: str
+
+
+def _free() -> Barred | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How an append ended.
@@ -70,6 +82,7 @@ class Member:
         *,
         certificate: bytes = b"",
         memory: bytes = b"",
+        guard: Callable[[], Barred | None] = _free,
     ) -> None:
         self.keys = keys
         self.identity = identity
@@ -88,6 +101,10 @@ class Member:
         self.device_sets: dict[bytes, DeviceSet] = {}
         self.states: dict[bytes, State] = {}
         self.rounds_used: dict[int, int] = {}
+        self.guard = guard
+        self.barred: dict[bytes, Barred] = {}  # acceptors that took no block of ours at the last try
+        self.journals: dict[bytes, bytes] = {}  # by acceptor: the journalled block that this process knows to be last
+        self.unconfirmed: set[bytes] = set()  # acceptors where it may not stand yet
         self.instance: Instance | None = None
         self.floors: dict[bytes, tuple[int, float]] = {}  # no floor above versions of a block, and when that was seen
         self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
@@ -105,9 +122,26 @@ class Member:
         seen = log.seen
         if seen is None or log.poison:
             return
-        old = self.memory.get(log.acceptor_id)
-        if old is None or (old.seen.v, old.seen.idx) < (seen.v, seen.idx):
-            self.memory[log.acceptor_id] = Remembered(log.base.epoch, seen)
+        self.remember(log.acceptor_id, log.base.epoch, seen)
+
+    def remember(self, acceptor_id: bytes, epoch: int, seen: Seen | None) -> None:
+        """Keeps the newest of what an acceptor showed: an entry, in block form this device's own last block."""
+        old = self.memory.get(acceptor_id)
+        if seen is not None and (old is None or (old.seen.v, old.seen.idx) < (seen.v, seen.idx)):
+            self.memory[acceptor_id] = Remembered(epoch, seen)
+
+    def seen_place(self, instance: Instance, epoch: int, seen: Seen) -> str:
+        """Where an acceptor must still show what it was seen to hold."""
+        era = instance.base.era
+        if isinstance(instance.logs[seen.acceptor_id], Blocks):
+            return block_path(self.keys, epoch, era, seen.acceptor_id, seen.v, self.identity.device_id, seen.idx)
+        return entry_path(self.keys, epoch, era, seen.acceptor_id, seen.v, seen.idx)
+
+    def seen_elsewhere(self, acceptor_id: bytes) -> tuple[Seen, ...]:
+        """For an entry: what other acceptors in log form last showed."""
+        logs = {} if self.instance is None else self.instance.logs
+        those = {a for a in self.links if a != acceptor_id and not isinstance(logs.get(a), Blocks)}
+        return tuple(sorted(m.seen for a, m in self.memory.items() if a in those)[:SEEN_MAX])
 
     def encode_memory(self) -> bytes:
         """For the local state, to be given to the next process."""
@@ -172,7 +206,6 @@ class Member:
 
     def sealed(self, log: Log, kind: Kind, rnd: Round, value: State | None, entropy: bytes) -> tuple[Entry, bytes]:
         """The next entry of a log, and its bytes."""
-        seen = sorted(m.seen for a, m in self.memory.items() if a != log.acceptor_id and a in self.links)
         admitted = log.devices.get(self.identity.device_id) is not None
         entry = Entry(
             acceptor_id=log.acceptor_id,
@@ -185,7 +218,7 @@ class Member:
             value=value,
             entry_id=entropy[32:48],
             device_id=self.identity.device_id,
-            seen=tuple(seen[:32]),
+            seen=self.seen_elsewhere(log.acceptor_id),
             certificate=b"" if admitted else self.certificate,
         )
         return entry, seal_entry(self.keys, entry, self.identity.sign_private, entropy[:32])
@@ -193,7 +226,8 @@ class Member:
 
 def check_config(config: Config) -> Config:
     """Refuses a config whose way of agreeing this program does not know."""
-    if any(a.form != "log" for _, a in config.acceptors):
+    blocks = any(a.form == "block" for _, a in config.acceptors)
+    if blocks and config.mode != "crash":  # what a liar shows once it need not show again: no vote would stay counted
         raise UpgradeError("the workspace agrees in a way that this program does not know", next_step=UPGRADE)
     return config
 

@@ -297,6 +297,7 @@ class _Attempt:
         """Raises when so many acceptors are out for good that no quorum can come about in this version."""
         i, m = self.instance, self.m
         out = i.poisoned()
+        out.update({i.names[a]: barred.reason for a, barred in m.barred.items() if a in i.names})
         for name in i.names.values():
             standing = m.standings.get(name)
             if standing is not None and standing.kind in ("replaced", "rolled back", "unlinked"):
@@ -373,11 +374,10 @@ def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: 
 def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
     """What to tell when too few acceptors answered, with each one's reason."""
     names = sorted(instance.names.values())
-    reasons = "; ".join(
-        f"{n}: {(s.reason or s.kind).removeprefix(f'{n}: ')}"
-        for n in names
-        if (s := m.standings.get(n)) and s.kind != "ok"
-    )
+    barred = {instance.names[a]: b for a, b in m.barred.items() if a in instance.names}
+    why = {n: b.reason for n, b in barred.items()}
+    why |= {n: s.reason or s.kind for n in names if (s := m.standings.get(n)) and s.kind != "ok"}
+    reasons = "; ".join(f"{n}: {reason.removeprefix(f'{n}: ')}" for n, reason in sorted(why.items()))
     text = f"version {instance.v}: no quorum of {instance.quorum} of {len(names)} backends"
     text += f" ({reasons})" if reasons else " in time"
     if sent:
@@ -386,6 +386,8 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
     if full:
         step = f"free space on {', '.join(full)}, then run again"
+    if barred:
+        step = next(iter(barred.values())).next_step
     if any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
         step = "tell this device the way to them: metasync backend link NAME URL"
     return NoQuorumError(text, next_step=step)

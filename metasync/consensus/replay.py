@@ -75,6 +75,15 @@ class Log:
         return not self.poison
 
     @property
+    def silent(self) -> bool:
+        """True when nobody can have counted a vote here, as far as the log was read."""
+        return not self.votes and self.closed is None
+
+    def grants(self, rnd: Round) -> bool:
+        """True when `rnd` was promised, and nothing higher since."""
+        return self.promised == rnd
+
+    @property
     def seen(self) -> Seen | None:
         """The last entry read, or None while the log is empty."""
         if not self.next_idx:

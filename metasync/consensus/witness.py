@@ -15,12 +15,12 @@ from metasync.consensus.entries import (
     Entry,
     Seen,
     covering,
-    entry_path,
     floor_path,
     open_floor,
 )
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
+from metasync.consensus.replay import Log
 from metasync.effects import Op, Reply, Task
 from metasync.errors import FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
@@ -38,7 +38,10 @@ def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
         acceptor_id = seen.acceptor_id
         if not oldest <= seen.v <= entry.v or acceptor_id not in instance.names:
             continue
-        hashes = instance.logs[acceptor_id].hashes if seen.v == instance.v else []
+        log = instance.logs[acceptor_id]
+        if not isinstance(log, Log):
+            continue  # its writer's own blocks
+        hashes = log.hashes if seen.v == instance.v else []
         if seen.idx < len(hashes):
             if hashes[seen.idx] != seen.hash:
                 teller = entry.device_id.hex()[:8]
@@ -68,7 +71,7 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     if teller and remembered.epoch - 1 in dict(m.keys.epoch_keys):
         epochs.append(remembered.epoch - 1)  # it may be of the version before a rotation
     for epoch in epochs:
-        path = entry_path(m.keys, epoch, instance.base.era, acceptor_id, seen.v, seen.idx)
+        path = m.seen_place(instance, epoch, seen)
         reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
         if not isinstance(reply.error, NotFoundError):
             break

@@ -52,6 +52,7 @@ class RecordKind(IntEnum):
     IDENTITY = 13
     FLOOR = 14
     STATES = 15
+    BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)

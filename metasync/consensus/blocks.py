@@ -1,0 +1,182 @@
+"""What is known of one acceptor in block form, in one version: every admitted device's own chain of blocks.
+
+Theory of operation (after Disk Paxos; CONSENSUS 6.4). Where no create is atomic, two devices must never write one name.
+So each writes blocks of its own, numbered per (acceptor, version, device) 0, 1, 2, ..., immutable, each naming the hash
+of the one before, the next only once the one before stands. There is no order between two devices' blocks, so the
+acceptor's answer is not in the bytes: it is in *when* they were read.
+
+    PREPARE(r)    is promised once it stands and a complete read that began after that shows no round above r
+    ACCEPT(r, x)  counts once it stands, or was seen, and a complete read that began after that shows no round above r
+
+A *complete read* asks for every admitted device's blocks to the first that is absent. Of two messages on one acceptor,
+whichever was read for later began its read when the other stood: either the ACCEPT is seen by whoever promises the
+higher round, or the PREPARE is seen by whoever would count the ACCEPT. Once counted, a vote stays counted. What was
+seen and did not count is undetermined, others may have counted it: it is evidence for the next proposer all the same.
+
+Who may write are the devices of state v-1, never whom a listing shows. This module keeps the books and reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from metasync.consensus.entries import Entry, Kind, Round, Seen, open_block
+from metasync.consensus.replay import NEVER
+from metasync.consensus.states import ZERO_HASH, State, follows
+from metasync.errors import FormatError, UpgradeError
+from metasync.keys.derive import sha256
+from metasync.keys.devices import DeviceSet
+from metasync.keys.ring import WorkspaceKeys
+
+CHAIN_BLOCKS_MAX: Final = 10_000  # of one device in one version; more is an attack: every reader reads them all
+
+
+class Chain:
+    """One device's blocks as far as they were read. `ended`: to the first that was absent, once."""
+
+    def __init__(self) -> None:
+        self.next_idx = 0
+        self.last_hash = ZERO_HASH
+        self.ended = False
+
+
+class Known(NamedTuple):
+    """The messages that were known to stand when a read began."""
+
+    prepares: frozenset[Round]
+    accepts: frozenset[Round]
+
+
+class Blocks:
+    """One acceptor's blocks of the version after `base`. The same face as `replay.Log` to who asks what is decided."""
+
+    def __init__(self, keys: WorkspaceKeys, devices: DeviceSet, base: State, acceptor_id: bytes) -> None:
+        self.keys = keys
+        self.devices = devices
+        self.base = base
+        self.v = base.v + 1
+        self.acceptor_id = acceptor_id
+        self.chains = {c.device_id: Chain() for c in devices.certificates}
+        self.promised = NEVER  # the highest round seen: nothing below it is promised or counted any more
+        self.accepted: tuple[Round, State] | None = None  # in the highest round seen, counted or not
+        self.votes: dict[Round, State] = {}  # counted
+        self.closed: State | None = None
+        self.poison = ""
+        self.newer = False
+        self.fork = False
+        self.clash = False  # two values in one round
+        self._prepares: set[Round] = set()
+        self._accepts: dict[Round, State] = {}
+        self._granted: set[Round] = set()
+
+    @property
+    def usable(self) -> bool:
+        """False when this acceptor neither promises nor votes in this version."""
+        return not self.poison
+
+    @property
+    def silent(self) -> bool:
+        """True when nobody can have counted a vote here, as far as was read: an ACCEPT that was seen may have been."""
+        return not self._accepts and self.closed is None
+
+    @property
+    def next_idx(self) -> int:
+        """How many blocks were read."""
+        return sum(chain.next_idx for chain in self.chains.values())
+
+    def grants(self, rnd: Round) -> bool:
+        """True when `rnd` was promised, and nothing higher was seen since."""
+        return rnd in self._granted and self.promised == rnd
+
+    def stands(self, kind: Kind, rnd: Round) -> bool:
+        """True when this message was read, or written and confirmed."""
+        if kind is Kind.DECIDED:
+            return self.closed is not None
+        return rnd in (self._prepares if kind is Kind.PREPARE else self._accepts)
+
+    def last_of(self, device_id: bytes) -> Seen | None:
+        """A device's last block that was read."""
+        chain = self.chains.get(device_id)
+        if chain is None or not chain.next_idx:
+            return None
+        return Seen(self.acceptor_id, self.v, chain.next_idx - 1, chain.last_hash)
+
+    def known(self) -> Known:
+        """To be taken before a complete read begins, and given to `judge` after it."""
+        return Known(frozenset(self._prepares), frozenset(self._accepts))
+
+    def judge(self, before: Known) -> None:
+        """After a complete read: what stood before it, in the highest round there is, is promised, and counts."""
+        if self.closed is not None or self.poison:
+            return
+        if self.promised in before.prepares:
+            self._granted.add(self.promised)
+        if self.promised in before.accepts:
+            self.votes[self.promised] = self._accepts[self.promised]
+
+    def undetermined(self) -> bool:
+        """True when one more complete read may count the newest ACCEPT."""
+        return self.usable and self.closed is None and self.promised in self._accepts.keys() - self.votes.keys()
+
+    def feed(self, device_id: bytes, data: bytes) -> Entry | None:
+        """Takes in the bytes found at a device's next index. Returns the message, None if it poisons.
+
+        Nothing is raised. After POISON nothing more is to be read.
+        """
+        if self.poison:
+            return None
+        chain = self.chains[device_id]
+        idx, last = chain.next_idx, chain.last_hash
+        chain.next_idx += 1
+        chain.last_hash = sha256(data)
+        try:
+            entry = self._judged(device_id, data, idx, last)
+        except FormatError as e:  # an UpgradeError is none
+            self.poison = self._named(device_id, idx, e.message)
+            return None
+        except UpgradeError as e:
+            self.newer = True
+            self.poison = self._named(device_id, idx, e.message)
+            return None
+        self._apply(entry)
+        return entry
+
+    def _named(self, device_id: bytes, idx: int, why: str) -> str:
+        certificate = self.devices.get(device_id)
+        name = certificate.name if certificate is not None else device_id.hex()
+        return f"block {idx} of device {name!r}, version {self.v}: {why}"
+
+    def _judged(self, device_id: bytes, data: bytes, idx: int, last: bytes) -> Entry:
+        if idx >= CHAIN_BLOCKS_MAX:
+            raise FormatError(f"more than {CHAIN_BLOCKS_MAX} blocks in one version")
+        signed = open_block(
+            self.keys, data, base=self.base, acceptor_id=self.acceptor_id, v=self.v, device_id=device_id, idx=idx
+        )
+        entry = signed.entry
+        public = self.devices.key_of(device_id)
+        if public is None or not signed.verifies(public):
+            raise FormatError("a wrong signature")
+        if entry.base != self.base:
+            self.fork = True
+            raise FormatError("signed on top of another state than the one this device knows to be decided")
+        if entry.prev_entry != last:
+            raise FormatError("it does not name the block before it: one was replaced")
+        if entry.value is not None and not follows(entry.value, self.base):
+            raise FormatError("a value that cannot follow its base")
+        return entry
+
+    def _apply(self, entry: Entry) -> None:
+        rnd, value = entry.round, entry.value
+        if value is None:
+            self._prepares.add(rnd)
+        elif entry.kind is Kind.DECIDED:
+            self.closed = self.closed or value
+            return
+        elif rnd.n == 0 and rnd.incarnation != self.base.writer:
+            return  # round 0 is the owner's alone
+        elif self._accepts.setdefault(rnd, value) != value:
+            self.clash = True
+            return
+        elif self.accepted is None or self.accepted[0] < rnd:
+            self.accepted = (rnd, value)
+        self.promised = max(self.promised, rnd)
