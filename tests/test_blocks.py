@@ -1,184 +1,379 @@
-"""Block form: random schedules of mixed quorums over stores whose create races, and rules removed one by one.
-
-METASYNC_BLOCK_RUNS sets how many schedules are run for each mix (default 48). A failure names its seed.
-"""
+"""Block form, step by step: what counts, who may write, what a restart sends first, what is found out about copies."""
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from paxos_world import Faults, World, change, make_workspace, true_value, witnessed
-from test_paxos import broken, schedule
+from paxos_world import Workspace as Agreed
+from paxos_world import World, change, make_workspace
 
 from metasync.config import Form
+from metasync.consensus import Group
 from metasync.consensus import blockform as blockform_module
-from metasync.consensus.blocks import Blocks, Known
-from metasync.consensus.entries import Kind
+from metasync.consensus.blockform import append, look
+from metasync.consensus.blocks import Blocks
+from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Barred, Outcome
-from metasync.effects import Op, Recall, Reply, Task
+from metasync.consensus.member import Barred
+from metasync.consensus.replay import NEVER
+from metasync.consensus.states import State, successor
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Sleep, Task, Work
 from metasync.errors import ForkError, NoQuorumError, UnreachableError
 
-RUNS = int(os.environ.get("METASYNC_BLOCK_RUNS", "48"))
-MIXES: dict[str, tuple[Form, ...]] = {
-    "1 log 2 blocks": ("log", "block", "block"),
-    "2 logs 1 block": ("log", "log", "block"),
-    "3 blocks": ("block", "block", "block"),
-    "2 logs 3 blocks": ("log", "log", "block", "block", "block"),
-}
-ONE_OF_EACH = MIXES["1 log 2 blocks"]
+MIXED: dict[str, Form] = {"a": "log", "b": "block", "c": "block"}
+ALL: dict[str, Form] = dict.fromkeys("abc", "block")
 
 
-def test_log_form_over_a_racing_store_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all else here is for: the same stores, used as if their create were atomic."""
+class Place:
+    """A world with devices, each of which keeps its disk."""
 
-    def racing(seed: int) -> None:
-        monkeypatch.setattr("paxos_world.Store.racing", True)
-        schedule(seed)
+    def __init__(self, forms: dict[str, Form], devices: int = 3, seed: int = 1) -> None:
+        self.world = World(seed, list(forms))
+        self.ws: Agreed = make_workspace(self.world, devices, forms)
+        self.disks: list[dict[str, bytes]] = [{} for _ in range(devices)]
+        self.groups = [self.fresh(i) for i in range(devices)]
 
-    assert broken(racing, range(1, 200, 2)) is not None
+    def fresh(self, device: int, **more: Any) -> Group:
+        """The device's next process."""
+        self.lives = getattr(self, "lives", 0) + 1
+        return self.ws.group(bytes([device + 1, self.lives]) * 8, device, **more)
+
+    def do(self, device: int, task: Task) -> Any:
+        return self.world.do(task, self.disks[device])
+
+    def push(self, device: int, base: State, op: bytes) -> State:
+        decided = self.do(device, self.groups[device].propose(base, lambda: change(op * 16)))
+        assert decided.mine
+        return decided.state  # type: ignore[no-any-return]
+
+    def newest(self, device: int, known: State | None = None) -> State:
+        state = self.do(device, self.groups[device].get_recent(known or self.ws.genesis))
+        assert isinstance(state, State)
+        return state
+
+    def instance(self, device: int, base: State) -> Instance:
+        instance = self.do(device, self.groups[device]._enter(base))
+        instance.begin()
+        assert isinstance(instance, Instance)
+        return instance
+
+    def blocks_on(self, name: str) -> list[str]:
+        return [path for path in self.world.stores[name] if "/bl/" in path]
 
 
-@pytest.mark.parametrize("mix", MIXES)
-def test_random_schedules_agree(mix: str) -> None:
-    totals: dict[str, int] = {}
-    for seed in range(RUNS):
+def chain_order(p: Place) -> list[int]:
+    """The devices' numbers in the order in which their blocks are read."""
+    ids = [i.device_id for i in p.ws.identities]
+    return [ids.index(c.device_id) for c in p.ws.devices.certificates]
+
+
+def slowly(p: Place, device: int, task: Task, before: Callable[[Op], None]) -> Any:
+    """Runs a task with one request at a time; `before(op)` may do whatever else happens just then."""
+    value: Any = None
+    while True:
         try:
-            for key, count in schedule(seed, MIXES[mix]).items():
-                totals[key] = totals.get(key, 0) + count
-        except BaseException as e:
-            e.add_note(f"seed {seed}")
-            raise
-    if RUNS >= 48:
-        assert totals["crashes"]
-        assert totals["owned"]
-        assert totals["helped"]
-        assert totals["wiped"]
+            effect = task.send(value)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(effect, Op):
+            before(effect)
+            value = p.world.stores[effect.backend].do(effect)
+        elif isinstance(effect, Gather):
+            value = {key: slowly(p, device, branch, before) for key, branch in effect.branches.items()}
+        elif isinstance(effect, Random):
+            value = p.world.rng.randbytes(effect.n)
+        elif isinstance(effect, Persist):
+            assert effect.value is not None
+            p.disks[device][effect.key] = effect.value
+            value = None
+        elif isinstance(effect, Recall):
+            value = p.disks[device].get(effect.key)
+        elif isinstance(effect, Work):
+            value = effect.function()
+        else:
+            assert isinstance(effect, Now | Sleep)
+            value = 0.0
 
 
-# Mutants: each takes one rule away, and agreement must be seen to break.
+def test_two_round_trips_for_a_message_and_no_create() -> None:
+    p = Place(MIXED)
+    base = p.push(0, p.ws.genesis, b"1")
+    before = {name: len(p.world.requests[name]) for name in MIXED}
+    state = p.push(0, base, b"2")  # its own round: one message
+    p.world.run()
+    asked = {name: [op.kind for op in p.world.requests[name][n:]] for name, n in before.items()}
+    assert state.v == 2
+    assert sorted(asked["a"]) == ["create", "get"]
+    for name in "bc":  # the block; then two other devices, the block itself, and the birth
+        assert asked[name][0] == "put"
+        assert asked[name][1:] == ["get"] * 4
 
 
-SEEDS = range(1, 400, 2)
-READ_ALL = blockform_module._read_all
-WRITE = blockform_module._write
-APPEND = blockform_module.append
+def test_the_journal_stands_before_anything_is_sent() -> None:
+    p = Place(ALL, devices=1)
+    journalled: list[bool] = []
+
+    def hook(op: Op) -> None:
+        if op.kind == "put":
+            kept = [blockform_module.decode_journal(v).data for k, v in p.disks[0].items() if k.startswith("block.")]
+            journalled.append(op.data in kept)
+
+    p.world.fault_hook = hook  # type: ignore[assignment]
+    p.push(0, p.ws.genesis, b"1")
+    assert journalled
+    assert all(journalled)
 
 
-def caught(forms: Sequence[Form] = ONE_OF_EACH) -> bool:
-    return broken(lambda seed: schedule(seed, forms), SEEDS) is not None
+@pytest.mark.parametrize("one_read_is_enough", [False, True])
+def test_a_vote_counts_only_after_a_read_that_began_when_it_was_seen(
+    monkeypatch: pytest.MonkeyPatch, one_read_is_enough: bool
+) -> None:
+    """A learner has read one device's blocks when that device prepares a higher round, sees no ACCEPT and gets its
+    promise; then another's ACCEPT of a lower round lands, and the learner reads it. It must not count."""
+    if one_read_is_enough:
+        judge = Blocks.judge
+        monkeypatch.setattr(Blocks, "judge", lambda self, before: judge(self, self.known()))
+    p = Place({"b": "block"})
+    first, second, learner = chain_order(p)
+    acceptor = p.ws.acceptor_of("b")
+    base = p.ws.genesis
+    at = {i: p.instance(i, base) for i in range(3)}
+    low, high = Round(1, b"w" * 16), Round(2, b"p" * 16)
+    value = successor(base, change(b"x" * 16), skip=base.hash, writer=b"w" * 16)
+
+    def send(device: int, kind: Kind, rnd: Round, x: State | None = None) -> str:
+        outcome = p.do(device, append(p.groups[device].member, at[device], acceptor, kind, rnd, x, high))
+        return str(outcome.kind)
+
+    assert send(second, Kind.PREPARE, low) == "done"
+    steps = iter(range(99))
+
+    def between(op: Op) -> None:
+        if "/bl/" in op.path and next(steps) == 1:  # the first device's blocks were read: none
+            assert send(first, Kind.PREPARE, high) == "done"
+            assert at[first].evidence() is None
+            assert send(second, Kind.ACCEPT, low, value) == "rejected"
+
+    slowly(p, learner, look(p.groups[learner].member, at[learner], acceptor), between)
+    seen = at[learner].blocks(acceptor)
+    assert seen.accepted == (low, value)
+    assert bool(seen.votes) is one_read_is_enough
+    assert not seen.silent
 
 
-def not_after(*kinds: Kind) -> Callable[..., Task]:
-    """`_append` whose read after the write is left out for these kinds; round 0 counts as kind DECIDED here."""
-
-    def append(m: Any, instance: Instance, a: bytes, kind: Kind, rnd: Any, value: Any, stale: Any) -> Task:
-        if (Kind.DECIDED if rnd.n == 0 else kind) not in kinds:
-            return (yield from APPEND(m, instance, a, kind, rnd, value, stale))
-        blocks = instance.blocks(a)
-        failed = yield from blockform_module._claim(m, instance, a)
-        if failed is None and not blocks.stands(kind, rnd):
-            failed = blockform_module._refused(m, blocks, kind, rnd, stale)
-            failed = failed or (yield from WRITE(m, instance, a, kind, rnd, value))
-        if failed is None and not (yield from blockform_module.read_birth(m, instance, a)):
-            failed = Outcome("failed", "birth")
-        if failed is not None:
-            return failed
-        blocks.judge(blocks.known())
-        return blockform_module.vouched(m, instance, a, blockform_module._outcome(blocks, kind, rnd))
-
-    return append
+@pytest.mark.parametrize("seen_is_silence", [False, True])
+def test_a_decided_version_behind_a_higher_round_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch, seen_is_silence: bool
+) -> None:
+    if seen_is_silence:
+        monkeypatch.setattr(Blocks, "silent", property(lambda self: not self.votes and self.closed is None))
+    p = Place(ALL)
+    decided = p.push(0, p.ws.genesis, b"1")
+    at = p.instance(1, p.ws.genesis)
+    member = p.groups[1].member
+    rnd = Round(9, member.incarnation)
+    for name in ALL:
+        assert p.do(1, append(member, at, p.ws.acceptor_of(name), Kind.PREPARE, rnd, None, rnd)).kind == "done"
+    found = p.newest(2)
+    assert found == (p.ws.genesis if seen_is_silence else decided)
 
 
-def test_mutant_no_read_after_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.PREPARE))
-    assert caught()
+def test_a_restart_sends_the_same_bytes_first() -> None:
+    """The PREPAREs of a process that died are on their way: the next process has them stand, and goes on behind."""
+    p = Place(MIXED)
+    lost: list[Op] = []
 
-
-def test_mutant_no_read_after_an_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.ACCEPT))
-    assert caught()
-
-
-def test_mutant_no_read_in_the_owners_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.DECIDED))
-    assert caught()
-
-
-def test_mutant_the_read_comes_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(m: Any, instance: Instance, a: bytes, *rest: Any) -> Task:
-        failed = yield from READ_ALL(m, instance, a)
-        return failed or (yield from WRITE(m, instance, a, *rest))
-
-    def read_all(m: Any, instance: Instance, a: bytes, *, own_too: bool = False) -> Task:
-        if not own_too:
-            return (yield from READ_ALL(m, instance, a))
-        return None if (yield from blockform_module.read_birth(m, instance, a)) else Outcome("failed", "birth")
-
-    monkeypatch.setattr(blockform_module, "_write", write)
-    monkeypatch.setattr(blockform_module, "_read_all", read_all)
-    assert caught()
-
-
-def test_mutant_a_learner_counts_what_it_saw_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One complete read is not enough: another device's PREPARE may have landed where it had been already."""
-    judge = Blocks.judge
-    monkeypatch.setattr(Blocks, "judge", lambda self, before: judge(self, self.known()))
-    assert caught() or caught(MIXES["3 blocks"])
-
-
-def test_mutant_a_block_is_written_before_the_one_before_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The write is taken for done when its answer is lost; what was not there is a hole, which hides all behind it."""
-
-    def send(m: Any, instance: Instance, a: bytes, journal: Any, *, fresh: bool) -> Task:
-        path = blockform_module.block_path(
-            m.keys, journal.epoch, journal.era, a, journal.v, m.identity.device_id, journal.idx
-        )
-        yield Op(m.backend_of(instance, a), "put", path, journal.data, timeout_s=1.0)
-        return blockform_module._confirmed(m, instance, a, journal)
-
-    def read_all(m: Any, instance: Instance, a: bytes, *, own_too: bool = False) -> Task:
-        return (yield from READ_ALL(m, instance, a))
-
-    monkeypatch.setattr(blockform_module, "_send", send)
-    monkeypatch.setattr(blockform_module, "_read_all", read_all)
-    assert caught()
-
-
-def test_mutant_what_was_sent_before_a_crash_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was started again gives a name that is on its way to other bytes."""
-
-    def claim(m: Any, instance: Instance, a: bytes) -> Task:
-        blocks, me = instance.blocks(a), m.identity.device_id
-        while not blocks.chains[me].ended:
-            found = yield from blockform_module._read_block(m, instance, a, me, blocks.chains[me].next_idx)
-            if found is not None and not isinstance(found, bytes):
-                return Outcome("failed", "not read")
-            blockform_module._take_in(m, instance, a, me, [found])
+    def lose(op: Op) -> Any:
+        if op.kind in ("put", "create"):
+            lost.append(op)
+            return blockform_module.Reply(error=UnreachableError("lost"))
         return None
 
-    monkeypatch.setattr(blockform_module, "_claim", claim)
-    assert caught()
+    p.world.fault_hook = lose
+    first = p.world.start("first life", p.groups[0].propose(p.ws.genesis, lambda: change(b"1" * 16)), p.disks[0])
+    p.world.run(lambda: {op.backend for op in lost} >= {"b", "c"})
+    p.world.kill(first)
+    p.world.fault_hook = lambda op: None
+    late = {op.backend: op for op in lost if op.kind == "put"}
+    p.groups[0] = p.fresh(0)
+    state = p.push(0, p.ws.genesis, b"2")
+    p.world.run()
+    for name, op in late.items():
+        assert p.world.stores[name][op.path] == op.data
+        p.world.stores[name].do(op)  # and now it lands
+    assert p.newest(1) == state
 
 
-def test_mutant_an_uncounted_accept_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was seen and did not count for this reader may have counted for another."""
-    judge = Blocks.judge
+def test_a_message_given_up_half_way_is_not_written_again() -> None:
+    p = Place(ALL, devices=2)
+    acceptor = p.ws.acceptor_of("a")
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    rnd = Round(1, m.incarnation)
+    p.world.fault_hook = lambda op: (
+        blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and "/bl/" in op.path else None
+    )
+    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "failed"
+    p.world.fault_hook = lambda op: None
+    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "done"
+    assert len(p.blocks_on("a")) == 1
 
-    def forgetful(self: Blocks, before: Known) -> None:
-        judge(self, before)
-        counted = max(self.votes, default=None)
-        self.accepted = None if counted is None else (counted, self.votes[counted])
 
-    monkeypatch.setattr(Blocks, "judge", forgetful)
-    assert caught() or caught(MIXES["3 blocks"])
+# Copies of an identity.
 
 
-def test_mutant_a_seen_accept_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that calls an acceptor silent because no vote counted for it misses a decided version."""
-    monkeypatch.setattr(Blocks, "silent", property(lambda self: not self.votes and self.closed is None))
-    assert caught() or caught(MIXES["3 blocks"])
+def test_two_copies_of_one_device_are_found_out() -> None:
+    p = Place(ALL)
+    copy, disk = p.ws.group(b"\x77" * 16, 0), dict(p.disks[0])
+    p.push(0, p.ws.genesis, b"1")
+    with pytest.raises(ForkError, match="identity") as e:
+        p.world.do(copy.propose(p.ws.genesis, lambda: change(b"2" * 16)), disk)
+    assert "clone" in e.value.next_step
+
+
+def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
+    """Both wrote the same name at once; the one whose block was replaced notices when it reads it back."""
+    p = Place(ALL, devices=2)
+    acceptor = p.ws.acceptor_of("a")
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    other = p.ws.group(b"\x77" * 16, 0)
+    its = p.world.do(other._enter(p.ws.genesis), {})
+    its.begin()
+    replaced: list[bool] = []
+
+    def between(op: Op) -> None:
+        if op.kind == "get" and "/bl/" in op.path and p.blocks_on("a") and not replaced:
+            path, replaced[:] = p.blocks_on("a")[0], [True]
+            kept = p.world.stores["a"].pop(path)
+            p.world.do(append(other.member, its, acceptor, Kind.PREPARE, Round(5, b"o" * 16), None, NEVER), {})
+            assert p.world.stores["a"][path] != kept
+
+    with pytest.raises(ForkError, match="identity"):
+        slowly(p, 0, append(m, at, acceptor, Kind.PREPARE, Round(1, m.incarnation), None, NEVER), between)
+
+
+def test_an_older_local_state_is_found_out() -> None:
+    p = Place(ALL)
+    first = p.push(0, p.ws.genesis, b"1")
+    older = dict(p.disks[0])
+    p.push(0, first, b"2")
+    back = p.fresh(0)
+    with pytest.raises(ForkError, match="older copy"):
+        p.world.do(back.propose(first, lambda: change(b"3" * 16)), older)
+
+
+# Who may write.
+
+
+def test_a_newcomer_writes_no_blocks_and_is_told_what_to_do() -> None:
+    p = Place(MIXED)
+    stranger = _newcomer(p)
+    with pytest.raises(NoQuorumError, match="belong to the workspace") as e:
+        p.world.do(stranger.propose(p.ws.genesis, lambda: change(b"1" * 16)), {})
+    assert "metasync push" in e.value.next_step
+    assert p.world.now < 5, "that it cannot be needs no waiting"
+    assert not p.blocks_on("b")
+    assert p.world.do(stranger.get_recent(p.ws.genesis), {}) == p.ws.genesis
+
+
+def test_a_newcomer_agrees_where_logs_alone_make_a_quorum() -> None:
+    p = Place({"a": "log", "b": "log", "c": "block"})
+    assert p.world.do(_newcomer(p).propose(p.ws.genesis, lambda: change(b"1" * 16)), {}).mine
+    assert p.newest(0).v == 1
+
+
+def _newcomer(p: Place) -> Group:
+    from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
+
+    device = new_device("new", p.world.rng.randbytes(DEVICE_ENTROPY_BYTES))
+    certificate = device.certified(p.ws.admin, p.ws.keys.ns_id).encode()
+    p.ws.identities.append(device)
+    return p.ws.group(b"\x55" * 16, len(p.ws.identities) - 1, certificate=certificate)
+
+
+def test_who_is_barred_counts_block_acceptors_as_down() -> None:
+    p = Place(MIXED)
+    asked: list[int] = []
+
+    def guard() -> Barred | None:
+        asked.append(1)
+        return Barred("this folder was copied", "clone it")
+
+    with pytest.raises(NoQuorumError, match="this folder was copied") as e:
+        p.do(0, p.fresh(0, guard=guard).propose(p.ws.genesis, lambda: change(b"1" * 16)))
+    assert e.value.next_step == "clone it"
+    assert asked
+    assert not p.blocks_on("b")
+
+
+# What is wrong on a backend.
+
+
+def test_an_altered_block_poisons_its_acceptor() -> None:
+    p = Place(MIXED)
+    decided = p.push(0, p.ws.genesis, b"1")
+    p.world.run()
+    path = p.blocks_on("b")[-1]
+    data = p.world.stores["b"][path]
+    p.world.stores["b"][path] = data[:-1] + bytes([data[-1] ^ 1])
+    assert p.newest(1) == decided
+    at = p.instance(2, p.ws.genesis)
+    p.do(2, look(p.groups[2].member, at, p.ws.acceptor_of("b")))
+    assert "device 'device 0'" in at.poisoned()["b"]
+    assert p.push(1, decided, b"2").v == 2, "it is out for that version alone"
+
+
+def test_a_block_of_another_place_poisons() -> None:
+    p = Place(ALL)
+    p.push(0, p.ws.genesis, b"1")
+    p.world.run()
+    stores = p.world.stores
+    one, other = p.blocks_on("a")[0], p.blocks_on("b")[0]
+    stores["a"][one], stores["b"][other] = stores["b"][other], stores["a"][one]
+    at = p.instance(1, p.ws.genesis)
+    for name in "ab":
+        p.do(1, look(p.groups[1].member, at, p.ws.acceptor_of(name)))
+    assert sorted(at.poisoned()) == ["a", "b"]
+
+
+def test_a_store_that_does_not_show_what_it_confirmed_gives_no_promise() -> None:
+    p = Place(ALL)
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    p.world.fault_hook = lambda op: blockform_module.Reply() if op.kind == "put" else None
+    outcome = p.do(0, append(m, at, p.ws.acceptor_of("a"), Kind.PREPARE, Round(1, m.incarnation), None, NEVER))
+    assert outcome.kind == "failed"
+    assert "does not show" in outcome.reason
+    assert at.promises(Round(1, m.incarnation)) == 0
+
+
+def test_a_store_rolled_back_is_left_out() -> None:
+    p = Place(ALL)
+    first = p.push(0, p.ws.genesis, b"1")
+    p.world.run()
+    old = dict(p.world.stores["a"])
+    second = p.push(0, first, b"2")
+    p.world.run()
+    p.world.stores["a"].clear()
+    p.world.stores["a"].update(old)
+    back = p.fresh(0, memory=p.groups[0].memory)
+    assert p.do(0, back.get_recent(second)) == second
+    assert back.standings["a"].kind == "rolled back"
+    assert back.standings["b"].kind == "ok"
+
+
+# The way back and the way ahead.
+
+
+@pytest.mark.parametrize("forms", [MIXED, ALL], ids=["mixed", "blocks"])
+def test_a_device_that_was_away_comes_back(forms: dict[str, Form]) -> None:
+    p = Place(forms)
+    states = [p.ws.genesis]
+    for number in range(40):
+        states.append(p.push(number % 2, p.newest(number % 2, states[-1]), bytes([number + 1])))
+    p.world.run()
+    before = p.world.now
+    assert p.newest(2) == states[-1]
+    assert p.world.now - before < 4, "not version by version"
+    for v in (0, 1, 17, 39, 40):
+        assert p.do(2, p.groups[2].state_at(states[-1], v)) == states[v]

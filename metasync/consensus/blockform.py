@@ -307,26 +307,24 @@ def _confirmed(m: Member, instance: Instance, acceptor_id: bytes, journal: Journ
 def _claim(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Finds where this device's blocks end, after what an earlier process, or an earlier try, sent. -> None or Outcome.
 
-    The journal tells: every block of this device was journalled before it was sent, whichever process sent it. So
-    nothing is asked where this process wrote last, nor about a version above all that were ever written in.
+    The journal tells: every block of this device was journalled before it was sent, whichever process sent it. Blocks
+    that it does not know of are another copy's of this identity: `ForkError`.
     """
     blocks, me = instance.blocks(acceptor_id), m.identity.device_id
     chain = blocks.chains[me]
     stored = yield Recall(_journal_key(acceptor_id))
-    if stored is None:
-        m.journals.pop(acceptor_id, None)
-        if chain.next_idx:
-            raise _twice(instance, acceptor_id)
-        return None
-    journal = decode_journal(stored)
-    if stored != m.journals.get(acceptor_id) or acceptor_id in m.unconfirmed:
+    journal = Journal(0, 0, 0, 0, 0, b"") if stored is None else decode_journal(stored)
+    wrote_last = stored is not None and stored == m.journals.get(acceptor_id)
+    if stored is not None and (not wrote_last or acceptor_id in m.unconfirmed):
         m.unconfirmed.add(acceptor_id)
         m.journals[acceptor_id] = stored
         failed = yield from _send(m, instance, acceptor_id, journal, fresh=False)
         if failed is not None:
             return failed
     ends = journal.idx + 1 if journal.v == blocks.v else 0
-    while chain.next_idx < ends or (journal.v != blocks.v <= journal.v_max and not chain.ended):
+    overtaken = journal.v != blocks.v <= journal.v_max  # the journal told of blocks in this version once
+    chain.ended = chain.ended and not overtaken
+    while chain.next_idx < ends or not (chain.ended or (wrote_last and not overtaken)):
         found = yield from _read_block(m, instance, acceptor_id, me, chain.next_idx)
         if isinstance(found, BackendError):
             return m.fault(instance, acceptor_id, found)
@@ -335,10 +333,8 @@ def _claim(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         _take_in(m, instance, acceptor_id, me, [found])
         if not blocks.usable:
             return Outcome("failed", blocks.poison)
-    overtaken = journal.v != blocks.v <= journal.v_max  # the journal told of blocks in this version once
-    if chain.next_idx > ends and not overtaken:
-        raise _twice(instance, acceptor_id)
-    if journal.v == blocks.v and chain.last_hash != sha256(journal.data):
+    another = ends and chain.next_idx == ends and chain.last_hash != sha256(journal.data)
+    if another or (chain.next_idx > ends and not overtaken):
         raise _twice(instance, acceptor_id)
     return None
 
@@ -362,7 +358,7 @@ def _twice(instance: Instance, acceptor_id: bytes) -> ForkError:
     return ForkError(
         f"{instance.names[acceptor_id]}: this device's identity wrote something in version {instance.v} that this "
         "folder knows nothing of: a copy of the folder is in use, or its .metasync was put back from an older copy",
-        next_step="give this copy an identity of its own: `metasync clone` into a new folder, and move your files there",
+        next_step="this copy needs an identity of its own: `metasync clone` into a new folder, move your files there",
     )
 
 

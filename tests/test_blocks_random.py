@@ -1,0 +1,170 @@
+"""Block form: random schedules of mixed quorums over stores whose create races, and rules removed one by one.
+
+Two more rules are taken away in test_blocks.py, where a schedule made for them shows it.
+
+METASYNC_BLOCK_RUNS sets how many schedules are run for each mix (default 20). A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from test_paxos import broken, schedule
+
+from metasync.config import Form
+from metasync.consensus import blockform as blockform_module
+from metasync.consensus.blocks import Blocks, Known
+from metasync.consensus.entries import Kind
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import Outcome
+from metasync.effects import Op, Task
+
+RUNS = int(os.environ.get("METASYNC_BLOCK_RUNS", "20"))
+MIXES: dict[str, tuple[Form, ...]] = {
+    "1 log 2 blocks": ("log", "block", "block"),
+    "2 logs 1 block": ("log", "log", "block"),
+    "3 blocks": ("block", "block", "block"),
+    "2 logs 3 blocks": ("log", "log", "block", "block", "block"),
+}
+ONE_OF_EACH = MIXES["1 log 2 blocks"]
+
+
+def test_log_form_over_a_racing_store_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all else here is for: the same stores, used as if their create were atomic."""
+
+    def racing(seed: int) -> None:
+        monkeypatch.setattr("paxos_world.Store.racing", True)
+        schedule(seed)
+
+    assert broken(racing, range(1, 200, 2)) is not None
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_random_schedules_agree(mix: str) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(RUNS):
+        try:
+            for key, count in schedule(seed, MIXES[mix]).items():
+                totals[key] = totals.get(key, 0) + count
+        except BaseException as e:
+            e.add_note(f"seed {seed}")
+            raise
+    if RUNS >= 20:
+        assert totals["crashes"]
+        assert totals["owned"]
+        assert totals["helped"]
+        assert totals["wiped"]
+
+
+# Mutants: each takes one rule away, and agreement must be seen to break.
+
+
+SEEDS = range(1, 400, 2)
+READ_ALL = blockform_module._read_all
+WRITE = blockform_module._write
+APPEND = blockform_module.append
+
+
+def caught(forms: Sequence[Form] = ONE_OF_EACH) -> bool:
+    return broken(lambda seed: schedule(seed, forms), SEEDS) is not None
+
+
+def not_after(*kinds: Kind) -> Callable[..., Task]:
+    """`_append` whose read after the write is left out for these kinds; round 0 counts as kind DECIDED here."""
+
+    def append(m: Any, instance: Instance, a: bytes, kind: Kind, rnd: Any, value: Any, stale: Any) -> Task:
+        if (Kind.DECIDED if rnd.n == 0 else kind) not in kinds:
+            return (yield from APPEND(m, instance, a, kind, rnd, value, stale))
+        blocks = instance.blocks(a)
+        failed = yield from blockform_module._claim(m, instance, a)
+        if failed is None and not blocks.stands(kind, rnd):
+            failed = blockform_module._refused(m, blocks, kind, rnd, stale)
+            failed = failed or (yield from WRITE(m, instance, a, kind, rnd, value))
+        if failed is None and not (yield from blockform_module.read_birth(m, instance, a)):
+            failed = Outcome("failed", "birth")
+        if failed is not None:
+            return failed
+        blocks.judge(blocks.known())
+        return blockform_module.vouched(m, instance, a, blockform_module._outcome(blocks, kind, rnd))
+
+    return append
+
+
+def test_mutant_no_read_after_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockform_module, "append", not_after(Kind.PREPARE))
+    assert caught()
+
+
+def test_mutant_no_read_after_an_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockform_module, "append", not_after(Kind.ACCEPT))
+    assert caught()
+
+
+def test_mutant_no_read_in_the_owners_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockform_module, "append", not_after(Kind.DECIDED))
+    assert caught()
+
+
+def test_mutant_the_read_comes_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(m: Any, instance: Instance, a: bytes, *rest: Any) -> Task:
+        failed = yield from READ_ALL(m, instance, a)
+        return failed or (yield from WRITE(m, instance, a, *rest))
+
+    def read_all(m: Any, instance: Instance, a: bytes, *, own_too: bool = False) -> Task:
+        if not own_too:
+            return (yield from READ_ALL(m, instance, a))
+        return None if (yield from blockform_module.read_birth(m, instance, a)) else Outcome("failed", "birth")
+
+    monkeypatch.setattr(blockform_module, "_write", write)
+    monkeypatch.setattr(blockform_module, "_read_all", read_all)
+    assert caught()
+
+
+def test_mutant_a_block_is_written_before_the_one_before_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write is taken for done when its answer is lost; what was not there is a hole, which hides all behind it."""
+
+    def send(m: Any, instance: Instance, a: bytes, journal: Any, *, fresh: bool) -> Task:
+        path = blockform_module.block_path(
+            m.keys, journal.epoch, journal.era, a, journal.v, m.identity.device_id, journal.idx
+        )
+        yield Op(m.backend_of(instance, a), "put", path, journal.data, timeout_s=1.0)
+        return blockform_module._confirmed(m, instance, a, journal)
+
+    def read_all(m: Any, instance: Instance, a: bytes, *, own_too: bool = False) -> Task:
+        return (yield from READ_ALL(m, instance, a))
+
+    monkeypatch.setattr(blockform_module, "_send", send)
+    monkeypatch.setattr(blockform_module, "_read_all", read_all)
+    assert caught()
+
+
+def test_mutant_what_was_sent_before_a_crash_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started again gives a name that is on its way to other bytes."""
+
+    def claim(m: Any, instance: Instance, a: bytes) -> Task:
+        blocks, me = instance.blocks(a), m.identity.device_id
+        while not blocks.chains[me].ended:
+            found = yield from blockform_module._read_block(m, instance, a, me, blocks.chains[me].next_idx)
+            if found is not None and not isinstance(found, bytes):
+                return Outcome("failed", "not read")
+            blockform_module._take_in(m, instance, a, me, [found])
+        return None
+
+    monkeypatch.setattr(blockform_module, "_claim", claim)
+    assert caught()
+
+
+def test_mutant_an_uncounted_accept_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen and did not count for this reader may have counted for another."""
+    judge = Blocks.judge
+
+    def forgetful(self: Blocks, before: Known) -> None:
+        judge(self, before)
+        counted = max(self.votes, default=None)
+        self.accepted = None if counted is None else (counted, self.votes[counted])
+
+    monkeypatch.setattr(Blocks, "judge", forgetful)
+    assert caught() or caught(MIXES["3 blocks"])
