@@ -392,9 +392,7 @@ def make_parts(
     return Workspace(keys, admin, config, device_set, identities, births, links, None)  # type: ignore[arg-type]
 
 
-def make_workspace(
-    world: World, devices: int = 3, f: int = 0, forms: Mapping[str, Form] | None = None
-) -> Workspace:
+def make_workspace(world: World, devices: int = 3, f: int = 0, forms: Mapping[str, Form] | None = None) -> Workspace:
     """Founds a workspace on all backends of the world, `f` of which may lie. Those in block form race: every create
     there wins."""
     ws = make_parts(world.rng, list(world.stores), devices, f, forms)
