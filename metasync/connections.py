@@ -37,7 +37,8 @@ from metasync.sync.enrolment import (
 )
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.fsio import Disk
-from metasync.sync.lock import WorkspaceLock
+from metasync.sync.identity import IdentityGuard, place_now
+from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.reports import BackendState
 from metasync.sync.session import MEMORY_KEY, Session, local_value
 
@@ -58,8 +59,8 @@ class Machine:
     def entropy(self, n: int) -> bytes:
         return os.urandom(n)
 
-    def runtime(self, backends: Mapping[str, Backend], persist: Callable[[str, bytes | None], None]) -> Runtime:
-        return Runtime(backends, persist=persist)
+    def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
+        return Runtime(backends, persist=db.set, recall=db.get)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
         """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
@@ -69,11 +70,15 @@ class Machine:
         """The keys of the device that `directory` is."""
         return load_secret(directory, db)
 
+    def place(self, directory: Path) -> bytes:
+        """Where the workspace's `.metasync` lies: see `identity`."""
+        return place_now(directory / STATE_DIR)
+
     def lock(
-        self, directory: Path, command: str, waiting: Callable[[str], None]
+        self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = WAIT_S
     ) -> contextlib.AbstractContextManager[object]:
         """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
-        return WorkspaceLock(directory / STATE_DIR).acquire(command, waiting=waiting)
+        return WorkspaceLock(directory / STATE_DIR).acquire(command, waiting=waiting, wait_s=wait_s)
 
 
 class Connections:
@@ -86,6 +91,12 @@ class Connections:
         self.db = db
         self.machine = machine
         self.keys, self.device, self.certificate = machine.secret(directory, db)
+        self.guard = IdentityGuard(
+            directory,
+            db,
+            place=lambda: machine.place(directory),
+            lock=lambda: machine.lock(directory, "metasync", lambda _: None, wait_s=0),
+        )
         self.config: Config = local_value(decode_config, required(db, CONFIG_KEY))
         self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
         self.backends: dict[str, Backend] = {}
@@ -136,7 +147,7 @@ class Connections:
             return self._runtime, self._group
         views = {name: self.way(name) for name in self.links}
         base = Session.stored_state(self.db)
-        self._runtime = self.machine.runtime(views, self.db.set)
+        self._runtime = self.machine.runtime(views, self.db)
         self._group = Group(
             self.keys,
             self.device,
@@ -148,6 +159,7 @@ class Connections:
             links={a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links},
             certificate=self.certificate.encode(),
             memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
+            guard=self.guard,
         )
         return self._runtime, self._group
 
@@ -229,6 +241,7 @@ class Connections:
             assert entry is not None
             link = self.links.get(name)
             roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
+            roles += ("blocks",) if entry.acceptor is not None and entry.acceptor.form == "block" else ()
             state = "not linked" if link is None else states.get(name, "ok")
             capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
             out.append(

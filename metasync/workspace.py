@@ -28,7 +28,7 @@ from metasync.keys.slots import COST, Cost
 from metasync.localdb import LocalDb
 from metasync.objects.model import Kind
 from metasync.sync import check as checking
-from metasync.sync import compare, health, history, join, space
+from metasync.sync import compare, health, history, join, newcomers, space
 from metasync.sync import conflicts as conflicting
 from metasync.sync import extract as extracting
 from metasync.sync import pull as pulling
@@ -265,6 +265,7 @@ class Workspace:
             if dry_run:
                 return pushing.preview(s, s.base())
             found_again = s.settle_journal()
+            newcomers.let_in(s)
             report = pushing.push(s, s.base(), message, force=force)
             space.note_sent(s)
             space.put_back(s)
@@ -397,7 +398,7 @@ class Workspace:
             problem = ""
             read_only = self._connections.is_read_only
             try:
-                if not read_only:
+                if not read_only and newcomers.may_enter(s):
                     s.enrol()  # agreeing on anything tells what is newest: no look before it is needed
                     newest = s.load(s.newest_state())
                 else:
@@ -424,11 +425,13 @@ class Workspace:
                 workspace=self,
             )
 
-    def _locked(self, what: str) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _locked(self, what: str) -> Iterator[None]:
         def waiting(who: str) -> None:
             self.on_event(Notice(f"waiting: the workspace is {who}"))
 
-        return self._machine.lock(self.directory, f"metasync {what}", waiting)
+        with self._machine.lock(self.directory, f"metasync {what}", waiting), self._connections.guard.holding():
+            yield
 
     @contextlib.contextmanager
     def _operation(self, what: str) -> Iterator[Session]:
@@ -473,6 +476,7 @@ class Workspace:
             try:
                 yield session
             finally:
+                c.guard.give_back()
                 self._note_given_up()
 
     def _note_given_up(self) -> None:

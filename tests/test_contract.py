@@ -191,6 +191,10 @@ def test_verdicts() -> None:
     assert of([outcome("race", "weak"), outcome("lost-reply", "skipped")], "log") == ("may vote", ())
     assert of([outcome("race", "failed")], "log") == ("holds data only", ("race: said so",))
     assert of([outcome("race", "failed"), outcome("put", "failed")], "log")[0] == "unfit"
+    assert of([], "block") == ("may vote", (verdict.BY_BLOCKS,))
+    assert of([outcome("race", "failed"), outcome("create-taken", "failed")], "block")[0] == "may vote"
+    assert of([outcome("fresh-put", "failed")], "block") == ("holds data only", ("fresh-put: said so",))
+    assert of([outcome("put", "failed")], "block")[0] == "unfit"
     assert of([outcome("put", "failed")], "none") == ("unfit", ("put: said so",))
     assert of([outcome("race", "failed")], "none")[1][1] == "race: said so"
 

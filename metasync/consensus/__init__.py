@@ -6,7 +6,7 @@ from metasync.consensus.founding import Found, Founded, bootstrap, found
 from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
 from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
-from metasync.consensus.member import Standing, checked_memory
+from metasync.consensus.member import Barred, Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
 
@@ -16,6 +16,7 @@ __all__ = [
     "JOURNAL_KEY",
     "NOTHING",
     "ZERO_HASH",
+    "Barred",
     "Change",
     "Decided",
     "Found",

@@ -19,6 +19,7 @@ from metasync.config import (
     BackendEntry,
     ChunkingClass,
     Config,
+    Form,
     RedundancyClass,
     Replicate,
     Storage,
@@ -93,7 +94,7 @@ def make_config(
     entries = []
     for b in backends:
         voter, holder = births[b.name]
-        votes = b.role_both and b.form == "log"
+        form: Form | None = b.form if b.role_both and b.form != "none" else None
         entries.append(
             BackendEntry(
                 backend_id=entropy(ID_BYTES),
@@ -102,15 +103,22 @@ def make_config(
                 capacity_bytes=b.capacity_bytes,
                 identity=b.identity,
                 storage=(Storage(entropy(ID_BYTES), birth_digest(holder)),),
-                acceptor=Acceptor(entropy(ID_BYTES), "log", birth_digest(voter)) if votes else None,
+                acceptor=Acceptor(entropy(ID_BYTES), form, birth_digest(voter)) if form is not None else None,
             )
         )
     if not any(e.acceptor for e in entries):
         raise UsageError(
             "none of the backends may vote: each holds data only",
-            next_step="Give at least one with an atomic create: a plain folder, S3.",
+            next_step="Give at least one that may: a plain folder, S3.",
         )
-    f = lying_allowed(sum(e.acceptor is not None for e in entries), copies, byzantine)
+    blocks = sorted(e.name for e in entries if e.acceptor is not None and e.acceptor.form == "block")
+    if blocks and byzantine:
+        raise UsageError(
+            f"{', '.join(blocks)}: a backend without an atomic create cannot vote where some may lie",
+            next_step="Give it with &role=storage, or choose crash mode.",
+        )
+    voters = sum(e.acceptor is not None for e in entries)
+    f = lying_allowed(voters, copies, False if blocks else byzantine)
     return Config(
         mode="bft" if f else "crash",
         f=f,

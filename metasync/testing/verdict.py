@@ -83,8 +83,10 @@ class Report:
     left_behind: int
 
 
+NEEDS_ATOMIC_CREATE = ("create-taken", "big-taken", "race", "big-race", "lost-reply")
+"""Checks that log form needs and block form does without: there every device writes names of its own."""
+BY_BLOCKS = "it votes in block form, which does without an atomic create and costs more requests"
 _FORMS = {
-    "block": "its kind of store could vote by other means than an atomic create, which MetaSync does not have yet",
     "none": "MetaSync lets no store of this kind vote",
 }
 _ADVICE: dict[Verdict, str] = {
@@ -102,8 +104,13 @@ def verdict_of(outcomes: Sequence[Outcome], form: LogForm, form_reason: str = ""
     }
     if broken["data"]:
         return "unfit", tuple(broken["data"] + broken["voting"])
-    reasons = [form_reason or _FORMS[form]] if form != "log" else []
+    if form == "block":
+        without = {f"{o.name}: {o.why}" for o in outcomes if o.name in NEEDS_ATOMIC_CREATE}
+        broken["voting"] = [why for why in broken["voting"] if why not in without]
+    reasons = [form_reason or _FORMS[form]] if form == "none" else []
     reasons += broken["voting"]
+    if form == "block" and not reasons:
+        return "may vote", (BY_BLOCKS,)
     return ("holds data only", tuple(reasons)) if reasons else ("may vote", ())
 
 

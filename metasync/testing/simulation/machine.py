@@ -59,8 +59,8 @@ class SimMachine(Machine):
     def entropy(self, n: int) -> bytes:
         return self._world.rng.randbytes(n)
 
-    def runtime(self, backends: Mapping[str, Backend], persist: Callable[[str, bytes | None], None]) -> Runtime:
-        sim = SimRuntime(self._world, self._boot, self._client, self._lines, backends, persist)
+    def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
+        sim = SimRuntime(self._world, self._boot, self._client, self._lines, backends, db.set, db.get)
         return cast(Runtime, sim)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
@@ -72,8 +72,11 @@ class SimMachine(Machine):
     def secret(self, directory: Path, db: LocalDb) -> Secret:
         return self._secret
 
+    def place(self, directory: Path) -> bytes:
+        return bytes(32)
+
     def lock(
-        self, directory: Path, command: str, waiting: Callable[[str], None]
+        self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = 0
     ) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from metasync.backends._base import Backend
-from metasync.effects import Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.testing.simulation.world import Boot, Crashed, World
 
@@ -104,6 +104,7 @@ class SimRuntime:
         network: Network,
         backends: Mapping[str, Backend],
         persist: Callable[[str, bytes | None], None] | None = None,
+        recall: Callable[[str], bytes | None] | None = None,
     ) -> None:
         self._world = world
         self._boot = boot
@@ -111,6 +112,7 @@ class SimRuntime:
         self._network = network
         self._backends = dict(backends)
         self._persist = persist
+        self._recall = recall
         self._tops: dict[_Run, None] = {}
         boot.hooks.append(self._drop)
 
@@ -221,6 +223,9 @@ class SimRuntime:
             return self._world.rng.randbytes(effect.n)
         if isinstance(effect, Work):
             return effect.function()
+        if isinstance(effect, Recall):
+            assert self._recall is not None
+            return self._recall(effect.key)
         assert isinstance(effect, Persist), effect
         assert self._persist is not None
         self._persist(effect.key, effect.value)

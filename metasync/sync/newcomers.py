@@ -1,0 +1,92 @@
+"""Taking devices in where they cannot do so themselves: with block acceptors, a device that is not in writes nothing.
+
+A newcomer that finds no quorum of acceptors in log form leaves its head on the backends, with the certificate that the
+passphrase gave it. A device that is in and pushes looks for such heads and has the newcomers agreed. A listing says
+only whom to look at: who is admitted, the certificate says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Final
+
+from metasync.config import Config
+from metasync.consensus import JOURNAL_KEY, Change
+from metasync.effects import Op
+from metasync.errors import BackendError, FormatError, NoQuorumError
+from metasync.events import Notice
+from metasync.keys.devices import Certificate, decode_certificate
+from metasync.sync.found import each
+from metasync.sync.session import Session
+
+NEWCOMERS_MAX: Final = 64  # looked at in one push: anybody who may write to a store can leave names there
+LIST_TIMEOUT_S: Final = 10.0
+ROUNDS_MAX: Final = 10  # others commit meanwhile; the next push tries again
+_DEVICE = re.compile(r"[0-9a-f]{32}")
+
+
+def logs_suffice(config: Config) -> bool:
+    """True when acceptors in log form make a quorum alone: a new device then enters by itself."""
+    return sum(a.form == "log" for _, a in config.acceptors) >= config.quorum
+
+
+def may_enter(s: Session) -> bool:
+    """True when this device is in, or can have itself agreed. Else it asks those who are in, and says so."""
+    if logs_suffice(s.config) or s.devices_of(s.ask_newest()).get(s.device.device_id) is not None:
+        return True
+    _ask(s)
+    text = "this device can read, but not push yet: run `metasync push` on one that can, which takes this one in"
+    s.listener(Notice(text, warning=True))
+    return False
+
+
+def _ask(s: Session) -> None:
+    """Leaves this device's certificate where a device that is in will find it."""
+    state = s.newest_state()
+    head = s.group.write_head(state, head=state.master, prev=state.master, backends=sorted(s.names.values()))
+    with contextlib.suppress(BackendError, NoQuorumError):
+        s.runtime.run(head)
+
+
+def let_in(s: Session) -> tuple[str, ...]:
+    """Has those agreed who ask to be let in. -> their names. One listing per backend; nothing where they need none."""
+    if logs_suffice(s.config):
+        return ()
+    state = s.newest_state()
+    devices = s.devices_of(state)
+    if devices.get(s.device.device_id) is None:
+        return ()
+    backends = sorted(s.names.values())
+    replies = s.runtime.run(each({b: Op(b, "list", "devices", timeout_s=LIST_TIMEOUT_S) for b in backends}))
+    listed = {e.name for r in replies.values() if r.error is None for e in r.value if _DEVICE.fullmatch(e.name)}
+    strangers = [d for d in sorted(map(bytes.fromhex, listed)) if devices.get(d) is None]
+    found: list[Certificate] = []
+    for device in strangers[:NEWCOMERS_MAX]:
+        head = s.runtime.run(s.group.read_head(state, device, backends))
+        with contextlib.suppress(FormatError):
+            if head is not None and devices.admits(certificate := decode_certificate(head.certificate)):
+                found.append(certificate)
+    return _agreed(s, found) if found else ()
+
+
+def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
+    op_id = s.entropy(16)
+    state = s.ask_newest()
+    for _ in range(ROUNDS_MAX):
+        devices = s.devices_of(state)
+        new = [c for c in found if devices.get(c.device_id) is None and devices.admits(c)]
+        if not new:
+            break
+        for certificate in new:
+            devices = devices.with_device(certificate)
+        decided = s.propose(state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
+        s.db.set(JOURNAL_KEY, None)
+        if decided.mine:
+            with contextlib.suppress(BackendError, NoQuorumError):
+                s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+            names = tuple(sorted(c.name for c in new))
+            s.listener(Notice(f"took in {'a new device' if len(names) == 1 else 'new devices'}: {', '.join(names)}"))
+            return names
+        state = s.ask_newest()
+    return ()

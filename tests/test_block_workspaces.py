@@ -1,0 +1,264 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
+"""Whole workspaces over stores without an atomic create: devices that push at once, that join, that were copied."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
+
+from metasync import ways
+from metasync.backends._base import Backend, BackendUrl, LogForm
+from metasync.backends.memory import MemoryBackend
+from metasync.errors import ForkError, MetaSyncError, NoQuorumError
+from metasync.sync.identity import PLACE_KEY
+from metasync.sync.lock import WorkspaceLock
+from metasync.testing.racing import RacingBackend
+from metasync.workspace import Workspace
+
+URLS = ("dav1", "dav2", "folder")
+
+
+@pytest.fixture
+def racing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The lab, where every backend whose name begins with `dav` has a create that races."""
+    return race(lab, monkeypatch, "block")
+
+
+def race(lab: Lab, monkeypatch: pytest.MonkeyPatch, form: LogForm) -> Lab:
+    opened = ways.opened
+
+    def racing_opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
+        backend = opened(name, url, create=create)
+        return RacingBackend(backend, form=form) if "/dav" in url.location else backend
+
+    monkeypatch.setattr(ways, "opened", racing_opened)
+    return lab
+
+
+def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
+    """Runs all in threads that begin together; -> how each ended."""
+    together = threading.Barrier(len(jobs))
+    ends: list[BaseException | None] = [None] * len(jobs)
+
+    def run(i: int) -> None:
+        together.wait()
+        try:
+            jobs[i]()
+        except BaseException as e:  # told to the caller
+            ends[i] = e
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ends
+
+
+def crowd(lab: Lab, devices: int) -> list[Workspace]:
+    """Devices of one workspace over two racing stores and a folder, all of them in."""
+    urls = lab.urls(*URLS)
+    first = lab.init(urls, device="d0")
+    write(first.directory, {f"f{i}": b"%d\n" % i for i in range(devices)})
+    first.push("first")
+    others = [lab.clone(urls, device=f"d{i}") for i in range(1, devices)]
+    first.push()
+    for w in others:
+        w.pull()
+    return [first, *others]
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_devices_push_at_once(racing: Lab, devices: int) -> None:
+    crew = crowd(racing, devices)
+    rounds = 3
+    for number in range(rounds):
+        for i, w in enumerate(crew):
+            write(w.directory, {f"by{i}/round{number}": b"%d in round %d\n" % (i, number)})
+        ends = at_once(*(lambda w=w, number=number: w.push(f"round {number}") for w in crew))  # type: ignore[misc]
+        assert ends == [None] * devices
+    for w in crew:
+        w.pull()
+    trees = [tree_of(w.directory) for w in crew]
+    assert all(tree == trees[0] for tree in trees)
+    files = {path for path, node in trees[0].items() if node.kind == "file"}
+    assert files >= {b"by%d/round%d" % (i, number) for i in range(devices) for number in range(rounds)}
+    assert not [path for path in files if b"conflict" in path]
+    messages = [item.message for item in crew[0].log()]
+    assert messages.count("round 0") == devices
+    assert len({item.version for item in crew[0].log()}) == len(messages)
+
+
+def test_racing_stores_used_in_log_form_break(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores can fail: what they are for in this file."""
+    race(lab, monkeypatch, "log")
+    crew = [lab.init(lab.urls(*URLS), device="d0")]
+    lab.hurry()
+    for i in range(1, 4):
+        crew.append(lab.clone(lab.urls(*URLS), device=f"d{i}"))
+
+    def broken() -> bool:
+        for number in range(10):
+            for i, w in enumerate(crew):
+                write(w.directory, {f"by{i}/round{number}": b"%d in round %d\n" % (i, number)})
+            ends = at_once(*(lambda w=w, number=number: w.push(f"round {number}") for w in crew))  # type: ignore[misc]
+            ends += at_once(*(w.pull for w in crew))
+            if any(isinstance(e, ForkError) for e in ends):
+                return True
+        return any(tree_of(w.directory) != tree_of(crew[0].directory) for w in crew)
+
+    assert broken()
+
+
+def test_of_several_writers_more_than_one_wins() -> None:
+    inner = MemoryBackend()
+    won: list[bool] = []
+    jobs = [lambda i=i: won.append(RacingBackend(inner).create("a/name", b"%d" % i)) for i in range(4)]
+    assert not any(at_once(*jobs))  # type: ignore[arg-type]
+    assert won.count(True) > 1
+    assert RacingBackend(inner).create("a/name", b"late") is False
+
+
+# Joining.
+
+
+def test_a_device_is_taken_in_by_one_that_is_in(racing: Lab) -> None:
+    urls = racing.urls(*URLS)
+    first = racing.init(urls, device="d0")
+    write(first.directory, {"a": b"a\n"})
+    first.push()
+    heard: list[str] = []
+    second = racing.clone(urls, device="d1", on_event=lambda e: heard.append(str(e)))
+    assert (second.directory / "a").read_bytes() == b"a\n", "it can read at once"
+    assert any("push yet" in text for text in heard)
+    write(second.directory, {"b": b"b\n"})
+    racing.hurry()
+    with pytest.raises(NoQuorumError, match="belong to the workspace") as e:
+        second.push()
+    assert "metasync push" in e.value.next_step
+    first.push()
+    second.push("mine")
+    first.pull()
+    assert (first.directory / "b").read_bytes() == b"b\n"
+
+
+def test_a_stranger_without_a_certificate_is_not_taken_in(racing: Lab) -> None:
+    urls = racing.urls(*URLS)
+    first = racing.init(urls, device="d0")
+    first.push()
+    racing.clone(urls, device="d1")
+    heads = [p for name in URLS for p in racing.objects(name, "devices") if p.is_file()]
+    strangers = {p.name for p in heads}
+    assert strangers
+    for path in heads:
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        (path.parent / ("0" * 32)).write_bytes(b"nobody")
+    before = first.status().version
+    first.push()
+    assert first.status().version == before
+
+
+def test_with_a_quorum_of_logs_a_device_enters_by_itself(racing: Lab) -> None:
+    urls = racing.urls("dav1", "folder1", "folder2")
+    first = racing.init(urls, device="d0")
+    write(first.directory, {"a": b"a\n"})
+    first.push()
+    second = racing.clone(urls, device="d1")
+    write(second.directory, {"b": b"b\n"})
+    assert second.push().version is not None
+
+
+# Copies of a folder.
+
+
+def test_a_copied_folder_is_refused_and_told_so(racing: Lab) -> None:
+    urls = racing.urls(*URLS)
+    first = racing.init(urls, device="d0")
+    write(first.directory, {"a": b"a\n"})
+    first.push()
+    first.close()
+    shutil.copytree(first.directory, racing.root / "copy", symlinks=True)
+    racing.hurry()
+    copy = racing.keep(Workspace.open(racing.root / "copy"))
+    write(copy.directory, {"b": b"b\n"})
+    with pytest.raises(NoQuorumError, match="is a copy of another folder") as e:
+        copy.push()
+    assert "metasync clone" in e.value.next_step
+    again = racing.keep(Workspace.open(first.directory))
+    write(again.directory, {"c": b"c\n"})
+    assert again.push().version is not None
+
+
+def test_a_moved_folder_goes_on(racing: Lab) -> None:
+    first = racing.init(racing.urls(*URLS), device="d0")
+    first.push()
+    first.close()
+    first.directory.rename(racing.root / "moved")
+    moved = racing.keep(Workspace.open(racing.root / "moved"))
+    write(moved.directory, {"b": b"b\n"})
+    assert moved.push().version is not None
+
+
+def test_without_blocks_a_copied_folder_works_as_ever(lab: Lab) -> None:
+    first = lab.init(lab.urls("x", "y", "z"), device="d0")
+    first.close()
+    shutil.copytree(first.directory, lab.root / "copy", symlinks=True)
+    copy = lab.keep(Workspace.open(lab.root / "copy"))
+    write(copy.directory, {"b": b"b\n"})
+    assert copy.push().version is not None
+
+
+def test_a_workspace_from_before_records_its_place_once(racing: Lab) -> None:
+    first = racing.init(racing.urls(*URLS), device="d0")
+    first._db.set(PLACE_KEY, None)
+    first = racing.reopen(first)
+    assert first._db.get(PLACE_KEY) is not None
+    write(first.directory, {"b": b"b\n"})
+    assert first.push().version is not None
+
+
+# Commands that hold no lock.
+
+
+def test_a_command_without_the_lock_takes_it_before_it_writes(racing: Lab) -> None:
+    w = racing.init(racing.urls(*URLS), device="d0")
+    guard = w._connections.guard
+    assert guard() is None
+    other = WorkspaceLock(w.directory / ".metasync")
+    with pytest.raises(MetaSyncError):
+        other.acquire("test", wait_s=0)
+    guard.give_back()
+    other.acquire("test", wait_s=0)
+    barred = guard()
+    assert barred is not None
+    assert "held" in barred.reason
+    other.release()
+
+
+# What is shown.
+
+
+def test_what_init_and_list_say(racing: Lab) -> None:
+    heard: list[str] = []
+    w = Workspace.init(
+        racing.root / "d0",
+        name="docs",
+        backends=racing.urls(*URLS),
+        passphrase=PASSPHRASE,
+        device_name="d0",
+        on_event=lambda e: heard.append(str(e)),
+    ).workspace
+    racing.keep(w)
+    assert sum("block form" in text for text in heard) == 2
+    assert {b.name: b.roles for b in w.backends()} == {
+        "dav1": ("data", "vote", "blocks"),
+        "dav2": ("data", "vote", "blocks"),
+        "folder": ("data", "vote"),
+    }
+    assert Path(racing.store("dav1")).is_dir()
