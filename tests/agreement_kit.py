@@ -8,7 +8,7 @@ from typing import Any
 
 from metasync.codec import u32, u64
 from metasync.consensus import entries as entries_module
-from metasync.consensus.entries import Entry, Kind, Round, seal_entry
+from metasync.consensus.entries import Entry, Kind, Round, seal_block, seal_entry
 from metasync.consensus.states import ZERO_HASH, Change, Ref, State, genesis_state, successor
 from metasync.keys import AdminChain, make_device_set, new_device, new_keys
 from metasync.keys.derive import Header, RecordKind, seal, sign, sign_public
@@ -127,3 +127,27 @@ class Writer:
 
     def decided(self, state: State, **more: Any) -> Writer:
         return self.add(Kind.DECIDED, 0, round=Round(0, bytes(16)), value=state, **more)
+
+
+class BlockWriter:
+    """Writes blocks: each device's own, each naming the one before. `reads`: the blocks that each complete read finds
+    new, as (device id, bytes)."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[tuple[bytes, bytes]]] = [[]]
+        self._last: dict[bytes, list[bytes]] = {}
+
+    def add(self, device: Any, kind: Kind, n: int, *, raw: bytes | None = None, **more: Any) -> BlockWriter:
+        own = self._last.setdefault(device.device_id, [])
+        before = hashlib.sha256(own[-1]).digest() if own else ZERO_HASH
+        e = replace(entry(kind, n), idx=len(own), prev_entry=before, device_id=device.device_id)
+        e = replace(e, **more)
+        data = raw if raw is not None else seal_block(KEYS, e, device.sign_private, drawn(f"block {len(own)}"))
+        own.append(data)
+        self.reads[-1].append((device.device_id, data))
+        return self
+
+    def then(self) -> BlockWriter:
+        """The next complete read begins."""
+        self.reads.append([])
+        return self

@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 
 from metasync import errors
 from metasync.config import decode_config
-from metasync.consensus.entries import Kind, Round, entry_path, open_entry, open_hint
+from metasync.consensus.blockform import decode_journal as decode_block_journal
+from metasync.consensus.blocks import Blocks
+from metasync.consensus.entries import Kind, Round, block_path, entry_path, open_block, open_entry, open_hint
 from metasync.consensus.genesis import birth_matches, open_genesis
 from metasync.consensus.heads import open_head
 from metasync.consensus.member import decode_memory
@@ -61,6 +63,11 @@ def opened_entry(data: bytes, c: dict[str, Any]) -> Any:
     return signed.entry
 
 
+def opened_block(data: bytes, c: dict[str, Any]) -> Any:
+    place = {"acceptor_id": the(c, "acceptor"), "device_id": the(c, "device"), "v": c["v"], "idx": c["idx"]}
+    return open_block(KEYS, data, base=BASE, **place).entry
+
+
 def opened_ring(data: bytes, c: dict[str, Any]) -> Any:
     private = None if c["private"] is None else the(c, "private")
     keys = open_ring(data, private, the(c, "ns_id"))
@@ -88,6 +95,8 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "ring": opened_ring,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),
     "journal": lambda data, c: decode_journal(data),
+    "block": opened_block,
+    "block-journal": lambda data, c: decode_block_journal(data),
     "memory": lambda data, c: decode_memory(data),
 }
 
@@ -134,6 +143,28 @@ def test_a_log_replays_as_its_case_says(name: str) -> None:
     assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
 
 
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "blocks"])
+def test_blocks_count_as_their_case_says(name: str) -> None:
+    c = CASES[name]
+    blocks = Blocks(KEYS, DEVICES, BASE, ACCEPTOR)
+    for read in c["reads"]:
+        before = blocks.known()
+        for block in read:
+            blocks.feed(bytes.fromhex(block["device"]), bytes.fromhex(block["data"]))
+        blocks.judge(before)
+    found = {
+        "promised": None if blocks.promised == NEVER else blocks.promised,
+        "accepted": None if blocks.accepted is None else (blocks.accepted[0], blocks.accepted[1].hash),
+        "votes": len(blocks.votes),
+        "closed": blocks.closed.hash if blocks.closed else None,
+        "poison": bool(blocks.poison),
+        "silent": blocks.silent,
+        "newer": blocks.newer,
+        "fork": blocks.fork,
+    }
+    assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
+
+
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "birth"])
 def test_a_birth_is_the_one_or_is_not(name: str) -> None:
     c = CASES[name]
@@ -143,6 +174,8 @@ def test_a_birth_is_the_one_or_is_not(name: str) -> None:
 def test_names() -> None:
     c = CASES["name-entry"]
     assert entry_path(KEYS, 1, 0, the(c, "acceptor"), 2050, 3) == c["path"]
+    c = CASES["name-block"]
+    assert block_path(KEYS, 1, 0, the(c, "acceptor"), 2050, the(c, "device"), 3) == c["path"]
     assert KEYS.state_name(X.hash) == CASES["name-state"]["path"]
 
 

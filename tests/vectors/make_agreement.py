@@ -35,6 +35,7 @@ from agreement_kit import (  # noqa: E402
     OTHER_ACCEPTOR,
     OWNER,
     RIVAL,
+    BlockWriter,
     Writer,
     X,
     Y,
@@ -57,8 +58,9 @@ from metasync.config import (  # noqa: E402
     Replicate,
     Storage,
 )
+from metasync.consensus import blockform  # noqa: E402
 from metasync.consensus import entries as entries_module  # noqa: E402
-from metasync.consensus.entries import Kind, Round, Seen, seal_hint  # noqa: E402
+from metasync.consensus.entries import Kind, Round, Seen, seal_block, seal_hint  # noqa: E402
 from metasync.consensus.genesis import encode_birth, seal_genesis  # noqa: E402
 from metasync.consensus.heads import Head, seal_head  # noqa: E402
 from metasync.consensus.member import Remembered, encode_memory  # noqa: E402
@@ -265,6 +267,88 @@ def entry_cases() -> Cases:
     yield "entry-bad-unpadded", one("not padded", forged(prepare, pad_to=1), FORMAT)
     newer = replace(accept, value=replace(X, min_fmt=2))
     yield "entry-bad-value-newer", one("a value for newer programs", forged(newer), UPGRADE)
+
+
+BLOCK_BINDING = NS_ID + ACCEPTOR + u64(2) + ALICE.device_id + u32(0)
+
+
+def block_cases() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("block", about, data, expect, **{**PLACE, "device": ALICE.device_id, **more})
+
+    def lies(about: str, expect: str = FORMAT, **more: Any) -> Case:
+        e = replace(prepare, **more)
+        signed = forged(e, kind=RecordKind.BLOCK, binding=BLOCK_BINDING)
+        return one(about, signed, expect)
+
+    prepare, accept = entry(), entry(Kind.ACCEPT)
+    good = seal_block(KEYS, prepare, ALICE.sign_private, drawn("record"))
+    yield "block-prepare", one("PREPARE", good, value=prepare)
+    yield "block-accept", one("ACCEPT", seal_block(KEYS, accept, ALICE.sign_private, drawn("record")), value=accept)
+    yield "block-bad-entry", one("an entry of a log", sealed(prepare), FORMAT)
+    yield "block-bad-other-device", one("another device's", good, FORMAT, device=BOB.device_id)
+    yield "block-bad-other-acceptor", one("another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
+    yield "block-bad-other-version", one("another version's", good, FORMAT, v=3)
+    yield "block-bad-other-index", one("another index's", good, FORMAT, idx=1)
+    yield "block-bad-lies-device", lies("names another device inside", device_id=BOB.device_id)
+    yield "block-bad-lies-acceptor", lies("names another acceptor inside", acceptor_id=OTHER_ACCEPTOR)
+    certificate = CAROL.certified(ADMIN, NS_ID).encode()
+    yield "block-bad-certificate", lies("shows a certificate", certificate=certificate)
+    yield "block-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
+    yield "block-bad-cut", one("cut", good[:-512], FORMAT)
+    yield "block-bad-empty", one("no bytes", b"", FORMAT)
+    yield "block-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+
+
+def blocks_case(about: str, writer: BlockWriter, **expected: Any) -> Case:
+    zero = {"promised": None, "accepted": None, "votes": 0, "closed": None, "poison": False, "silent": True}
+    outcome = {k: plain(v) for k, v in {**zero, "newer": False, "fork": False, **expected}.items()}
+    reads = [[{"device": d.hex(), "data": data.hex()} for d, data in read] for read in writer.reads]
+    return {"what": "blocks", "about": about, "expect": outcome, "reads": reads}
+
+
+def blocks() -> Cases:
+    def w() -> BlockWriter:
+        return BlockWriter()
+
+    one, high = Round(1, INCARNATION), Round(2, RIVAL)
+    seen: dict[str, Any] = {"promised": one, "accepted": (one, X.hash), "silent": False}
+    behind: dict[str, Any] = {"promised": high, "accepted": (one, X.hash), "silent": False}
+    accepted = w().add(ALICE, Kind.PREPARE, 1).add(ALICE, Kind.ACCEPT, 1)
+    yield "blocks-empty", blocks_case("nothing yet", w())
+    yield "blocks-prepare", blocks_case("a PREPARE", w().add(ALICE, Kind.PREPARE, 1).then(), promised=one)
+    yield "blocks-seen-once", blocks_case("an ACCEPT that was seen, and no read since", accepted, **seen)
+    twice = w().add(ALICE, Kind.PREPARE, 1).add(ALICE, Kind.ACCEPT, 1).then()
+    yield "blocks-counted", blocks_case("an ACCEPT, and a complete read since", twice, **seen, votes=1)
+    outdone = w().add(ALICE, Kind.ACCEPT, 1).then().add(BOB, Kind.PREPARE, 2, round=high)
+    yield "blocks-outdone", blocks_case("the read since shows a higher round: undetermined", outdone, **behind)
+    later = w().add(ALICE, Kind.ACCEPT, 1).then().then().add(BOB, Kind.PREPARE, 2, round=high)
+    yield "blocks-stays-counted", blocks_case("what counted once stays counted", later, **behind, votes=1)
+    owner = Round(0, OWNER)
+    owned = w().add(ALICE, Kind.ACCEPT, 0, round=owner).then()
+    yield (
+        "blocks-owner",
+        blocks_case("the owner's round", owned, **{**seen, "promised": owner, "accepted": (owner, X.hash)}, votes=1),
+    )
+    nobody = w().add(ALICE, Kind.ACCEPT, 0, round=Round(0, RIVAL)).then()
+    yield "blocks-not-the-owner", blocks_case("round 0 of somebody else: no effect", nobody)
+    closed = w().add(BOB, Kind.DECIDED, 0, round=Round(0, bytes(16)))
+    yield "blocks-decided", blocks_case("DECIDED", closed, closed=X.hash, silent=False)
+
+    def poison(about: str, writer: BlockWriter, **more: Any) -> Case:
+        return blocks_case(about, writer, poison=True, **more)
+
+    yield "blocks-poison-rubbish", poison("no block at all", w().add(ALICE, Kind.PREPARE, 1, raw=bytes(512)))
+    wrong = forged(entry(), kind=RecordKind.BLOCK, binding=BLOCK_BINDING, signature=bytes(64))
+    yield "blocks-poison-signature", poison("a wrong signature", w().add(ALICE, Kind.PREPARE, 1, raw=wrong))
+    spliced = w().add(ALICE, Kind.PREPARE, 1).add(ALICE, Kind.PREPARE, 3, prev_entry=drawn("another"))
+    yield "blocks-poison-spliced", poison("it does not name the block before it", spliced, promised=one)
+    other = w().add(ALICE, Kind.PREPARE, 1, base=replace(BASE, master=drawn("other")))
+    yield "blocks-poison-base", poison("on another state", other, fork=True)
+    after = w().add(ALICE, Kind.ACCEPT, 1).then().add(BOB, Kind.PREPARE, 2, raw=bytes(512))
+    yield "blocks-poison-evidence", poison("what was seen before stays evidence", after, **seen)
+    newer = cut(seal_block(KEYS, entry(), ALICE.sign_private, drawn("record")), 0, b"\2")
+    yield "blocks-poison-newer", poison("of a newer format", w().add(ALICE, Kind.PREPARE, 1, raw=newer), newer=True)
 
 
 def hint() -> bytes:
@@ -601,6 +685,10 @@ def local() -> Cases:
     yield "journal", case("journal", "what is persisted before an ACCEPT", journal.encode(), value=journal)
     yield "journal-bad-short", case("journal", "cut", journal.encode()[:-1], FORMAT)
     yield "journal-bad-newer", case("journal", "format 2", cut(journal.encode(), 0, b"\2"), UPGRADE)
+    sent = blockform.Journal(7, 2, 0, 1, 9, drawn("block", 1024))
+    yield "block-journal", case("block-journal", "what is persisted before a block is sent", sent.encode(), value=sent)
+    yield "block-journal-bad-short", case("block-journal", "cut", sent.encode()[:-1], FORMAT)
+    yield "block-journal-bad-newer", case("block-journal", "format 2", cut(sent.encode(), 0, b"\2"), UPGRADE)
     memory = (
         Remembered(1, Seen(bytes([1]) * 16, 4, 1, drawn("one"))),
         Remembered(1, Seen(bytes([2]) * 16, 5, 0, drawn("two"))),
@@ -615,6 +703,13 @@ def local() -> Cases:
 def names() -> Cases:
     path = entries_module.entry_path(KEYS, 1, 0, ACCEPTOR, 2050, 3)
     yield "name-entry", {"what": "name", "about": "entry 3 of version 2050", "acceptor": ACCEPTOR.hex(), "path": path}
+    device = ALICE.device_id
+    path = entries_module.block_path(KEYS, 1, 0, ACCEPTOR, 2050, device, 3)
+    about = "block 3 of a device in version 2050"
+    yield (
+        "name-block",
+        {"what": "name", "about": about, "acceptor": ACCEPTOR.hex(), "device": device.hex(), "path": path},
+    )
     state = {"what": "state-name", "about": "the const object of a state", "hash": X.hash.hex()}
     yield "name-state", {**state, "path": KEYS.state_name(X.hash)}
 
@@ -624,6 +719,8 @@ def cases() -> Cases:
         states,
         configs,
         entry_cases,
+        block_cases,
+        blocks,
         hints,
         logs,
         births,
