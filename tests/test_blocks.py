@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,17 +11,17 @@ from paxos_world import Workspace as Agreed
 from paxos_world import World, change, make_workspace
 
 from metasync.config import Form
-from metasync.consensus import Group
+from metasync.consensus import Group, ancestry, entries, floors
 from metasync.consensus import blockform as blockform_module
 from metasync.consensus.blockform import append, look
 from metasync.consensus.blocks import Blocks, Known
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Barred
+from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import State, successor
 from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Sleep, Task, Work
-from metasync.errors import ForkError, NoQuorumError, UnreachableError
+from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
 
 MIXED: dict[str, Form] = {"a": "log", "b": "block", "c": "block"}
 ALL: dict[str, Form] = dict.fromkeys("abc", "block")
@@ -97,8 +98,9 @@ def slowly(p: Place, device: int, task: Task, before: Callable[[Op], None]) -> A
             value = 0.0
 
 
-def test_two_round_trips_for_a_message_and_no_create() -> None:
+def test_two_round_trips_for_a_message_and_no_create(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Place(MIXED)
+    monkeypatch.setattr(p.world, "_delay", lambda *_: 0.05)
     base = p.push(0, p.ws.genesis, b"1")
     before = {name: len(p.world.requests[name]) for name in MIXED}
     state = p.push(0, base, b"2")  # its own round: one message
@@ -362,6 +364,14 @@ def test_who_is_barred_counts_block_acceptors_as_down() -> None:
     assert not p.blocks_on("b")
 
 
+def test_blocks_and_liars_do_not_go_together() -> None:
+    """What a liar shows once it need not show again: no vote of it would stay counted."""
+    p = Place(dict.fromkeys("abcd", "block"))
+    with pytest.raises(UpgradeError):
+        check_config(replace(p.ws.config, mode="bft", f=1))
+    assert check_config(p.ws.config) is p.ws.config
+
+
 # What is wrong on a backend.
 
 
@@ -432,3 +442,29 @@ def test_a_device_that_was_away_comes_back(forms: dict[str, Form]) -> None:
     assert p.world.now - before < 4, "not version by version"
     for v in (0, 1, 17, 39, 40):
         assert p.do(2, p.groups[2].state_at(states[-1], v)) == states[v]
+
+
+def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "VERSIONS_PER_FOLDER", 8)
+    monkeypatch.setattr(ancestry, "VERSIONS_PER_FOLDER", 8)
+    monkeypatch.setattr(floors, "STEP", 8)
+    monkeypatch.setattr(floors, "BEHIND_LEAST", 8)
+    p = Place(ALL)
+    sleeper = p.push(1, p.ws.genesis, b"1")
+    state = sleeper
+    for number in range(29):
+        before, state = state, p.push(0, state, bytes([number + 2]))
+        p.do(0, p.groups[0].write_hint(before, state))
+    p.world.run()
+    progress = floors.Progress()
+    for now_s in (0.0, 31 * 86_400.0):
+        while p.do(0, p.groups[0].bound_logs(state, progress, now_s, keep=8)):
+            pass
+    for name in ALL:
+        assert {path.split("/")[2] for path in p.blocks_on(name)} == {"2", "3"}
+    p.groups[1].member.floors.clear()  # it slept through the grace
+    late = p.do(1, p.groups[1].propose(sleeper, lambda: change(b"late" * 4)))
+    assert not late.mine
+    assert p.newest(1, sleeper) == state
+    assert p.newest(2) == state
+    assert p.push(1, state, b"n").v == state.v + 1

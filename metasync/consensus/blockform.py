@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metasync.codec import Reader, bytes16, u8, u32, u64
+from metasync.consensus import floors
 from metasync.consensus.births import read_birth
 from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, block_path, open_block, seal_block
@@ -97,17 +98,9 @@ def _read_all(m: Member, instance: Instance, acceptor_id: bytes, *, own_too: boo
                 branches[f"{device.hex()} {i}"] = _read_block(m, instance, acceptor_id, device, first + i)
         if own_too:
             branches["own"] = _read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx - 1)
-        branches["birth"] = read_birth(m, instance, acceptor_id)
-        if acceptor_id in m.unaudited:
-            branches["audit"] = audit(m, instance, acceptor_id)
-        got = yield Gather(branches)
-        if not got.get("audit", True):
-            return unaudited(m, instance, acceptor_id)
-        broken = next((x for x in got.values() if isinstance(x, BackendError)), None)
-        if broken is not None:
-            return m.fault(instance, acceptor_id, broken)
-        if not got["birth"]:
-            return Outcome("failed", "birth")
+        got, refused = yield from _step(m, instance, acceptor_id, branches)
+        if refused is not None:
+            return refused
         if own_too:
             own_too = False
             chain = blocks.chains[me]
@@ -121,6 +114,27 @@ def _read_all(m: Member, instance: Instance, acceptor_id: bytes, *, own_too: boo
         width = AHEAD
     m.judge(instance, acceptor_id)
     return None if blocks.usable else Outcome("failed", blocks.poison)
+
+
+def _step(m: Member, instance: Instance, acceptor_id: bytes, branches: dict[str, Task]) -> Task:
+    """Runs reads of blocks, and beside them what vouches for them. -> (results, None or the Outcome of a failure)."""
+    branches["birth"] = read_birth(m, instance, acceptor_id)
+    if acceptor_id in m.unaudited:
+        branches["audit"] = audit(m, instance, acceptor_id)
+    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+    got = yield Gather(branches)
+    refused: Outcome | None = None
+    broken = next((x for x in got.values() if isinstance(x, BackendError)), None)
+    if not got.get("audit", True):
+        refused = unaudited(m, instance, acceptor_id)
+    elif not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        refused = Outcome("failed", "its floor is above, or is not known")
+    elif broken is not None:
+        refused = m.fault(instance, acceptor_id, broken)
+    elif not got["birth"]:
+        refused = Outcome("failed", "birth")
+    return got, refused
 
 
 def _read_block(m: Member, instance: Instance, acceptor_id: bytes, device_id: bytes, idx: int) -> Task:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
@@ -133,7 +134,8 @@ def bound_logs(
             break
         due = progress.read_s.get((name, done + STEP))
         if due is not None and now_s - due >= grace_s:
-            if (yield from _delete_block(link, f"{name}/px/{done // STEP}")):
+            kind = "bl" if isinstance(instance.logs[acceptor_id], Blocks) else "px"
+            if (yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")):
                 progress.deleted[name] = done + STEP
                 del progress.read_s[name, done + STEP]
             return True
@@ -189,7 +191,11 @@ def _block(m: Member, instance: Instance, floor: int) -> Task:
 def _bases(m: Member, instance: Instance, versions: range) -> Task:
     """-> {hash: state} of these versions, as far as one acceptor's logs after them show them at once."""
     base = instance.base
-    acceptor_id, link = next((a, link) for a in instance.names if (link := m.backend_of(instance, a)))
+    logs = [a for a, log in instance.logs.items() if not isinstance(log, Blocks)]
+    shown = next(((a, link) for a in logs if (link := m.backend_of(instance, a))), None)
+    if shown is None:
+        return {}
+    acceptor_id, link = shown
 
     def one(v: int) -> Task:
         path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v + 1, 0)
