@@ -19,7 +19,7 @@ from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
-from metasync.consensus.states import State, successor
+from metasync.consensus.states import ZERO_ID, State, successor
 from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Sleep, Task, Work
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
 
@@ -275,6 +275,19 @@ def test_a_block_is_written_only_when_the_one_before_it_stands(
     seen = p.instance(1, p.ws.genesis)
     p.do(1, look(p.groups[1].member, seen, acceptor))
     assert seen.top_round() == (NEVER if unconfirmed_will_do else second)
+
+
+def test_decided_closes_an_acceptor() -> None:
+    p = Place({"b": "block"})
+    acceptor = p.ws.acceptor_of("b")
+    decided = p.push(0, p.ws.genesis, b"1")
+    at, m = p.instance(1, p.ws.genesis), p.groups[1].member
+    fence = append(m, at, acceptor, Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER)
+    assert p.do(1, fence).kind == "done"
+    late, its = p.instance(0, p.ws.genesis), p.groups[0].member
+    rnd = Round(9, its.incarnation)
+    assert p.do(0, append(its, late, acceptor, Kind.PREPARE, rnd, None, rnd)).kind == "closed"
+    assert late.decided() == decided
 
 
 # Copies of an identity.

@@ -16,7 +16,7 @@ import pytest
 from paxos_world import Workspace, make_parts
 
 from metasync.consensus import Change, State, found
-from metasync.effects import Gather, Now, Op, Persist, Random, Reply, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import BackendError, NoQuorumError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime import Runtime, boottime
 
@@ -98,6 +98,8 @@ def test_every_effect(memory: Memory) -> None:
         slept = (yield Now()) - before
         yield Persist("k", b"v")
         assert kept == {"k": b"v"}
+        recalled = [(yield Recall("k")), (yield Recall("other"))]
+        assert recalled == [b"v", None]
         bits = yield Random(16)
         worked = yield Work(lambda: sum(range(10)))
         nothing = yield Gather({})
@@ -105,7 +107,7 @@ def test_every_effect(memory: Memory) -> None:
         values = [r.value for r in (created, again, put, part, size, names, gone)]
         return values, slept, len(bits), worked, nothing
 
-    with Runtime({"m": memory}, persist=kept.__setitem__) as runtime:
+    with Runtime({"m": memory}, persist=kept.__setitem__, recall=kept.get) as runtime:
         values, slept, bits, worked, nothing = runtime.run(task())
     assert values == [True, False, None, b"23", 5, ("a", "b"), None]
     assert 0.02 <= slept < 2
@@ -135,6 +137,31 @@ def test_a_failing_persist_is_thrown_in(memory: Memory) -> None:
         runtime.run(task())
     with Runtime({"m": memory}) as runtime, pytest.raises(RuntimeError, match="nothing persists"):
         runtime.run(task())
+
+
+def test_a_recall_sees_a_persist_that_nobody_waits_for(memory: Memory) -> None:
+    kept: dict[str, bytes | None] = {}
+
+    def slowly(key: str, value: bytes | None) -> None:
+        time.sleep(0.1)
+        kept[key] = value
+
+    def write() -> Task:
+        yield Persist("k", b"v")
+
+    def task() -> Task:
+        yield Gather({"write": write()}, deadline_s=0.01)
+        assert not kept
+        return (yield Recall("k"))
+
+    with Runtime({"m": memory}, persist=slowly, recall=kept.get) as runtime:
+        assert runtime.run(task()) == b"v"
+    with Runtime({"m": memory}) as runtime, pytest.raises(RuntimeError, match="nothing recalls"):
+        runtime.run(task_of(Recall("k")))
+
+
+def task_of(effect: Recall) -> Task:
+    return (yield effect)
 
 
 @pytest.mark.parametrize(

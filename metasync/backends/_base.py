@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 LogForm = Literal["log", "block", "none"]
-"""How a backend may vote: `log` (atomic create), `block` (read-after-write only), `none` (holds data only)."""
+"""How a backend may vote: `log` (atomic create), `block` (without: it looks, then writes), `none` (holds data only)."""
 
 
 class Listed(NamedTuple):
@@ -36,7 +36,7 @@ class Backend(Protocol):
     `RefusedError`, or `BackendError` for the rest. After an error of `create` or `put` the object may or may not exist.
 
     From the moment a `create` or `put` returns, every `get`, whoever asks, sees what it stored. A store that is late
-    there can hold data, but not vote.
+    there can hold data, but not vote. To vote in block form, what one `get` saw every later one must see, too.
     """
 
     scheme: ClassVar[str]
