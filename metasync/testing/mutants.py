@@ -146,10 +146,17 @@ def _open_base() -> Iterator[None]:
         yield
 
 
+def _hashes(instance: Instance, acceptor_id: bytes) -> list[bytes]:
+    """Of the entries that were read of an acceptor in log form."""
+    log = instance.logs[acceptor_id]
+    assert isinstance(log, replay.Log)
+    return log.hashes
+
+
 @_mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
 def _climb_blind() -> Iterator[None]:
     def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
-        instance.logs[acceptor_id].hashes.append(ZERO_HASH)
+        _hashes(instance, acceptor_id).append(ZERO_HASH)
         return None
         yield
 
@@ -184,7 +191,7 @@ def _jump_index() -> Iterator[None]:
     def append(m: Any, i: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
         log = i.logs[acceptor_id]
         if log.next_idx == 0:
-            log.hashes.append(ZERO_HASH)
+            _hashes(i, acceptor_id).append(ZERO_HASH)
         return (yield from real(m, i, acceptor_id, kind, rnd, value, stale))
 
     with mock.patch.object(logform, "append", append):
