@@ -128,6 +128,10 @@ class Instance:
         rounds = Counter(log.promised for log in self.logs.values() if log.usable)
         return any(n >= self.quorum and rnd.incarnation != except_for for rnd, n in rounds.items() if rnd != NEVER)
 
+    def has_votes(self) -> bool:
+        """True when any acceptor was seen to have accepted a value."""
+        return any(log.votes for log in self.logs.values())
+
     def progress(self) -> int:
         """How many entries were read; grows while somebody works on this instance."""
         return sum(log.next_idx for log in self.logs.values())

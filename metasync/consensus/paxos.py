@@ -357,7 +357,8 @@ def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
 def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: bool = False) -> Task:
     """Reads births and logs onwards. Ends when the value is known or a quorum was read, then waits for no one else.
 
-    `everybody`: waits for the rest too, but for a few round trips at most.
+    `everybody`: waits for the rest too, but for a few round trips at most. So does a look that meets votes which do not
+    yet decide: who has the others may be about to answer, and would be asked again only after a pause.
     """
     i = instance
     branches: dict[str, Task] = {name: look(m, i, acceptor_id) for acceptor_id, name in i.names.items()}
@@ -366,7 +367,7 @@ def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: 
     def until(results: Mapping[str, Any]) -> bool:
         if i.decided() is not None or len(results) - (_TIMER in results) == len(i.names):
             return True
-        return i.read() >= i.quorum and (not everybody or _TIMER in results)
+        return i.read() >= i.quorum and (_TIMER in results or not (everybody or i.has_votes()))
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
 
