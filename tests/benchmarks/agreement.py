@@ -2,9 +2,9 @@
 
     python tests/benchmarks/agreement.py [--runs 60] [--seed 1]
 
-The real protocol code runs in virtual time against five services that answer as slowly as `services.json` says (a stand-in
-for the paper's services: medians, with a log-normal jitter), so that the figures are the protocol's alone, the same on
-every machine, and an hour of waiting takes seconds. A service serves at most `CONNECTIONS` requests at once.
+The real protocol code runs in virtual time against five services that answer as slowly as `services.json` says (a
+stand-in for the paper's services: medians, with a log-normal jitter), so that the figures are the protocol's alone, the
+same on every machine, and an hour of waiting takes seconds. A service serves at most `CONNECTIONS` requests at once.
 
 Figure 8: proposers that start at the same moment, each until its own change is agreed. Figure 9: one proposer while the
 number of devices grows. *Disk Paxos* is the same code on services that all vote in block form, which is Disk Paxos with
@@ -100,18 +100,17 @@ def workspace(world: ServiceWorld, devices: int, *, f: int = 0, block: bool = Fa
     if block:
         backends = [replace(b, acceptor=replace(b.acceptor, form="block")) for b in ws.config.backends if b.acceptor]
         ws.config = replace(ws.config, backends=tuple(backends))
-    ws.genesis = world.do(
-        found(
-            ws.keys,
-            ws.config,
-            ws.devices,
-            ws.devices.chain,
-            admin_private=ws.admin,
-            keyring=bytes(32),
-            births=ws.births,
-            links=ws.links,
-        )  # fmt: skip
-    ).state
+    founding = found(
+        ws.keys,
+        ws.config,
+        ws.devices,
+        ws.devices.chain,
+        admin_private=ws.admin,
+        keyring=bytes(32),
+        births=ws.births,
+        links=ws.links,
+    )
+    ws.genesis = world.do(founding).state
     settled(world)
     return ws
 
