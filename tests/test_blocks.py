@@ -323,6 +323,21 @@ def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
         slowly(p, 0, append(m, at, acceptor, Kind.PREPARE, Round(1, m.incarnation), None, NEVER), between)
 
 
+def test_a_restart_that_finds_other_bytes_in_its_place_stops_and_leaves_them() -> None:
+    p = Place({"b": "block"}, devices=1)
+    acceptor = p.ws.acceptor_of("b")
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
+    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, Round(1, m.incarnation), None, NEVER)).kind == "failed"
+    p.world.fault_hook = lambda op: None
+    copy = p.ws.group(b"\x77" * 16, 0)
+    p.world.do(copy.propose(p.ws.genesis, lambda: change(b"2" * 16)), {})
+    stood = dict(p.world.stores["b"])
+    with pytest.raises(ForkError, match="identity"):
+        p.do(0, p.fresh(0).propose(p.ws.genesis, lambda: change(b"3" * 16)))
+    assert dict(p.world.stores["b"]) == stood
+
+
 def test_an_older_local_state_is_found_out() -> None:
     p = Place(ALL)
     first = p.push(0, p.ws.genesis, b"1")
