@@ -437,6 +437,7 @@ class Workspace:
     def _operation(self, what: str) -> Iterator[Session]:
         """A session that may change things: under the lock, after finishing what an earlier process left."""
         with self._locked(what), self._session(what) as s:
+            self._connections.guard.tell(s.config, self.on_event)
             recovered = Checkout(s.db, s.tree).recover()
             if recovered is not None:
                 self.on_event(Notice("finished a checkout that had been interrupted"))

@@ -195,6 +195,21 @@ def test_a_copied_folder_is_refused_and_told_so(racing: Lab) -> None:
     assert again.push().version is not None
 
 
+def test_a_copied_folder_agrees_by_logs_alone_and_says_so(racing: Lab) -> None:
+    first = racing.init(racing.urls("dav1", "folder1", "folder2"), device="d0")
+    write(first.directory, {"a": b"a\n"})
+    first.push()
+    before = len(racing.objects("dav1", "bl"))
+    first.close()
+    shutil.copytree(first.directory, racing.root / "copy", symlinks=True)
+    heard: list[str] = []
+    copy = racing.keep(Workspace.open(racing.root / "copy", on_event=lambda e: heard.append(str(e))))
+    write(copy.directory, {"b": b"b\n"})
+    assert copy.push().version is not None
+    assert sum("is a copy of another" in text and "dav1" in text for text in heard) == 1
+    assert len(racing.objects("dav1", "bl")) == before
+
+
 def test_a_moved_folder_goes_on(racing: Lab) -> None:
     first = racing.init(racing.urls(*URLS), device="d0")
     first.push()

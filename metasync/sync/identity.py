@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from metasync.backends._folder_place import place_of
+from metasync.config import Config
 from metasync.consensus import Barred
 from metasync.errors import WorkspaceError
+from metasync.events import Listener, Notice
 from metasync.localdb import LocalDb
 
 PLACE_KEY: Final = "place"  # of `.metasync` when this device was enrolled
@@ -78,6 +80,15 @@ class IdentityGuard:
                     return Barred(text, "run again when that ended")
                 self._borrows = True
             return None
+
+    def tell(self, config: Config, listener: Listener) -> None:
+        """Warns who works in a copy: it agrees through acceptors in log form alone, if they make a quorum."""
+        names = sorted(b.name for b, a in config.acceptors if a.form == "block")
+        if names and self.is_copy():
+            text = f"this folder is a copy of another: it does not vote on {', '.join(names)}"
+            listener(
+                Notice(f"{text}. `metasync clone` into a new folder gives it an identity of its own", warning=True)
+            )
 
     def is_copy(self) -> bool:
         """True when `.metasync` is not where this device was enrolled."""
