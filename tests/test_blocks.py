@@ -242,9 +242,10 @@ def test_a_message_given_up_half_way_is_not_written_again() -> None:
     at, m = p.instance(0, p.ws.genesis), p.groups[0].member
     rnd = Round(1, m.incarnation)
     p.world.fault_hook = lambda op: (
-        blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and "/bl/" in op.path else None
+        blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and p.blocks_on("a") else None
     )
     assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "failed"
+    assert len(p.blocks_on("a")) == 1
     p.world.fault_hook = lambda op: None
     assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "done"
     assert len(p.blocks_on("a")) == 1
