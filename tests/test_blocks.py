@@ -349,6 +349,34 @@ def test_an_older_local_state_is_found_out() -> None:
         p.world.do(back.propose(first, lambda: change(b"3" * 16)), older)
 
 
+@pytest.mark.parametrize("same_process", [False, True])
+def test_a_device_that_goes_back_a_version_and_returns_raises_no_alarm(same_process: bool) -> None:
+    """It forgot which version was the newest: its journal then tells of the older one, and its blocks are there."""
+    p = Place(ALL)
+    first = p.push(1, p.ws.genesis, b"1")
+    acceptor = p.ws.acceptor_of("a")
+    m = p.groups[0].member
+
+    def prepare(base: State, n: int) -> str:
+        rnd = Round(n, m.incarnation)
+        at = p.instance(0, base)
+        return str(p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, rnd)).kind)
+
+    assert prepare(first, 3) == "done"
+    if not same_process:
+        p.groups[0] = p.fresh(0)
+        m = p.groups[0].member
+    assert prepare(p.ws.genesis, 9) == "done"
+    if not same_process:
+        p.groups[0] = p.fresh(0)
+        m = p.groups[0].member
+    assert prepare(first, 5) == "done"
+    at = p.instance(2, first)
+    p.do(2, look(p.groups[2].member, at, acceptor))
+    assert at.blocks(acceptor).next_idx == 2
+    assert at.blocks(acceptor).usable
+
+
 # Who may write.
 
 
