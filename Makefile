@@ -11,9 +11,10 @@ SECONDS ?= 3600
 SEEDS ?= 300
 FIRST ?= 1
 TARGETS ?=
+MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench fuzz check format lock clean
+.PHONY: help demo test test-servers simulate bench fuzz model check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -53,6 +54,10 @@ $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 fuzz: $(FUZZ_STAMP) ## fuzz the decoders (SECONDS=3600 in all, TARGETS="dir log")
 	$(FUZZ_BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --jobs $(JOBS) --targets $(TARGETS)
 
+model: ## check the models of the agreement with TLC (Java, Maven): 15 minutes; MODEL="Floors no-fence", MODEL=big
+	@$(PYTHON) -c 'import sys; sys.exit("make model needs Python 3.11 or newer. Try: make model PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) docs/design/tla/run.py --jobs $(JOBS) $(MODEL)
+
 check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -72,4 +77,4 @@ lock: ## pin the development tools anew (needs the network)
 	rm -rf $(VENV)-lock
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(FUZZ_VENV) .fuzz .servers build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FUZZ_VENV) .fuzz .servers .tla build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
