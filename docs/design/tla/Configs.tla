@@ -18,6 +18,9 @@
 (*           collected long ago are read again: it is emptied so much later   *)
 (*           that afterwards only what the logs still show counts.            *)
 (*                                                                            *)
+(* With SecondMax > 0, version 1 is left alone and forgotten, but for its     *)
+(* value, when version 2 is entered: the two share nothing else.              *)
+(*                                                                            *)
 (* Abstracted: contents and keys; what lies on New before version 2; owner    *)
 (* rounds (round 1 of the model has the PREPARE that round 0 does without).   *)
 EXTENDS Integers, FiniteSets, TLC
@@ -53,7 +56,7 @@ Init == /\ acc = [v \in {1, 2} |-> [b \in All |-> Empty]]
 (* The acceptors on which client r works on version v.                        *)
 Members(v) == IF v = 1 THEN Old ELSE IF 1 \in learned THEN New ELSE Old
 Where(v)   == IF Broken("newest-config") THEN {Old} \cup (IF 1 \in learned THEN {New} ELSE {}) ELSE {Members(v)}
-Open(v)    == v = 1 \/ (entered /\ learned # {})
+Open(v)    == IF v = 1 THEN ~(entered /\ SecondMax > 0) ELSE entered
 (* What an emptied acceptor answers counts only if nobody asks for its birth. *)
 Sound(b, prepare) == \/ b \notin emptied
                      \/ "births" \notin Remedies
@@ -80,14 +83,14 @@ Propose(v, r) ==
             requests' = requests \cup {[v |-> v, r |-> r, x |-> x, on |-> M]}
   /\ UNCHANGED <<acc, promises, votes, learned, fenced, entered, emptied>>
 Accept(b) == \E q \in requests :
-  /\ Sound(b, FALSE) /\ b \in q.on /\ q.r >= acc[q.v][b].promised
+  /\ Open(q.v) /\ Sound(b, FALSE) /\ b \in q.on /\ q.r >= acc[q.v][b].promised
   /\ q.v = 1 => b \notin fenced
   /\ acc' = [acc EXCEPT ![q.v][b] = [promised |-> q.r, round |-> q.r, value |-> q.x]]
   /\ votes' = votes \cup {[v |-> q.v, b |-> b, r |-> q.r, x |-> q.x]}
   /\ UNCHANGED <<promises, requests, learned, fenced, entered, emptied>>
 Voters(v, r, x) == {w.b : w \in {u \in votes : u.v = v /\ u.r = r /\ u.x = x /\ Holds(v, u.b)}}
 Counted(v) == {q.x : q \in {p \in requests : p.v = v /\ Cardinality(Voters(v, p.r, p.x) \cap p.on) >= Quorum}}
-Learn == /\ learned' = learned \cup Counted(1) /\ learned' # learned
+Learn == /\ Open(1) /\ learned' = learned \cup Counted(1) /\ learned' # learned
          /\ UNCHANGED <<acc, promises, votes, requests, fenced, entered, emptied>>
 (* Anybody who knows the value of version 1 writes DECIDED into its logs.     *)
 Fence(b) == /\ b \in Old \ (fenced \cup emptied) /\ learned # {} /\ "fence" \in Remedies
@@ -99,7 +102,10 @@ Enter == /\ ~entered /\ learned # {}
          /\ ("fence" \in Remedies /\ 1 \in learned /\ ~Broken("no-fence")) =>
                (Broken("no-confirm") \/ Cardinality(fenced) >= Quorum)
          /\ entered' = TRUE
-         /\ UNCHANGED <<acc, promises, votes, requests, learned, fenced, emptied>>
+         /\ IF SecondMax = 0 THEN UNCHANGED <<acc, promises, votes, requests>>
+            ELSE /\ acc' = [v \in {1, 2} |-> [b \in All |-> Empty]]
+                 /\ promises' = {} /\ votes' = {} /\ requests' = {}
+         /\ UNCHANGED <<learned, fenced, emptied>>
 (* Removed backends are given up once version 2 was entered, and every quorum *)
 (* of Old meets a fenced acceptor that stays.                                 *)
 Quorums(S) == {X \in SUBSET S : Cardinality(X) >= Quorum}

@@ -91,9 +91,11 @@ Propose == \E p \in Rounds :
 Voters(c, r, x) == {b \in Honest : \E k \in 1..Len(log[b]) :
                       /\ log[b][k].kind = "ACCEPT" /\ log[b][k].r = r /\ log[b][k].x = x /\ Effective(log[b], k, c)}
 Decides(c) == {q.x : q \in {p \in asked : Cardinality(Voters(c, p.r, p.x)) >= Needed}}
-(* A reader counts votes; or takes DECIDED from as many logs as a vote needs. *)
+(* A reader counts votes, or takes DECIDED from as many logs as a vote needs. *)
+(* It is device 1 that does so, and writes DECIDED; device 3 only counts.     *)
 Closed(c, x) == {b \in Honest : Replay(log[b], Len(log[b]), c).closed = x}
-Learn(c) == /\ Thief = "fenced" /\ knows[c] = 0
+Learn == LET c == 1 IN
+            /\ Thief = "fenced" /\ knows[c] = 0
             /\ \E x \in Decides(c) \cup {y \in 1..3 : Cardinality(Closed(c, y)) >= (IF Broken("lone-decided") THEN 1 ELSE Needed)} :
                  knows' = [knows EXCEPT ![c] = x]
             /\ UNCHANGED <<log, asked>>
@@ -108,8 +110,7 @@ Forge == \E r \in ThiefRounds : /\ Steals /\ [by |-> 2, r |-> r, x |-> 2] \notin
                                 /\ UNCHANGED <<log, knows>>
 ForgeDecided(b) == /\ Thief = "fenced" /\ Steals /\ Append_(b, Entry("DECIDED", 2, 0, 2)) /\ UNCHANGED <<asked, knows>>
 
-Next == \/ OwnRound \/ Propose \/ Forge
-        \/ \E c \in Readers : Learn(c)
+Next == \/ OwnRound \/ Propose \/ Forge \/ Learn
         \/ \E b \in Honest : Prepare(b) \/ Accept(b) \/ Decided(b) \/ ForgeDecided(b)
 ----------------------------------------------------------------------------
 AllDecided == UNION {Decides(c) : c \in Readers} \cup ({knows[c] : c \in Readers} \ {0})

@@ -74,7 +74,7 @@ Propose(d) ==
 
 (* --- one log ---                                                            *)
 Message(d)  == [kind |-> step[d], r |-> round[d], x |-> value[d], by |-> d]
-NextOf(d, b) == Len(known[d][b]) + (IF Broken("jump-index") THEN 2 ELSE 1)
+NextOf(d, b) == Len(known[d][b]) + (IF Broken("jump-index") /\ d = 1 THEN 2 ELSE 1)
 Has(d, b)   == \E k \in 1..Len(known[d][b]) : known[d][b][k] = Message(d)
 Create(d, b) ==
   /\ step[d] # "idle" /\ ~Has(d, b) /\ NextOf(d, b) <= EntryMax

@@ -29,7 +29,7 @@ Mappings == {m \in [Partitions -> Backends] : Pusher => \A p, q \in Partitions :
 (* The last trim under whose mapping b did not have p.                        *)
 LastWithout(p, b) == Max({0} \cup {w \in 1..Len(states) : states[w].trim /\ states[w].map[p] # b})
 (* A copy counts only in an id that is younger than that.                     *)
-Counts(p, b, i) == born[b][i] > LastWithout(p, b) \/ Broken("trim-old-counts")
+Counts(p, b, i) == born[b][i] > LastWithout(p, b) \/ Broken("trim-old-counts") \/ Broken("trim-same-id")
 
 Init == /\ \E m \in Mappings :
              /\ states = <<[map |-> m, earlier |-> {}, ids |-> [b \in Backends |-> 1], trim |-> FALSE]>>

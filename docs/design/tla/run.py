@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -282,7 +283,7 @@ def surprise(model: Model, outcome: Outcome) -> str:
 
 
 def select(models: Iterable[Model], wanted: Sequence[str]) -> list[Model]:
-    """Those named by configuration, broken rule, or module (without its big ones); `big`; `all`; nothing: all but big."""
+    """Those named by configuration, rule, or module (without its big ones); `big`; `all`; nothing: all but big."""
     models = list(models)
     if not wanted:
         return [m for m in models if not m.big]
@@ -334,7 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line(model, outcome), flush=True)
             surprises += bool(surprise(model, outcome))
     spent = time.monotonic() - began
-    print(f"{len(chosen)} configurations in {spent:.0f} s, {surprises} surprises")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
+    print(f"{len(chosen)} configurations in {spent:.0f} s ({cpu:.0f} s of CPU), {surprises} surprises")
     if surprises:
         print(f"what TLC said about those: {CACHE / 'outputs'}")
     return 1 if surprises else 0
