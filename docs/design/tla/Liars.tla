@@ -25,6 +25,7 @@ CONSTANTS Honest,       \* acceptors that keep what they are given
           Quorum,
           OwnerPrepares,\* TRUE: device 1 prepares a round, too
           Thief, ThiefRounds,
+          ThiefCloses,  \* TRUE: the thief writes DECIDED, too
           Mutants
 VARIABLES log, asked, knows
 vars == <<log, asked, knows>>
@@ -94,10 +95,10 @@ Decides(c) == {q.x : q \in {p \in asked : Cardinality(Voters(c, p.r, p.x)) >= Ne
 (* A reader counts votes, or takes DECIDED from as many logs as a vote needs. *)
 (* It is device 1 that does so, and writes DECIDED; device 3 only counts.     *)
 Closed(c, x) == {b \in Honest : Replay(log[b], Len(log[b]), c).closed = x}
+Believes(c) == Decides(c) \cup {x \in 1..3 : Cardinality(Closed(c, x)) >= (IF Broken("lone-decided") THEN 1 ELSE Needed)}
 Learn == LET c == 1 IN
             /\ Thief = "fenced" /\ knows[c] = 0
-            /\ \E x \in Decides(c) \cup {y \in 1..3 : Cardinality(Closed(c, y)) >= (IF Broken("lone-decided") THEN 1 ELSE Needed)} :
-                 knows' = [knows EXCEPT ![c] = x]
+            /\ \E x \in Believes(c) : knows' = [knows EXCEPT ![c] = x]
             /\ UNCHANGED <<log, asked>>
 Decided(b) == \E c \in Readers : /\ Thief = "fenced" /\ knows[c] # 0
                                  /\ \A k \in 1..Len(log[b]) : log[b][k].kind # "DECIDED" \/ log[b][k].by # c
@@ -108,12 +109,12 @@ Steals == Thief = "out" \/ Fenced \/ Broken("revoke-unfenced")
 Forge == \E r \in ThiefRounds : /\ Steals /\ [by |-> 2, r |-> r, x |-> 2] \notin asked
                                 /\ asked' = asked \cup {[by |-> 2, r |-> r, x |-> 2]}
                                 /\ UNCHANGED <<log, knows>>
-ForgeDecided(b) == /\ Thief = "fenced" /\ Steals /\ Append_(b, Entry("DECIDED", 2, 0, 2)) /\ UNCHANGED <<asked, knows>>
+ForgeDecided(b) == /\ ThiefCloses /\ Steals /\ Append_(b, Entry("DECIDED", 2, 0, 2)) /\ UNCHANGED <<asked, knows>>
 
 Next == \/ OwnRound \/ Propose \/ Forge \/ Learn
         \/ \E b \in Honest : Prepare(b) \/ Accept(b) \/ Decided(b) \/ ForgeDecided(b)
 ----------------------------------------------------------------------------
-AllDecided == UNION {Decides(c) : c \in Readers} \cup ({knows[c] : c \in Readers} \ {0})
+AllDecided == UNION {Believes(c) : c \in Readers} \cup ({knows[c] : c \in Readers} \ {0})
 Agreement  == Cardinality(AllDecided) <= 1
 NotStolen  == 2 \notin AllDecided
 (* "No quorum holds an entry" is never said of a decided version: a quorum of *)
