@@ -146,9 +146,10 @@ State 2: <Accept line 70, col 3 to line 77, col 50 of module Instances>
 The depth of the complete state graph search is 2.
 """
 WALKED = """Running Random Simulation with seed 1 with 1 worker on 2 cores.
-Progress: 1000 states checked.
-The number of states generated: 61,000
-Simulation using seed 1 and aril 0
+Starting... (2026-01-01 10:00:00)
+Computed 1 initial states...
+Progress: 25000 states checked.
+Progress: 61000 states checked.
 Finished in 01s at (2026-01-01 10:00:05)
 """
 WRONG = """Semantic errors:
@@ -172,6 +173,7 @@ RUNNING = "Progress(10) at 10:00:03: 5,200 states generated, 1,100 distinct stat
         (WRONG, False, False, "error", 0, 0),
         (RUNNING, True, False, "timeout", 1100, 0),
         (WALKED, True, True, "timeout", 0, 0),
+        (WALKED.replace("Finished", "Exiting"), False, True, "error", 0, 0),
         (RUNNING, False, False, "error", 0, 0),
         ("", False, False, "error", 0, 0),
         ("", False, True, "error", 0, 0),

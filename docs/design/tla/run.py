@@ -253,10 +253,10 @@ def judge(said: str, *, timed_out: bool, walks: bool = False, seconds: float = 0
     if timed_out:
         return Outcome("timeout", states=states, seconds=seconds)
     if walks:
-        generated = re.search(r"The number of states generated: ([\d,]+)", said)
-        if generated is None:
+        seen = re.findall(r"^Progress: ([\d,]+) states checked", said, flags=re.MULTILINE)
+        if not seen or "Finished in" not in said:
             return Outcome("error", note="TLC ended without a result", seconds=seconds)
-        return Outcome("walks", states=int(generated.group(1).replace(",", "")), seconds=seconds)
+        return Outcome("walks", states=int(seen[-1].replace(",", "")), seconds=seconds)
     if "Model checking completed. No error has been found." not in said:
         return Outcome("error", note="TLC ended without a result", seconds=seconds)
     depth_said = re.search(r"The depth of the complete state graph search is (\d+)", said)
