@@ -174,6 +174,7 @@ RUNNING = "Progress(10) at 10:00:03: 5,200 states generated, 1,100 distinct stat
         (RUNNING, True, False, "timeout", 1100, 0),
         (WALKED, True, True, "timeout", 0, 0),
         (WALKED.replace("Finished", "Exiting"), False, True, "error", 0, 0),
+        (WALKED.replace("Progress", "Nothing"), False, True, "walks", 0, 0),
         (RUNNING, False, False, "error", 0, 0),
         ("", False, False, "error", 0, 0),
         ("", False, True, "error", 0, 0),

@@ -254,9 +254,11 @@ def judge(said: str, *, timed_out: bool, walks: bool = False, seconds: float = 0
         return Outcome("timeout", states=states, seconds=seconds)
     if walks:
         seen = re.findall(r"^Progress: ([\d,]+) states checked", said, flags=re.MULTILINE)
-        if not seen or "Finished in" not in said:
+        if "Computed 1 initial states" not in said or "Finished in" not in said:
             return Outcome("error", note="TLC ended without a result", seconds=seconds)
-        return Outcome("walks", states=int(seen[-1].replace(",", "")), seconds=seconds)
+        return Outcome(
+            "walks", states=int(seen[-1].replace(",", "")) if seen else 0, seconds=seconds
+        )  # told by the minute
     if "Model checking completed. No error has been found." not in said:
         return Outcome("error", note="TLC ended without a result", seconds=seconds)
     depth_said = re.search(r"The depth of the complete state graph search is (\d+)", said)
