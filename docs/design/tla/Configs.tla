@@ -4,7 +4,7 @@
 (* it.  Version 2 runs on the config that the value of version 1 names.  A    *)
 (* backend that New does not have may be emptied after the change while it    *)
 (* can still be written, and clients may have slept through all of it.        *)
-(* Stands for Instance and member.py (births), and for what consensus.md      *)
+(* Stands for Instance and births.py, and for what consensus.md               *)
 (* lists as planned.                                                          *)
 (*                                                                            *)
 (* Round r belongs to client r, whose own value is r.  Facts are stable, as   *)

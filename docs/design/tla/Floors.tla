@@ -1,6 +1,6 @@
 -------------------------------- MODULE Floors --------------------------------
 (* Old logs are deleted: the floor fence (consensus design, log growth).      *)
-(* Nothing of it is built yet; the names are those that the formats reserve.  *)
+(* Stands for floors.py and for what asks it: look and append in logform.py.  *)
 (*                                                                            *)
 (* One version, 1, in detail: owner (device 1, round 0) and a rival (device   *)
 (* 2, round 1) on passive acceptors, as in Instances.tla.  After its value is *)
@@ -80,7 +80,7 @@ Accept(a) == \E q \in requests :
   /\ q.r >= acc[a].promised /\ acc[a].round # q.r
   /\ acc' = [acc EXCEPT ![a] = [promised |-> q.r, round |-> q.r, value |-> q.x]]
   /\ IF a \notin trimmed THEN votes' = votes \cup {w} /\ UNCHANGED ghosts
-     ELSE /\ ghosts' = IF Trusts(3, a) THEN ghosts \cup ({w} \ votes) ELSE ghosts
+     ELSE /\ ghosts' = IF Trusts(3, a) \/ Broken("read-no-floor") THEN ghosts \cup ({w} \ votes) ELSE ghosts
           /\ UNCHANGED votes
   /\ UNCHANGED <<promises, requests, floors, aged, trimmed, checked, began, quiet>>
 

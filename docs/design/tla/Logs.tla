@@ -1,6 +1,6 @@
 ---------------------------------- MODULE Logs ----------------------------------
 (* Logs as they are: numbered entries, each created only if absent, by a      *)
-(* client that has read all before it.  Stands for member.py (append, look)   *)
+(* client that has read all before it.  Stands for logform.py (append, look)  *)
 (* and replay.py; Instances.tla takes what is shown here for granted:         *)
 (*                                                                            *)
 (*   what a client takes a log to be, from what it read and from "created"    *)
