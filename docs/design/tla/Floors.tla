@@ -25,6 +25,7 @@ EXTENDS Integers, FiniteSets, TLC
 CONSTANTS Acceptors, Quorum,
           Floors,       \* 1, or 2 for a second floor above the first
           FloorLeast,   \* acceptors that hold a floor before logs are deleted: no matter of safety, as it turns out
+          FloorEarly,   \* TRUE: floors may be put before the version is decided: as little a matter of safety
           Learner,      \* TRUE: a learner looks for version 1, too
           Mutants
 VARIABLES acc,
@@ -100,7 +101,7 @@ Absent(a) == /\ began # "no" /\ acc[a] = Empty
 
 (* --- collectors ---                                                         *)
 PutFloor(a, f) ==
-  /\ Chosen # {}
+  /\ Chosen # {} \/ FloorEarly
   /\ f \notin floors[a]
   /\ f = 2 => \/ 1 \in floors[a]                                       \* none is skipped, on any acceptor
               \/ Broken("floor-skips") /\ \E b \in Acceptors : 1 \in floors[b]

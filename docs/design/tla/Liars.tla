@@ -60,7 +60,8 @@ Effective(l, k, c) ==
 
 Init == log = [b \in Honest |-> <<>>] /\ asked = {} /\ knows = [c \in Readers |-> 0]
 Holds(b, e)  == \E k \in 1..Len(log[b]) : log[b][k] = e
-Append_(b, e) == ~Holds(b, e) /\ log' = [log EXCEPT ![b] = Append(@, e)]
+(* (Behind a DECIDED nothing has effect: it need not be appended.)             *)
+Append_(b, e) == ~Holds(b, e) /\ (\A k \in 1..Len(log[b]) : log[b][k].kind # "DECIDED") /\ log' = [log EXCEPT ![b] = Append(@, e)]
 Entry(kind, by, r, x) == [kind |-> kind, by |-> by, r |-> r, x |-> x]
 
 Rounds == {<<3, 33>>} \cup (IF OwnerPrepares THEN {<<1, 11>>} ELSE {})
