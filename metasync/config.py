@@ -33,6 +33,8 @@ PACK_BYTES_MAX: Final = 1 << 27
 SEGMENT_BYTES_MAX: Final = 1 << 25
 NO_LIMIT: Final = (1 << 64) - 1
 """The size limit of a last size class."""
+CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
+MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
 ABSENT_BIRTH: Final = bytes(32)
 WEIGHTED_RENDEZVOUS: Final = 1
 
@@ -184,6 +186,23 @@ class Config:
     def survives(self) -> Survives:
         return Survives(self.n - self.quorum, self.f, min(c.policy.losses for c in self.redundancy))
 
+    @property
+    def changed(self) -> tuple[int, bytes] | None:
+        """As which version a change made this config, and the hash of the config before; None for the first one."""
+        return _pair(self.tags, CHANGED_TAG)
+
+    @property
+    def moving(self) -> tuple[int, bytes] | None:
+        """The index (generation, hash) of what lies where `prev_config` maps it, while that is set."""
+        return _pair(self.tags, MOVING_TAG) if self.prev_config is not None else None
+
+    def tagged(self, tag: int, pair: tuple[int, bytes] | None) -> Config:
+        """The same config with such a tag, or without it."""
+        tags = {t: data for t, data in self.tags if t != tag}
+        if pair is not None:
+            tags[tag] = u64(pair[0]) + pair[1]
+        return replace(self, tags=tuple(sorted(tags.items())))
+
     def backend(self, backend_id: bytes) -> BackendEntry | None:
         return next((b for b in self.backends if b.backend_id == backend_id), None)
 
@@ -231,6 +250,11 @@ class Config:
                 encode_tags(self.tags),
             )
         )
+
+
+def _pair(tags: Tags, tag: int) -> tuple[int, bytes] | None:
+    data = dict(tags).get(tag)
+    return (int.from_bytes(data[:8], "big"), data[8:]) if data is not None and len(data) == 40 else None
 
 
 def quorum(n: int, f: int) -> int:

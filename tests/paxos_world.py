@@ -57,6 +57,9 @@ class Store(dict[str, bytes]):
             if len(self[op.path]) > op.max_bytes:
                 return Reply(error=RefusedError("too large"))
             return Reply(self[op.path])
+        if op.kind == "stat":
+            there = op.path in self
+            return Reply(len(self[op.path])) if there else Reply(error=NotFoundError(f"{op.path} is not there"))
         if op.kind == "list":
             depth = op.path.count("/") + 1 if op.path else 0
             under = [p for p in self if p.startswith(op.path + "/" if op.path else "")]

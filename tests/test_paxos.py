@@ -265,10 +265,10 @@ def test_mutant_accept_ignores_promises(monkeypatch: pytest.MonkeyPatch) -> None
     assert broken(schedule, MUTANT_SEEDS) is not None
 
 
-def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, stale: Any) -> Any:
+def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, value: Any, stale: Any) -> Any:
     if kind is logform_module.Kind.ACCEPT:
         return logform_module.Outcome("done") if rnd in log.votes else None
-    return STANDING(m, log, kind, rnd, stale)
+    return STANDING(m, log, kind, rnd, value, stale)
 
 
 STANDING = logform_module._standing

@@ -43,6 +43,7 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
         return known
     epochs = sorted((e for e, _ in m.keys.epoch_keys if e <= epoch), reverse=True)[:EPOCHS_TRIED]
     reachable = [(a, link) for a in instance.names if (link := m.backend_of(instance, a))]
+    reachable += [(a, link) for a, link in m.links.items() if a not in instance.names]  # of configs before or after
     name = m.keys.state_name(digest)
     copies = [
         Copy(link, entry_path(m.keys, e, instance.base.era, a, v + 1, 0), _base_opener(m, instance, a, e, v, digest))

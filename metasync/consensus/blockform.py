@@ -68,10 +68,12 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     for _ in range(READS_MAX):
         instance.ended.discard(acceptor_id)
         before = blocks.known()
+        began = yield Now()
         failed = yield from _read_all(m, instance, acceptor_id)
         if failed is not None:
             return failed
         blocks.judge(before)
+        instance.note_read(acceptor_id, began)
         instance.ended.add(acceptor_id)
         if not blocks.undetermined():
             break
@@ -211,6 +213,7 @@ def append(
     if failed is not None:
         return failed
     blocks.judge(before)
+    instance.note_read(acceptor_id, began)
     m.timed((yield Now()) - began)
     return vouched(m, instance, acceptor_id, _outcome(blocks, kind, rnd))
 

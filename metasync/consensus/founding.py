@@ -125,7 +125,9 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
             with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
                 first = yield from _config_of(keys, {acceptor_id: (backend, genesis, None)}, genesis)
     known = None if first is None else {a.acceptor_id.hex() for _, a in first.acceptors}
-    others = {b: _roots(keys, b, _only(listed[b], known)) for b in rest}
+    if known is not None and any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values()):
+        known = None
+    others = {b: _roots(keys, b, _only(listed[b], known) or listed[b]) for b in rest}
     got.update((yield Gather(others)))
     roots = _by_acceptor(got, problems)
     if not roots:
@@ -140,6 +142,12 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
     members = {a.acceptor_id for _, a in config.acceptors}
     links = {acceptor_id: backend for acceptor_id, (backend, _, _) in roots.items() if acceptor_id in members}
     return Found(state, config, devices, links, problems)
+
+
+def _has_moved_on(root: tuple[bytes, State, SignedEntry | None]) -> bool:
+    """Whether an acceptor's hint shows another config than its genesis: then others may vote by now."""
+    _, genesis, hint = root
+    return hint is not None and hint.entry.value is not None and hint.entry.value.config != genesis.config
 
 
 def _by_acceptor(

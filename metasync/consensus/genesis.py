@@ -76,6 +76,20 @@ def seal_genesis(
     return seal(keys.log_key(state.epoch), header, body, binding=state.ns_id + acceptor_id, pad_to=_PAD)
 
 
+def seal_genesis_again(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, new_id: bytes, random: bytes) -> bytes:
+    """The genesis of one acceptor for another one that joins: the admin's signature names neither. `FormatError`."""
+    state = open_genesis(keys, data, acceptor_id)
+    header, body = unseal(
+        keys.log_key(state.epoch),
+        data,
+        RecordKind.GENESIS,
+        binding=keys.ns_id + acceptor_id,
+        bytes_max=GENESIS_BYTES_MAX,
+    )
+    again = Header(RecordKind.GENESIS, header.era, header.epoch, random)
+    return seal(keys.log_key(state.epoch), again, body, binding=keys.ns_id + new_id, pad_to=_PAD)
+
+
 def open_genesis(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> State:
     """State 0, verified back to `keys.ns_id`. `FormatError` or `UpgradeError` otherwise."""
     if len(data) < 10 or len(data) > GENESIS_BYTES_MAX:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from metasync.config import Config, decode_config
+from metasync.consensus import reconfig
 from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
@@ -110,6 +111,17 @@ class Group:
         m = self.member
         return base.writer == m.incarnation and base.v + 1 not in m.rounds_used
 
+    @property
+    def reached(self) -> State | None:
+        """The newest state that the last `get_recent` found decided, one that did not come to its end too."""
+        return self.member.reached
+
+    def follow(self, config: Config, config_hash: bytes, links: Mapping[bytes, str]) -> None:
+        """Takes note of a config that is agreed, and of this device's ways to acceptors, those of older configs too."""
+        self.member.configs[config_hash] = check_config(config)
+        self.member.links.update(links)
+        self._config = config
+
     # agreeing
 
     def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
@@ -135,6 +147,7 @@ class Group:
         """
 
         def task() -> Task:
+            yield from self._make_sure_of_fence(base, deadline_s)
             instance = yield from self._enter(base)
             try:
                 return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
@@ -153,6 +166,7 @@ class Group:
         """
 
         def task() -> Task:
+            yield from self._make_sure_of_fence(base, deadline_s)
             instance = yield from self._enter(base)
             try:
                 return (yield from prepare(self.member, instance, deadline_s))
@@ -165,6 +179,42 @@ class Group:
         """For an operation that does not look for news first: nothing is known of the backends as they are now."""
         if self.member.instance is not None:
             self.member.instance.begin()
+
+    # changing the config
+
+    def prepare_config(self, base: State, new: Config, births: Mapping[bytes, bytes], refs: Iterable[Ref]) -> Task:
+        """Makes all ready for `new` as the config after `base`, whose meta objects are `refs`. -> its hash, to propose.
+
+        `births`: nonces of the acceptors that join; `follow` was told the ways to them. See `reconfig.prepare`.
+        """
+
+        def task() -> Task:
+            instance = yield from self._enter(base)
+            yield from reconfig.prepare(self.member, instance, new, births, refs)
+            digest = yield from reconfig.put_config(self.member, base, instance.config, new)
+            self.member.configs[digest] = check_config(new)
+            return digest
+
+        return task()
+
+    def fence_config(self, base: State, decided: State, *, deadline_s: float = DEADLINE_S) -> Task:
+        """After `decided`, which changed the config of `base`: no acceptor may take part in its version any more."""
+
+        def task() -> Task:
+            config = yield from self._config_of(decided)
+            instance = yield from self._enter(base)
+            yield from reconfig.fence(self.member, instance, decided, config, deadline_s)
+
+        return task()
+
+    def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:
+        """Before the version after a change of the config: whoever made it may have died before the fence stood."""
+        config = yield from self._config_of(base)
+        if config.changed is None or config.changed[0] != base.v or base.hash in self.member.fenced:
+            return
+        instance = yield from self._enter(base)
+        before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
+        yield from self.fence_config(before, base, deadline_s=deadline_s)
 
     def find_op(self, latest: State, journal: Journal) -> Task:
         """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.
@@ -203,7 +253,7 @@ class Group:
         def task() -> Task:
             digest, sealed = yield from self._sealed(RecordKind.META, plaintext, base)
             ref = Ref(generation, digest)
-            yield from self._put(base, {a: meta_path(a, ref) for a in self._acceptors}, sealed, "a meta object")
+            yield from self._put(base, lambda a: meta_path(a, ref), sealed, "a meta object")
             return ref
 
         return task()
@@ -225,8 +275,7 @@ class Group:
 
         def task() -> Task:
             digest, sealed = yield from self._sealed(RecordKind.CONST, plaintext, base)
-            paths = {a: const_path(a, digest.hex()) for a in self._acceptors}
-            yield from self._put(base, paths, sealed, "a const object")
+            yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
             return digest
 
         return task()
@@ -243,19 +292,21 @@ class Group:
         def task() -> Task:
             _, sealed = yield from self._sealed(RecordKind.STATE, state.encode(), state)
             name = self.member.keys.state_name(state.hash)
-            yield from self._put(state, {a: const_path(a, name) for a in self._acceptors}, sealed, "a state")
+            yield from self._put(state, lambda a: const_path(a, name), sealed, "a state")
 
         return task()
 
     # what nothing depends on
 
-    def write_hint(self, base: State, state: State, *, now: bool = False) -> Task:
+    def write_hint(self, base: State, state: State, *, now: bool = False, everywhere: bool = False) -> Task:
         """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due: at every 16th version, and
-        at powers of two before that, so that a young workspace has one too; or `now`.
+        at powers of two before that, so that a young workspace has one too; or `now`. `everywhere`: does not end before
+        every acceptor took it or ASIDE_S passed.
 
         -> how many confirmed it. Raises nothing for a backend that fails.
         """
-        return self._aside(self._hints(base, state) if now or _hint_is_due(state.v) else {})
+        hints = self._hints(base, state) if now or _hint_is_due(state.v) else {}
+        return self._aside(hints, len(hints) if everywhere else len(hints) // 2 + 1)
 
     def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
         """One step towards short logs, after a push; see `floors.bound_logs`. -> bool: something was done."""
@@ -276,7 +327,8 @@ class Group:
         def task() -> Task:
             random = yield Random(32)
             data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
-            return (yield from self._aside({b: _put_one(b, head_path(mine.device_id), data) for b in backends}))
+            heads = {b: _put_one(b, head_path(mine.device_id), data) for b in backends}
+            return (yield from self._aside(heads, len(heads) // 2 + 1))
 
         return task()
 
@@ -350,12 +402,8 @@ class Group:
 
     # inside
 
-    @property
-    def _acceptors(self) -> tuple[bytes, ...]:
-        return tuple(acceptor.acceptor_id for _, acceptor in self.newest_config.acceptors)
-
     def _linked(self) -> list[tuple[bytes, str]]:
-        """Acceptors within reach, those that were well last first."""
+        """Acceptors within reach, those that were well last first, and those of other configs last."""
         m = self.member
         names = {acceptor.acceptor_id: backend.name for backend, acceptor in self.newest_config.acceptors}
         out = [(a, m.links[a]) for a in names if a in m.links]
@@ -364,29 +412,36 @@ class Group:
             standing = m.standings.get(names[item[0]])
             return standing is not None and standing.kind != "ok"
 
-        return sorted(out, key=ailing)
+        return sorted(out, key=ailing) + [(a, link) for a, link in m.links.items() if a not in names]
+
+    def _config_of(self, state: State) -> Task:
+        """-> the config that a state names."""
+        m = self.member
+        if state.config not in m.configs:
+            m.configs[state.config] = check_config(decode_config((yield from self.get_const(state.config))))
+        return m.configs[state.config]
 
     def _enter(self, base: State) -> Task:
         """-> the Instance after `base`, with the config and device set that `base` names."""
         m = self.member
         if m.instance is not None and m.instance.base == base:
             return m.instance
-        if base.config not in m.configs:
-            m.configs[base.config] = check_config(decode_config((yield from self.get_const(base.config))))
+        config = yield from self._config_of(base)
         if base.devices not in m.device_sets:
             data = yield from self.get_const(base.devices)
             m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
         m.keys.epoch_key(base.epoch)
-        m.instance = Instance(m.keys, m.configs[base.config], m.device_sets[base.devices], base)
+        m.instance = Instance(m.keys, config, m.device_sets[base.devices], base)
         return m.instance
 
     def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:
         random, keys = (yield Random(32)), self.member.keys
         return (yield Work(lambda: seal_object(keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)))
 
-    def _put(self, base: State, paths: Mapping[bytes, str], sealed: bytes, what: str) -> Task:
+    def _put(self, base: State, path_of: Callable[[bytes], str], sealed: bytes, what: str) -> Task:
         m = self.member
-        config = m.configs.get(base.config, self.newest_config)
+        config = yield from self._config_of(base)
+        paths = {a.acceptor_id: path_of(a.acceptor_id) for _, a in config.acceptors}
         # A root that was emptied or rolled back holds nothing safely: its copy would count, and vanish with the next.
         sound = {a for a in m.links if a not in m.replaced and a not in m.rolled_back}
         reachable = {m.links[a]: path for a, path in paths.items() if a in sound}
@@ -415,11 +470,12 @@ class Group:
             data = seal_hint(m.keys, entry, m.identity.sign_private, entropy[:32])
             return (yield from _put_one(link, hint_path(acceptor_id), data))
 
-        return {link: one(a, link) for a, link in self._linked()}
+        config = m.configs.get(state.config, self.newest_config)
+        members = {a.acceptor_id for _, a in config.acceptors}
+        return {a.hex(): one(a, link) for a, link in self._linked() if a in members}
 
-    def _aside(self, branches: Mapping[str, Task]) -> Task:
-        """Runs writes that may fail; does not wait for the slowest minority. -> how many succeeded."""
-        enough = len(branches) // 2 + 1
+    def _aside(self, branches: Mapping[str, Task], enough: int) -> Task:
+        """Runs writes that may fail; does not wait for more than `enough`. -> how many succeeded."""
 
         def until(results: Mapping[str, Any]) -> bool:
             return sum(good is True for good in results.values()) >= enough

@@ -2,12 +2,14 @@
 
 Pure bookkeeping: which value is decided, which is the highest accepted one, who promised what. Votes count only from
 acceptors whose birth object was seen to be the right one during the operation in progress (CONSENSUS 1.9: a root that
-was wiped may accept what it had promised not to).
+was wiped may accept what it had promised not to), and only if their log was read at most DELTA_S ago: who slept longer
+must read again, and then meets the fence that a change of the config left behind (`reconfig`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from metasync.config import Config
 from metasync.consensus.blocks import Blocks
@@ -17,6 +19,10 @@ from metasync.consensus.states import State
 from metasync.errors import ForkError
 from metasync.keys.devices import DeviceSet
 from metasync.keys.ring import WorkspaceKeys
+
+DELTA_S: Final = (
+    300.0  # on a clock that counts suspend; a removed backend is wiped much later than this after the fence
+)
 
 
 class Instance:
@@ -37,6 +43,8 @@ class Instance:
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
         self.floored: dict[bytes, SignedEntry] = {}  # acceptors whose floor is above v: their logs may be deleted
+        self.now = 0.0  # the latest time anybody told
+        self.read_at: dict[bytes, float] = {}  # when each log was last read onwards, or written
 
     def _empty(self, acceptor_id: bytes) -> Log | Blocks:
         kind = Blocks if self._forms[acceptor_id] == "block" else Log
@@ -80,19 +88,22 @@ class Instance:
         `births=False` counts every log: a reason to look, not a result. `ForkError` when two values are decided.
         """
         votes: Counter[tuple[Round, bytes]] = Counter()
+        closed: Counter[bytes] = Counter()
         values: dict[bytes, State] = {}
         found: dict[bytes, State] = {}
         for acceptor_id, log in self.logs.items():
-            if not log.usable or (births and acceptor_id not in self.born):
+            if not log.usable or (births and (acceptor_id not in self.born or not self.is_fresh(acceptor_id))):
                 continue
             if log.closed is not None:
-                found[log.closed.hash] = log.closed
+                values[log.closed.hash] = log.closed
+                closed[log.closed.hash] += 1
             for rnd, value in log.votes.items():
                 values[value.hash] = value
-                votes[rnd, value.hash] += 1
-        for (_, key), count in votes.items():
-            if count >= self.quorum:
+                votes[rnd, value.hash] += log.closed in (None, value)  # behind a fence no other vote is left
+        for (rnd, key), count in votes.items():
+            if count >= self.quorum or (closed[key] and self._is_fenced(rnd, key, births)):
                 found[key] = values[key]
+        found.update({key: values[key] for key, count in closed.items() if count >= self.quorum})
         if len(found) > 1:
             raise ForkError(f"two values are decided for version {self.v}: backends show contradicting histories")
         return next(iter(found.values()), None)
@@ -103,8 +114,9 @@ class Instance:
         `ForkError` when two values were accepted in that round: an incarnation was duplicated.
         """
         top = max((log.accepted[0] for log in self.logs.values() if log.accepted), default=None)
-        if top is None:
-            return None
+        if top is None:  # whoever closed a log proposed as good as any other, if nothing can have been decided else
+            closed = {log.closed for log in self.logs.values() if log.closed is not None}
+            return closed.pop() if len(closed) == 1 else None
         values = {log.accepted[1] for log in self.logs.values() if log.accepted and log.accepted[0] == top}
         if len(values) > 1:
             raise ForkError(
@@ -114,10 +126,41 @@ class Instance:
         return values.pop()
 
     def promises(self, rnd: Round) -> int:
-        """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did."""
+        """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did.
+
+        One whose log is closed takes nothing any more, which is as good as a promise.
+        """
         return sum(
-            log.usable and log.closed is None and log.grants(rnd) and a in self.vouched for a, log in self.logs.items()
+            log.usable and (log.closed is not None or log.grants(rnd)) and a in self.vouched and self.is_fresh(a)
+            for a, log in self.logs.items()
         )
+
+    def note_read(self, acceptor_id: bytes, at: float) -> None:
+        """A log was read onwards, or written, by a request that was sent at this time."""
+        self.read_at[acceptor_id] = at
+        self.now = max(self.now, at)
+
+    def is_fresh(self, acceptor_id: bytes) -> bool:
+        """Whether what its log shows may be counted; see DELTA_S."""
+        return self.now - self.read_at.get(acceptor_id, self.now) <= DELTA_S
+
+    def _is_fenced(self, rnd: Round, key: bytes, births: bool) -> bool:
+        """Whether a quorum has a value accepted in this round or its log closed with it, and nobody another one later.
+
+        One DECIDED alone proves nothing: a device that is about to be revoked may have signed it. But a closed log
+        accepts nothing else either. So it counts as a vote for its value where the logs that are counted with it show
+        that no other one can have been decided: that would stand on one of them, in a higher round.
+        """
+        held = 0
+        for a, log in self.logs.items():
+            if not log.usable or (births and (a not in self.born or not self.is_fresh(a))):
+                continue
+            later = log.accepted is not None and log.accepted[0] > rnd and log.accepted[1].hash != key
+            if later or (log.closed is not None and log.closed.hash != key):
+                return False
+            voted = rnd in log.votes and log.votes[rnd].hash == key
+            held += voted or log.closed is not None
+        return held >= self.quorum
 
     def top_round(self) -> Round:
         """The highest round promised anywhere."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from metasync.consensus.ancestry import ancestor
+from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.births import read_birth
 from metasync.consensus.blockform import first_blocks
 from metasync.consensus.blocks import Blocks
@@ -67,6 +67,7 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         instance: Instance = yield from enter(current)
         instance.begin()
         m.remember_state(current)
+        m.reached = current
         if absent_above == instance.v:
             return current
         yield from _probe(m, instance, deadline)
@@ -330,6 +331,9 @@ def _slot_zero(m: Member, instance: Instance, acceptor_id: bytes, backend: str, 
 def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
     """-> the base of the highest version, proven to descend from `current`; None when no entry there is to be trusted.
 
+    Never beyond the end of `current`'s config: which acceptors count from there on is for a quorum of those that count
+    now to say, not for one entry on one of them (a revoked device may have signed it).
+
     `ForkError` when an admitted device signed a base whose chain does not contain `current`.
     """
     if top.v == instance.v:
@@ -342,11 +346,29 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
             if public is None or not signed.verifies(public):
                 continue
             digest = yield from ancestor(m, instance, entry.base, current.v)
+            target = entry.base
+            if digest == current.hash:
+                target = yield from _last_under(m, instance, current, entry.base)
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):
             continue  # made up, or the way back cannot be read now: step forward one by one instead
         finally:
             m.instance = instance  # what nobody has vouched for yet must not say where to read and write
         if digest != current.hash:
             raise _apart(instance, acceptor_id, entry.base, current)
-        return entry.base
+        return target
     return None
+
+
+def _last_under(m: Member, instance: Instance, current: State, ahead: State) -> Task:
+    """-> the last state from `current` to `ahead`, on one chain, that names the config which `current` names."""
+    low, high = current, ahead
+    if high.config == low.config:
+        return high
+    while high.v - low.v > 1:
+        v = (low.v + high.v) // 2
+        state: State = yield from fetch_state(m, instance, v, (yield from ancestor(m, instance, high, v)), high.epoch)
+        if state.config == low.config:
+            low = state
+        else:
+            high = state
+    return low

@@ -50,6 +50,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     width = 1
     while (log := instance.log(acceptor_id)).usable:
+        before = yield Now()
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
         branches["birth"] = read_birth(m, instance, acceptor_id)
         if acceptor_id in m.unaudited:
@@ -68,6 +69,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             if isinstance(found, BackendError):
                 return m.fault(instance, acceptor_id, found)
             if found is None:
+                instance.note_read(acceptor_id, before)
                 instance.ended.add(acceptor_id)
                 break
             take_in(m, instance, log, found)
@@ -110,10 +112,14 @@ def append(
     entry, data, unknown, checked = None, b"", 0, False
     while True:
         log = instance.log(acceptor_id)
-        outcome = _standing(m, log, kind, rnd, stale)
+        outcome = _standing(m, log, kind, rnd, value, stale)
+        before = yield Now()
+        instance.now = max(instance.now, before)
         if outcome is not None:
-            if outcome.kind == "done" and not checked:
+            if outcome.kind == "done" and not checked and instance.is_fresh(acceptor_id):
                 yield from read_birth(m, instance, acceptor_id)
+            elif outcome.kind == "done" and not checked:
+                yield from look(m, instance, acceptor_id)
             return vouched(m, instance, acceptor_id, outcome)
         if entry is None or entry.idx != log.next_idx:
             entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
@@ -135,9 +141,11 @@ def append(
         elif reply.value:
             log.append_own(entry, data)
             m.remember_log(log)
+            instance.note_read(acceptor_id, before)
         else:
             checked = False
             error = yield from _read_taken(m, instance, acceptor_id)
+            instance.note_read(acceptor_id, before)
             if error is not None:
                 return m.fault(instance, acceptor_id, error)
 
@@ -195,14 +203,16 @@ def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     return BackendError("says that a log entry exists, and does not show it")
 
 
-def _standing(m: Member, log: Log, kind: Kind, rnd: Round, stale: Round) -> Outcome | None:
+def _standing(m: Member, log: Log, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Outcome | None:
     """What a log says about our message already; None: it has to be appended."""
     if not log.usable:
         return Outcome("failed", log.poison)
     if kind is Kind.ACCEPT and rnd in log.votes:
         return Outcome("done")
     if log.closed is not None:
-        return Outcome("closed")
+        return Outcome("done" if value is None or value == log.closed else "closed")
+    if kind is Kind.DECIDED:
+        return None
     if log.promised > rnd:
         return Outcome("rejected")
     if kind is Kind.PREPARE:

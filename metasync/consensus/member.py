@@ -108,6 +108,8 @@ class Member:
         self.instance: Instance | None = None
         self.floors: dict[bytes, tuple[int, float]] = {}  # no floor above versions of a block, and when that was seen
         self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
+        self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest
+        self.fenced: set[bytes] = set()  # states whose change of the config is known to be fenced off
         self.rtt_s = RTT_FIRST_S
 
     # what is remembered

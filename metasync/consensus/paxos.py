@@ -124,6 +124,7 @@ class _Attempt:
         self.round = m.take_prepared(i)
         if self.round == NEVER:
             i.begin()
+        i.now = yield Now()  # an upload, or a sleep, may lie between `prepare` and this
         if self.make_value is not None and owns(m, i):
             yield from self._own_round()
         while True:
@@ -147,6 +148,7 @@ class _Attempt:
             if self.value == self.own:
                 yield from self._journal()
             yield from self._phase(Kind.ACCEPT)
+            i.now = yield Now()  # the machine may have slept meanwhile: then what was read before counts no more
             decided = i.decided()
             if decided is not None:
                 return decided
@@ -173,6 +175,7 @@ class _Attempt:
         i.check_fork()
         if i.decided(births=False) is None:
             return None
+        i.now = yield Now()
         if i.decided() is None:
             yield from self._look()
         self.doubted = i.decided() is None
@@ -370,6 +373,7 @@ def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: 
         return i.read() >= i.quorum and (_TIMER in results or not (everybody or i.has_votes()))
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
+    i.now = yield Now()
 
 
 def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
@@ -389,7 +393,12 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
         step = f"free space on {', '.join(full)}, then run again"
     if barred:
         step = next(iter(barred.values())).next_step
-    if any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
+    if not any(a in m.links for a in instance.names):
+        step = (
+            "this device knows a way to none of the backends of today. Ask for a new invitation, or clone anew;"
+            " or tell it the ways: metasync backend link NAME URL"
+        )
+    elif any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
         step = "tell this device the way to them: metasync backend link NAME URL"
     return NoQuorumError(text, next_step=step)
 

@@ -337,7 +337,10 @@ class Session:
         latest = self.ask_newest()
         if latest.v < journal.v:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
-        agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
+        try:
+            agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
+        except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
+            agreed = False
         if agreed and journal.base.hash == self.base_state().hash:
             self.adopt(self.runtime.run(self.group.state_at(latest, journal.v)))
         else:

@@ -1,0 +1,284 @@
+"""Changing the config: what surrounds the decision, so that no old quorum can come about afterwards (CONSENSUS 1.9).
+
+Theory of operation. Instance v runs on the config that state v - 1 names, so a new config is an ordinary value: it is
+decided by the old acceptors, and version v + 1 is the new ones' business. Four steps:
+
+    prepare  the new root is born, and all that state v - 1 and its config name lies on enough of the new acceptors
+    decide   v, by the old ones (`paxos`)
+    fence    DECIDED(v) closes the logs of v, on a quorum of the old acceptors and on so many of those that stay that
+             every old quorum meets one: a proposer of v who wakes up finds the end of it
+    confirm  an empty version v + 1 on the new config: it works, and everybody passes to it
+
+Whoever proposes v + 1 makes sure of the fence first, because the one who decided v may have died before it. A removed
+acceptor may be emptied any time after the fence: it then shows no birth, and what was read of it before counts no
+longer than `instance.DELTA_S`.
+
+An acceptor that joins knows nothing of older versions, and one day none is left that does. So it is given, beside the
+objects of the present, the states on the way back that later versions need for their `skip` hash (`states.step_back`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from metasync.config import Config
+from metasync.consensus.acceptors import append, look
+from metasync.consensus.ancestry import fetch_state
+from metasync.consensus.entries import Kind, Round
+from metasync.consensus.genesis import (
+    GENESIS_BYTES_MAX,
+    birth_path,
+    encode_birth,
+    genesis_path,
+    open_genesis,
+    seal_genesis_again,
+)
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.consensus.meta import (
+    CONST_BYTES_MAX,
+    META_BYTES_MAX,
+    Copy,
+    const_path,
+    get_anywhere,
+    meta_path,
+    patience_s,
+    seal_object,
+)
+from metasync.consensus.paxos import no_quorum
+from metasync.consensus.replay import NEVER
+from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State, skip_version
+from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
+from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
+from metasync.keys.derive import RecordKind, sha256
+
+JOIN_TRIES: Final = 3  # of each write that a new root needs
+PAUSE_S: Final = 0.1  # between tries
+FENCE_PAUSE_MAX_S: Final = 2.0
+REST_S: Final = 2.0  # for the fence on those that are not needed: removed ones, and slow ones
+
+
+def check_step(old: Config, new: Config) -> None:
+    """`UsageError` when no single step leads from one config to the other: too few acceptors would stay."""
+    stay = {a.acceptor_id for _, a in old.acceptors} & {a.acceptor_id for _, a in new.acceptors}
+    if len(stay) < old.quorum:
+        raise UsageError(
+            f"{len(stay)} of {old.n} voting backends would stay, and {old.quorum} must in one step",
+            next_step="Add or remove one backend after the other; add a new one before you remove one of the last two.",
+        )
+    new.check()
+
+
+def prepare(m: Member, instance: Instance, new: Config, births: Mapping[bytes, bytes], refs: Iterable[Ref]) -> Task:
+    """Makes the acceptors of `new` ready to go on from `instance.base`. `births`: nonces of those that join.
+
+    `refs`: the meta objects that the base names, those inside its index too. Ends when every new acceptor, and
+    n - q + 1 + f of all, hold each object. `BackendError` naming a new one that failed, `NoQuorumError`.
+    """
+    base = instance.base
+    members = {a.acceptor_id: m.links[a.acceptor_id] for _, a in new.acceptors if a.acceptor_id in m.links}
+    for acceptor_id, nonce in births.items():
+        yield from _created(members[acceptor_id], birth_path(acceptor_id), encode_birth(acceptor_id, nonce))
+    first = yield from _give_genesis(m, births, members)
+    names = {base.config, base.devices, first.config, first.devices}
+    for name in names:
+        yield from _copy(m, members, new, births.keys(), partial(_const, name), name, CONST_BYTES_MAX)
+    for ref in {r for r in refs if r != NOTHING}:
+        yield from _copy(m, members, new, births.keys(), partial(_meta, ref), ref.hash, META_BYTES_MAX)
+    state = base
+    while True:
+        yield from _give_state(m, members, new, births.keys(), state)
+        if not state.v:
+            return
+        state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
+
+
+def _const(name: bytes, acceptor_id: bytes) -> str:
+    return const_path(acceptor_id, name.hex())
+
+
+def _meta(ref: Ref, acceptor_id: bytes) -> str:
+    return meta_path(acceptor_id, ref)
+
+
+def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
+    """Stores a new config where the old and the new acceptors find it. -> its hash."""
+    random, keys = (yield Random(32)), m.keys
+    digest, sealed = seal_object(keys, RecordKind.CONST, new.encode(), era=base.era, epoch=base.epoch, random=random)
+    both = {a.acceptor_id for c in (old, new) for _, a in c.acceptors}
+    got = yield from _spread(
+        {a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), sealed
+    )
+    for config in (old, new):
+        _enough(config, got, "the new config")
+    return digest
+
+
+def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: float) -> Task:
+    """Closes the logs of a version that changed the config. `NoQuorumError` when too few acceptors can be reached."""
+    if value.hash in m.fenced:
+        return
+    deadline = (yield Now()) + deadline_s
+    stay = {a.acceptor_id for _, a in new.acceptors} & instance.names.keys()
+    every_quorum = len(instance.names) - instance.quorum + 1 + instance.config.f
+    instance.begin()
+    pause = PAUSE_S
+
+    def is_closed(a: bytes) -> bool:
+        log = instance.logs[a]
+        return a in instance.born and log.usable and log.closed == value
+
+    def stands() -> bool:
+        closed = {a for a in instance.names if is_closed(a)}
+        return len(closed) >= instance.quorum and len(closed & stay) >= min(every_quorum, len(stay))
+
+    def until(results: Mapping[str, Any]) -> bool:
+        return len(results) >= len(instance.names) or (stands() and "" in results)
+
+    while True:
+        left = deadline - (yield Now())
+        branches: dict[str, Task] = {
+            name: _close(m, instance, a, value)
+            for a, name in instance.names.items()
+        }
+        yield Gather({**branches, "": _timer(REST_S)}, until, deadline_s=max(left, 0.0))
+        if stands():
+            m.fenced.add(value.hash)
+            return
+        if left <= 0:
+            raise no_quorum(m, instance)
+        yield Sleep(min(pause, left))
+        pause = min(2 * pause, FENCE_PAUSE_MAX_S)
+
+
+def _close(m: Member, instance: Instance, acceptor_id: bytes, value: State) -> Task:
+    yield from append(m, instance, acceptor_id, Kind.DECIDED, Round(0, ZERO_ID), value, NEVER)
+    if acceptor_id not in instance.born:  # closed as is known already: then that is looked at
+        yield from look(m, instance, acceptor_id)
+
+
+def _timer(seconds: float) -> Task:
+    yield Sleep(seconds)
+
+
+def _give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[bytes, str]) -> Task:
+    """-> state 0; the new acceptors hold it too."""
+
+    def opener(a: bytes) -> Callable[[bytes], tuple[State, bytes, bytes]]:
+        return lambda data: (open_genesis(m.keys, data, a), a, data)
+
+    opened = [Copy(link, genesis_path(a), opener(a)) for a, link in m.links.items() if a not in births]
+    first, owner, data = yield from get_anywhere(opened, GENESIS_BYTES_MAX, "the genesis")
+    for a in births:
+        again = seal_genesis_again(m.keys, data, owner, a, (yield Random(32)))
+
+        def is_it(there: bytes, a: bytes = a) -> bool:
+            try:
+                return bool(open_genesis(m.keys, there, a) == first)
+            except FormatError:
+                return False
+
+        yield from _created(members[a], genesis_path(a), again, is_it)
+    return first
+
+
+def _give_state(m: Member, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State) -> Task:
+    """A state as an object of its own. Its name tells which it is, so copies may differ in their bytes."""
+    name, random = m.keys.state_name(state.hash), (yield Random(32))
+    _, sealed = seal_object(m.keys, RecordKind.STATE, state.encode(), era=state.era, epoch=state.epoch, random=random)
+    got = yield from _spread(members, lambda a: const_path(a, name), sealed)
+    _check_joined(joining, members, got, "a state")
+    _enough(new, got, "a state")
+
+
+def _copy(
+    m: Member,
+    members: Mapping[bytes, str],
+    new: Config,
+    joining: Iterable[bytes],
+    path_of: Callable[[bytes], str],
+    digest: bytes,
+    most: int,
+) -> Task:
+    """Brings an object to all acceptors that lack it, byte for byte as others hold it: its name is its hash."""
+    asked = yield Gather({a.hex(): _has(link, path_of(a)) for a, link in members.items()})
+    have = {a: "" for a in members if asked[a.hex()] is True}
+    lacking = {a: link for a, link in members.items() if a not in have}
+    if lacking:
+
+        def whole(data: bytes) -> bytes:
+            if sha256(data) != digest:
+                raise FormatError("its copy is altered")
+            return data
+
+        copies = [Copy(link, path_of(a), whole) for a, link in m.links.items()]
+        data = yield from get_anywhere(copies, most, "an object that the newest version names")
+        got = yield from _spread(lacking, path_of, data)
+        _check_joined(joining, members, {**got, **have}, "an object of the newest version")
+        have.update({a: "" for a, why in got.items() if not why})
+    _enough(new, {**dict.fromkeys(members, "no copy"), **have}, "an object of the newest version")
+
+
+def _has(link: str, path: str) -> Task:
+    reply: Reply = yield Op(link, "stat", path, timeout_s=OP_TIMEOUT_S)
+    return reply.error is None and reply.value > 0
+
+
+def _spread(targets: Mapping[bytes, str], path_of: Callable[[bytes], str], data: bytes) -> Task:
+    """Puts one object on all of them. -> {acceptor: "" or why not}."""
+
+    def one(link: str, path: str) -> Task:
+        why = ""
+        for attempt in range(JOIN_TRIES):
+            reply: Reply = yield Op(link, "put", path, data, timeout_s=patience_s(len(data)))
+            if reply.error is None:
+                return ""
+            why = reply.error.message
+            if not reply.error.retryable:
+                break
+            yield Sleep(PAUSE_S * (1 << attempt))
+        return why
+
+    got: Mapping[str, str] = yield Gather({a.hex(): one(link, path_of(a)) for a, link in targets.items()})
+    return {a: got[a.hex()] for a in targets}
+
+
+def _enough(config: Config, got: Mapping[bytes, str], what: str) -> None:
+    """Raises unless n - q + 1 + f acceptors of a config confirmed; `got` is what `_spread` returned."""
+    held = sum(got.get(a.acceptor_id, "no way to it") == "" for _, a in config.acceptors)
+    if held < config.meta_copies:
+        names = {a.acceptor_id: b.name for b, a in config.acceptors}
+        reasons = "; ".join(f"{names[a]}: {why}" for a, why in got.items() if why and a in names)
+        raise NoQuorumError(
+            f"{what}: {held} of {config.meta_copies} backends confirmed it ({reasons or 'too few are linked'})",
+            next_step="run again when the backends are reachable",
+        )
+
+
+def _check_joined(joining: Iterable[bytes], members: Mapping[bytes, str], got: Mapping[bytes, str], what: str) -> None:
+    for a in joining:
+        if got[a]:
+            raise BackendError(
+                f"{members[a]}: it cannot take {what}: {got[a]}",
+                next_step="Nothing was agreed. Check the new backend, then run again.",
+            )
+
+
+def _created(link: str, path: str, data: bytes, is_it: Callable[[bytes], bool] | None = None) -> Task:
+    """Creates an object of a new root; what is there already must be ours, from an earlier try."""
+    why = BackendError("no try")
+    for attempt in range(JOIN_TRIES):
+        reply: Reply = yield Op(link, "create", path, data, timeout_s=OP_TIMEOUT_S)
+        if reply.error is None and reply.value:
+            return
+        if reply.error is None:
+            reply = yield Op(link, "get", path, max_bytes=GENESIS_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+            if reply.error is None and (reply.value == data or (is_it is not None and is_it(reply.value))):
+                return
+        why = reply.error or BackendError(f"{link}: {path} is taken by something else", retryable=False)
+        if not why.retryable:
+            break
+        yield Sleep(PAUSE_S * (1 << attempt))
+    raise BackendError(f"{link}: cannot write {path}: {why.message}", next_step=why.next_step)
