@@ -44,6 +44,8 @@ from metasync.sync.session import MEMORY_KEY, Session, local_value
 
 HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+PREVIOUS_KEY: Final = "config before"  # the config whose mapping is still read
+JOINING_KEY: Final = "joining"  # ways to backends that this device wants added: as links, by backend id in hex
 
 
 class Machine:
@@ -97,8 +99,8 @@ class Connections:
             place=lambda: machine.place(directory),
             lock=lambda: machine.lock(directory, "metasync", lambda _: None, wait_s=0),
         )
-        self.config: Config = local_value(decode_config, required(db, CONFIG_KEY))
-        self.links: dict[str, Link] = decode_links(required(db, LINKS_KEY))
+        self._load()
+        self.views: dict[str, Backend] = {}
         self.backends: dict[str, Backend] = {}
         self._hung = _hung_lately(db, self._now())
         self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
@@ -108,10 +110,92 @@ class Connections:
     def _now(self) -> float:
         return self.machine.wall_ns() / 1e9
 
+    def _load(self) -> None:
+        """Reads what the local state says of the backends: a follower writes it in one go."""
+        with self.db.transaction():
+            self.config, self.previous, self.links = self._stored()
+            self.config_hash = Session.stored_newest(self.db).config
+
+    def _stored(self) -> tuple[Config, Config | None, dict[str, Link]]:
+        before = self.db.get(PREVIOUS_KEY)
+        return (
+            local_value(decode_config, required(self.db, CONFIG_KEY)),
+            None if before is None else local_value(decode_config, before),
+            decode_links(required(self.db, LINKS_KEY)),
+        )
+
     @property
     def names(self) -> dict[bytes, str]:
         """The linked backends: id -> name."""
-        return {e.backend_id: e.name for e in self.config.backends if e.name in self.links}
+        return _names(self.config, self.links)
+
+    @property
+    def former(self) -> dict[bytes, str]:
+        """Linked backends that were removed, and are read until their data is moved: id -> the name of the way."""
+        return _former(self.config, self.previous, self.links)
+
+    def follow(
+        self, config_hash: bytes, config: Config, previous: Config | None
+    ) -> tuple[dict[bytes, str], dict[bytes, str]]:
+        """Takes another agreed config over. -> `names`, `former`. Writes to the local state, and connects nothing new.
+
+        Ways are kept by backend id: a backend may get another name, and one that was removed is forgotten once
+        `previous`, whose mapping is still read, names it no more.
+        """
+        mine = {**self.former, **self.names}
+        stored = self._stored()  # another process of this device may have been faster, or linked one meanwhile
+        ways_by_id = {i: stored[2][n] for i, n in {**_former(*stored), **_names(stored[0], stored[2])}.items()}
+        joining = decode_links(self.db.get(JOINING_KEY) or b"{}")
+        views, backends, links = dict(self.views), dict(self.backends), {}
+        wanted = {e.backend_id: e.name for e in config.backends}
+        for e in previous.backends if previous is not None else ():
+            wanted.setdefault(e.backend_id, former_name(e.name, e.backend_id))
+        for backend_id, name in wanted.items():
+            way = ways_by_id.get(backend_id) or joining.get(backend_id.hex())
+            if way is not None:
+                links[name] = way
+            if backend_id in mine:
+                self._rename(mine[backend_id], name, views, backends)
+        with self.db.transaction():
+            self.db.set(CONFIG_KEY, config.encode())
+            self.db.set(PREVIOUS_KEY, previous.encode() if previous is not None else None)
+            self.db.set(LINKS_KEY, encode_links(links))
+        self.config, self.previous, self.links, self.config_hash = config, previous, links, config_hash
+        if self._group is not None:
+            self._group.follow(config, config_hash, {a: n for a, n in self._acceptors().items() if n in self.views})
+        # A way that another process of this device has linked meanwhile is opened with the next operation.
+        now, before = ({i: n for i, n in known.items() if n in self.views} for known in (self.names, self.former))
+        return now, before
+
+    def _rename(self, old: str, new: str, views: dict[str, Backend], backends: dict[str, Backend]) -> None:
+        """Makes an open way known under another name."""
+        if old == new or old not in views or self._runtime is None:
+            return
+        self.views[new], self.backends[new] = views[old], backends[old]
+        self._runtime.add_backend(new, views[old])
+
+    def _acceptors(self) -> dict[bytes, str]:
+        """Ways to acceptors, those of the config before too."""
+        out = {a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links}
+        former = self.former
+        for e in self.previous.backends if self.previous is not None else ():
+            if e.acceptor is not None and e.backend_id in former:
+                out[e.acceptor.acceptor_id] = former[e.backend_id]
+        return out
+
+    def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> Backend:
+        """A way to a backend that is to be added: open from now on, and a link once it is agreed."""
+        joining = decode_links(self.db.get(JOINING_KEY) or b"{}")
+        self.db.set(JOINING_KEY, encode_links({**joining, backend_id.hex(): link}))
+        assert self._runtime is not None
+        self.backends[name] = backend
+        self.views[name] = view = WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
+        self._runtime.add_backend(name, view)
+        return view
+
+    def has_joined(self) -> None:
+        """Nothing is waiting to be added any more."""
+        self.db.set(JOINING_KEY, None)
 
     @property
     def agreed_names(self) -> set[str]:
@@ -137,6 +221,9 @@ class Connections:
 
     def open(self) -> tuple[Runtime, Group]:
         """Opens this device's ways to the backends, once."""
+        if Session.stored_newest(self.db).config != self.config_hash:  # another process followed a change
+            self.close()
+            self._load()
         if self._runtime is not None and self._group is not None:
             for backend in self.backends.values():
                 ways.ask_anew(backend)
@@ -146,17 +233,18 @@ class Connections:
                     self._runtime.add_backend(name, view)
             return self._runtime, self._group
         views = {name: self.way(name) for name in self.links}
+        self.views = dict(views)
         base = Session.stored_state(self.db)
         self._runtime = self.machine.runtime(views, self.db)
         self._group = Group(
             self.keys,
             self.device,
             self.config,
-            base.config,
+            self.config_hash,
             Session.stored_devices(self.db, base, self.keys.ns_id),
             base.devices,
             incarnation=self.machine.entropy(INCARNATION_BYTES),
-            links={a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links},
+            links=self._acceptors(),
             certificate=self.certificate.encode(),
             memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
             guard=self.guard,
@@ -186,9 +274,9 @@ class Connections:
         hung = self._hung_now()
         if runtime is not None:
             runtime.close()
-        for backend in self.backends.values():
+        for backend in {id(b): b for b in self.backends.values()}.values():
             backend.close()
-        self.backends = {}
+        self.backends, self.views = {}, {}
         if hung != self._hung:
             self._hung = hung
             self.db.set(HUNG_KEY, json.dumps(hung).encode() if hung else None)
@@ -260,6 +348,22 @@ class Connections:
                 )
             )
         return out
+
+
+def _names(config: Config, links: Mapping[str, Link]) -> dict[bytes, str]:
+    return {e.backend_id: e.name for e in config.backends if e.name in links}
+
+
+def _former(config: Config, previous: Config | None, links: Mapping[str, Link]) -> dict[bytes, str]:
+    ids = {e.backend_id for e in config.backends}
+    entries = [e for e in previous.backends if e.backend_id not in ids] if previous is not None else []
+    named = {e.backend_id: former_name(e.name, e.backend_id) for e in entries}
+    return {i: name for i, name in named.items() if name in links}
+
+
+def former_name(name: str, backend_id: bytes) -> str:
+    """Under which name the way to a backend is kept that is agreed no more: another one may be called so by now."""
+    return f"{name}~{backend_id.hex()[:8]}"
 
 
 def _hung_lately(db: LocalDb, now: float) -> dict[str, float]:

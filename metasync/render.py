@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from metasync.codec import amount
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.reports import (
+    BackendChange,
     BackendState,
     Changes,
     CheckReport,
     ConflictReport,
+    Moving,
     PullReport,
     PushReport,
     Skipped,
@@ -217,7 +219,7 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += unplaced(s.unplaced)
     lines += _ignored(s, verbose=verbose)
     lines += _warnings(s.warnings)
-    lines += ["", *backends(s.backends), "", s.survives]
+    lines += ["", *backends(s.backends), *moving(s.moving), "", s.survives]
     lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
     if s.under_replicated:
         lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
@@ -236,6 +238,32 @@ def backends(items: Sequence[BackendState]) -> list[str]:
     widths = [max(len(r[i]) for r in rows) for i in range(6)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[6]]).rstrip() for r in rows]
     return lines + [f"warning: {b.warning}." for b in items if b.warning]
+
+
+def moving(m: Moving) -> list[str]:
+    """What a change of the backends left where it was."""
+    if not m.packs:
+        return []
+    return [f"Still to move: {count(m.packs, 'pack')}, {size(m.bytes)}; until then they are read where they are."]
+
+
+def backend_change(what: str, c: BackendChange) -> list[str]:
+    """What was agreed of the backends, and what the workspace survives before and after."""
+    did = {"add": "Added", "remove": "Removed", "set": "Changed"}[what]
+    if c.dry_run:
+        head = f"Would {'change' if what == 'set' else what} {c.name}; nothing was changed."
+    elif c.version is None:
+        head = f"{c.name} is so already; nothing was changed."
+    else:
+        head = f"{did} {c.name}, agreed as version {c.version} ({c.fingerprint})."
+    lines = [head]
+    if c.after != c.before:
+        lines += [f"  before: {c.before}", f"  {'would be' if c.dry_run else 'now'}:    {c.after}"]
+    else:
+        lines.append(f"  {c.after}")
+    if c.moving.packs:
+        lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
+    return [*lines, *c.kept]
 
 
 def check(r: CheckReport, *, read_data: bool) -> list[str]:

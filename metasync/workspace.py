@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from metasync import ways
+from metasync.backend_changes import BackendChanges
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.connections import Connections, Machine
@@ -50,12 +51,15 @@ from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
 from metasync.sync.fsio import WorkTree
 from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
 from metasync.sync.paths import TreePath, tree_path
+from metasync.sync.places import survives
 from metasync.sync.probe import rules_of
+from metasync.sync.reconfigure import still_moving
 from metasync.sync.reports import (
     BackendState,
     CheckReport,
     ConflictReport,
     LogItem,
+    Moving,
     PullReport,
     PushReport,
     Skipped,
@@ -104,7 +108,7 @@ class CloneReport:
     unplaced: tuple[Skipped, ...] = ()
 
 
-class Workspace:
+class Workspace(BackendChanges):
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
@@ -213,7 +217,7 @@ class Workspace:
             str(folder),
             name,
             tuple(sorted(links)),
-            reporting.survives(made.config),
+            survives(made.config),
             made.recovery_phrase,
             workspace,
             voters=made.config.n,
@@ -379,6 +383,11 @@ class Workspace:
         with self._session("backends") as s:
             return self._connections.states(s, sorted(self._connections.agreed_names))
 
+    def moving(self) -> Moving:
+        """What lies where it was before the backends changed, and is read there until it is moved."""
+        with self._session("backends") as s:
+            return still_moving(s, None)
+
     def link(self, name: str, url: str) -> BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
         if name not in self._connections.agreed_names:
@@ -473,6 +482,10 @@ class Workspace:
                 listener=self.on_event,
                 down=c.absent,
                 given_up=c.given_up,
+                previous=c.previous,
+                former=c.former,
+                follow=c.follow,
+                config_hash=c.config_hash,
             )
             try:
                 yield session

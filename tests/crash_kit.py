@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from metasync import connections, effects, ways
 from metasync.consensus import paxos
@@ -223,6 +223,16 @@ def run_push(directory: str, message: str = "") -> tuple[int | None, int | None]
 def run_pull(directory: str) -> int:
     with Workspace.open(directory) as w:
         return w.pull().version
+
+
+def run_backend_add(directory: str, url: str) -> int | None:
+    with Workspace.open(directory) as w:
+        return w.backend_add(url).version
+
+
+def run_backend_role(directory: str, name: str, role: Literal["both", "storage"]) -> int | None:
+    with Workspace.open(directory) as w:
+        return w.backend_set(name, role=role).version
 
 
 def run_sync(directory: str, message: str = "") -> int | None:

@@ -40,8 +40,11 @@ COMMANDS: dict[str, Any] = {
     "conflicts": {"conflicts": tuple[past_reports.ConflictItem, ...]},
     "resolve": past_reports.ResolveReport,
     "check": reports.CheckReport,
-    "backend list": {"backends": tuple[reports.BackendState, ...]},
+    "backend list": {"backends": tuple[reports.BackendState, ...], "moving": reports.Moving},
     "backend link": reports.BackendState,
+    "backend add": reports.BackendChange,
+    "backend remove": reports.BackendChange,
+    "backend set": reports.BackendChange,
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""

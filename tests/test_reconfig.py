@@ -213,42 +213,44 @@ def test_a_sleeper_none_of_whose_backends_is_left_is_told_so() -> None:
     assert room.world.do(fresh.get_recent(state)) == later
 
 
-def test_a_crash_between_any_two_requests_of_a_change() -> None:
-    """The one who changes the config dies after n requests, for every n; the others push on, and one more change."""
-    n = struck = 0
-    while True:
-        room = Room.made(7, "abc", "d")
-        told: list[State] = []
-        sent = 0
+def killed_after(n: int) -> bool:
+    """The one who adds a backend dies after n requests; the others push on, and change the backends once more.
 
-        def count(op: Op) -> Reply | None:
-            nonlocal sent
-            sent += 1
-            if sent >= n:
-                room.world.kill(process)
-            return None
+    -> bool: it struck.
+    """
+    room, told = Room.made(7, "abc", "d"), []
+    world, group = room.world, room.group(b"1" * 16)
+    sent = 0
 
-        group = room.group(b"1" * 16)
-        process = room.world.start(
-            "reconfigurer", changing(room, group, room.ws.genesis, lambda c: room.step(c, add="d"), told)
-        )
-        room.world.fault_hook = count
-        room.world.run(lambda: process.done)
-        room.world.fault_hook = lambda op: None
-        room.world.run()
-        if process.done:
-            assert process.error is None
-            break
-        struck += 1
-        other = room.group(b"2" * 16, 1)
-        state = room.world.do(other.get_recent(room.ws.genesis))
-        state = room.world.do(pushing(other, state, b"p" * 16, told))
-        state = room.world.do(changing(room, other, state, lambda c: room.step(c, remove="a"), told))
-        third = room.group(b"3" * 16, 2)
-        assert room.world.do(third.get_recent(room.ws.genesis)) == state
-        one_history(told)
-        n += 3
-    assert struck > 10
+    def count(op: Op) -> Reply | None:
+        nonlocal sent
+        sent += 1
+        if sent >= n:
+            world.kill(process)
+        return None
+
+    process = world.start("adds", changing(room, group, room.ws.genesis, lambda c: room.step(c, add="d"), told))
+    world.fault_hook = count
+    world.run(lambda: process.done)
+    world.fault_hook = lambda op: None
+    world.run()
+    if process.error is not None:
+        raise process.error
+    other = room.group(b"2" * 16, 1)
+    state = world.do(other.get_recent(room.ws.genesis))
+    state = world.do(pushing(other, state, b"p" * 16, told))
+    state = world.do(changing(room, other, state, lambda c: room.step(c, remove="a"), told))
+    third = room.group(b"3" * 16, 2)
+    assert world.do(third.get_recent(room.ws.genesis)) == state
+    one_history(told)
+    return not process.done
+
+
+def test_a_crash_after_any_request_of_a_change() -> None:
+    n = 1
+    while killed_after(n):
+        n += 2
+    assert n > 20
 
 
 # The finding: a removed backend that is emptied while it can still be written to.

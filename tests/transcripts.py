@@ -46,6 +46,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r'(?<="recovery_phrase": ")[a-z ]+', "WORDS"),
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
+    (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),
     (r"(read|hold|packs? of) [\d.]+ (B|KiB|MiB)\b", r"\1 SIZE"),
     (r"\b\d+(\.\d+)? ?(s|ms|seconds)\b", "TIME"),
     (r"(?<=\S)  +", "  "),

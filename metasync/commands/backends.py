@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from metasync import render
-from metasync.backends._registry import parse_url
+from metasync.backends._registry import parse_bytes, parse_url
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UnreachableError
 
@@ -36,7 +38,9 @@ def backend_list(options: Options) -> None:
     console = Console(options)
     with opened(options, console) as w:
         items = w.backends()
-    console.report("backend list", render.backends(items), {"backends": render.value(items)})
+        moving = w.moving()
+    lines = [*render.backends(items), *render.moving(moving)]
+    console.report("backend list", lines, {"backends": render.value(items), "moving": render.value(moving)})
 
 
 @backend.command("link")
@@ -55,6 +59,79 @@ def backend_link(options: Options, name: str, url: str) -> None:
     with opened(options, console) as w:
         state = w.link(name, url)
     console.report("backend link", [f"Linked {name}: {state.url}"], render.value(state))
+
+
+_dry_run = click.option("--dry-run", is_flag=True, help="Tell what would be agreed, and change nothing.")
+
+
+@backend.command("add")
+@click.argument("url")
+@_dry_run
+@common
+@click.pass_obj
+def backend_add(options: Options, url: str, dry_run: bool) -> None:
+    """Adds a backend to the workspace, for all devices, and links this one to it.
+
+    Other devices go on as they are; `backend link` there tells them the way. What is stored already stays where it is.
+
+    \b
+    Example:
+      metasync backend add 'file:///mnt/usb/metasync?name=usb&capacity=64GiB'
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        done = w.backend_add(url, dry_run=dry_run)
+    console.report("backend add", render.backend_change("add", done), render.value(done))
+
+
+@backend.command("remove")
+@click.argument("name")
+@_dry_run
+@common
+@click.pass_obj
+def backend_remove(options: Options, name: str, dry_run: bool) -> None:
+    """Takes a backend out of the workspace, for all devices. It may be dead; what it holds is left there.
+
+    \b
+    Example:
+      metasync backend remove usb
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        done = w.backend_remove(name, dry_run=dry_run)
+    console.report("backend remove", render.backend_change("remove", done), render.value(done))
+
+
+@backend.command("set")
+@click.argument("name")
+@click.option("--name", "new_name", default=None, metavar="NAME", help="Call it so from now on.")
+@click.option("--capacity", default=None, metavar="SIZE", help="How much may go there, such as 15GiB.")
+@click.option("--role", type=click.Choice(["both", "storage"]), default=None,
+              help="both: holds data and votes; storage: holds data only.")  # fmt: skip
+@_dry_run
+@common
+@click.pass_obj
+def backend_set(
+    options: Options,
+    name: str,
+    new_name: str | None,
+    capacity: str | None,
+    role: Literal["both", "storage"] | None,
+    dry_run: bool,
+) -> None:
+    """Changes what is agreed of a backend: its name, its capacity, whether it votes.
+
+    \b
+    Example:
+      metasync backend set usb --capacity 128GiB --name big-usb
+    """
+    console = Console(options)
+    if new_name is None and capacity is None and role is None:
+        raise click.UsageError("Say what to change: --name, --capacity or --role.")
+    size = parse_bytes(capacity) if capacity is not None else None
+    with opened(options, console) as w:
+        done = w.backend_set(name, capacity_bytes=size, new_name=new_name, role=role, dry_run=dry_run)
+    console.report("backend set", render.backend_change("set", done), render.value(done))
 
 
 @backend.command("check")

@@ -8,6 +8,7 @@ from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
 from metasync.consensus.member import Barred, Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
+from metasync.consensus.reconfig import check_step
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "birth_matches",
     "birth_path",
     "bootstrap",
+    "check_step",
     "checked_memory",
     "decode_journal",
     "decode_state",

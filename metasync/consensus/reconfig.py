@@ -68,6 +68,11 @@ def check_step(old: Config, new: Config) -> None:
             f"{len(stay)} of {old.n} voting backends would stay, and {old.quorum} must in one step",
             next_step="Add or remove one backend after the other; add a new one before you remove one of the last two.",
         )
+    if new.mode == "bft" and new.n < 3 * new.f + 1:
+        raise UsageError(
+            f"{new.n} backends would vote, and the workspace allows for {new.f} that lies, which takes {3 * new.f + 1}",
+            next_step="Add another backend that votes first.",
+        )
     new.check()
 
 
@@ -139,10 +144,7 @@ def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: 
 
     while True:
         left = deadline - (yield Now())
-        branches: dict[str, Task] = {
-            name: _close(m, instance, a, value)
-            for a, name in instance.names.items()
-        }
+        branches: dict[str, Task] = {name: _close(m, instance, a, value) for a, name in instance.names.items()}
         yield Gather({**branches, "": _timer(REST_S)}, until, deadline_s=max(left, 0.0))
         if stands():
             m.fenced.add(value.hash)

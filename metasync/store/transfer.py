@@ -91,10 +91,36 @@ class Transfer:
     faults: list[Fault] = field(default_factory=list)
     reading: dict[str, int] = field(default_factory=dict)  # bytes asked for and not yet there, per backend
     room: Room = field(default_factory=Room)
+    before: Placement | None = None  # by which older packs lie, until they are moved
 
     def order(self, name: bytes) -> list[Place]:
         """All places of a pack in the agreed order; those this device has no way to are left out."""
         return [self.places[i] for i in self.placement.order(name) if i in self.places]
+
+    def read_order(self, name: bytes) -> list[Place]:
+        """All places of a pack in the order in which to look for it: where it belongs now, where it did before, others.
+
+        While nothing is being moved it is `order`.
+        """
+        now = self.placement.order(name)
+        ids = now[: self.placement.copies]
+        if self.before is not None:
+            ids += self.before.order(name)[: self.before.copies]
+        ids += now + (self.before.order(name) if self.before is not None else ())
+        return [self.places[i] for i in dict.fromkeys(ids) if i in self.places]
+
+    def home(self, name: bytes) -> tuple[bytes, ...]:
+        """Ids of the backends that ought to hold a pack, by either config."""
+        before = self.before.primary(name) if self.before is not None else ()
+        return tuple(dict.fromkeys((*self.placement.primary(name), *before)))
+
+    def is_alike(self, other: Transfer) -> bool:
+        """Whether what one of the two stores lies where the other one would have put it."""
+
+        def where(t: Transfer) -> object:
+            return t.placement.targets, t.placement.copies, {i: p.storage_ids[-1] for i, p in t.places.items()}
+
+        return self is other or where(self) == where(other)
 
     def away(self, place: Place) -> bool:
         """True for one that could not be reached in this session. One that is merely full still serves reads."""
@@ -179,10 +205,12 @@ class Transfer:
         """
         wanted = sorted(wanted, key=lambda w: (w.segment, w.offset))
         cost = record.size
-        home = self.placement.primary(record.name)
+        home, promised = self.home(record.name), set(self.placement.primary(record.name))
+        if self.before is not None:
+            promised &= set(self.before.primary(record.name))  # what is not moved yet is missed nowhere
         last: list[BackendError | FormatError] = []
         readers = self._readers(record)
-        readers += [p for p in self.order(record.name) if self.away(p)]  # before giving up: they may be back
+        readers += [p for p in self.read_order(record.name) if self.away(p)]  # before giving up: they may be back
         for place in readers:
             self.reading[place.name] = self.reading.get(place.name, 0) + cost
             try:
@@ -198,7 +226,7 @@ class Transfer:
                 self.down[place.name] = problem
             else:
                 missing = isinstance(problem, NotFoundError)
-                if not missing or place.backend_id in home:  # elsewhere nobody promised a copy
+                if not missing or place.backend_id in promised:  # elsewhere nobody promised a copy
                     self.faults.append(Fault(place.name, record.name, problem.message, missing))
         away = [n for n, e in sorted(self.down.items()) if isinstance(e, UnreachableError)]
         where = f" ({', '.join(away)} cannot be reached)" if away else ""
@@ -220,7 +248,7 @@ class Transfer:
 
     def _readers(self, record: PackRecord) -> list[Place]:
         """Those who should hold the pack, the least busy first, then all others in the agreed order."""
-        order = [p for p in self.order(record.name) if not self.away(p)]
+        order = [p for p in self.read_order(record.name) if not self.away(p)]
         first = order[: self.placement.copies]
         return sorted(first, key=lambda p: self.reading.get(p.name, 0)) + order[self.placement.copies :]
 
@@ -337,7 +365,7 @@ def check_pack(
     t: Transfer, record: PackRecord, *, read_data: bool
 ) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
     """Looks at a pack's copies: (those on the R places it belongs to, those found elsewhere in their stead)."""
-    order = t.order(record.name)
+    order = t.read_order(record.name)
     copies = t.placement.copies
     first = yield Gather({p.name: _check_copy(t, p, record, read_data) for p in order[:copies]})
     states = [first[p.name] for p in order[:copies]]

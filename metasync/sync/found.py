@@ -210,7 +210,7 @@ def found(
         for data, _ in slots:
             _confirmed(run, {n: Op(n, "put", slot_path(data), data) for n in stores})
     except BaseException:
-        _take_away(run, [*stores])
+        take_away(run, [*stores])
         raise
     return Founded(keys, config, devices, device, certificate, made.state, phrase)
 
@@ -224,7 +224,7 @@ def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
             raise UnreachableError(f"{name}: a new random name was taken; this store does not do as it says")
 
 
-def _take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
+def take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
     """Deletes what a founding that failed has written, as far as backends let it."""
 
     def below(name: str, path: str, depth: int) -> Task:

@@ -152,7 +152,8 @@ def _scan(s: Session, base: Agreed, ingest: Ingest) -> tuple[Scan, dict[bytes, E
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
-    if a.upload is None or not a.upload.counting(base.state.min_gen, base.state.epoch):
+    moved = a.upload is not None and not a.upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
+    if a.upload is None or moved or not a.upload.counting(base.state.min_gen, base.state.epoch):
         a.upload = Upload(
             s.transfer,
             s.form,

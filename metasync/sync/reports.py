@@ -148,12 +148,42 @@ class BackendState:
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """What still lies only where the backends had it before they changed; it is read there."""
+
+    packs: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChange:
+    """A change of the agreed backends. `version`: as which it was agreed; None when nothing was (a dry run, no change).
+
+    before, after  what the workspace survives, in a sentence
+    moving         what lies elsewhere now than it belongs, to be moved later
+    kept           sentences: what stays as it is, and until when
+    """
+
+    name: str
+    version: int | None
+    fingerprint: str
+    dry_run: bool
+    before: str
+    after: str
+    voting: int
+    storing: int
+    moving: Moving = Moving()
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why).
 
     ignored        paths that are ignored and not agreed, the first of `ignored_total`; of a directory it alone
     ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
     warnings       sentences: what is wrong with ignore rules, why a push would stop
+    moving         what lies where it was before the backends changed
     unplaced       what is agreed and cannot be held here
     evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
     """
@@ -176,6 +206,7 @@ class Status:
     ignored_total: int = 0
     ignored_agreed: int = 0
     warnings: tuple[str, ...] = ()
+    moving: Moving = Moving()
     evidence: tuple[Evidence, ...] = ()
 
 

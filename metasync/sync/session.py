@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
-from metasync.config import NO_LIMIT, Config, Replicate, decode_config
+from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import (
     DEADLINE_S,
     JOURNAL_KEY,
@@ -31,6 +31,7 @@ from metasync.errors import (
     BackendError,
     DamagedError,
     FormatError,
+    MetaSyncError,
     NoQuorumError,
     UnreachableError,
     WorkspaceError,
@@ -48,13 +49,12 @@ from metasync.runtime import Runtime
 from metasync.store import index as pack_index
 from metasync.store.contents import Contents
 from metasync.store.index import Index, IndexRoot, IndexSegment
-from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat, WorkspacePackKeys
-from metasync.store.placement import Placement
-from metasync.store.transfer import Place, Transfer
+from metasync.store.transfer import Transfer
 from metasync.sync import evidence
 from metasync.sync.fsio import WorkTree
 from metasync.sync.ingest import Ingest, Sink
+from metasync.sync.places import transfer_of
 from metasync.sync.replaced import settle
 from metasync.translators._base import Chain
 
@@ -71,6 +71,9 @@ AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several 
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
 
 T = TypeVar("T")
+
+Follow = Callable[[bytes, Config, Config | None], tuple[dict[bytes, str], dict[bytes, str]]]
+"""Is told the hash, the newest agreed config and the one whose mapping is still read. -> `names`, `former`."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class Session:
     down: dict[str, str] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)  # backends whose ballast went in this command
     tried: set[str] = field(default_factory=set)  # and those where it was tried to put it back
+    previous: Config | None = None  # whose mapping is still read
+    former: dict[bytes, str] = field(default_factory=dict)  # ways to backends that are in `previous` alone
+    follow: Follow | None = None  # takes another config over into the local state
+    config_hash: bytes = b""  # of `config`
     _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
     _known_contents: tuple[bytes, set[bytes]] | None = None
 
@@ -145,20 +152,7 @@ class Session:
 
     @cached_property
     def transfer(self) -> Transfer:
-        storing = [b for b in self.config.backends if b.storage]
-        policy = self.config.policy(0)
-        copies = policy.copies if isinstance(policy, Replicate) else policy.total
-        placement = Placement(
-            [Target(b.backend_id, b.capacity_bytes) for b in storing],
-            copies=copies,
-            partitions=self.config.mapping.partitions,
-        )
-        places = {
-            b.backend_id: Place(self.names[b.backend_id], b.backend_id, tuple(s.storage_id for s in b.storage))
-            for b in storing
-            if b.backend_id in self.names
-        }
-        return Transfer(placement, places, self.form, self.ids.of)
+        return transfer_of(self.config, self.previous, {**self.former, **self.names}, self.form, self.ids.of)
 
     # --- agreed states
 
@@ -182,10 +176,15 @@ class Session:
         """The state this folder is at."""
         return self.stored_state(self.db)
 
+    @staticmethod
+    def stored_newest(db: LocalDb) -> State:
+        """The newest state that a folder's device has seen decided; its config is the one in the local state."""
+        data = db.get(NEWEST_KEY)
+        return local_value(decode_state, data) if data is not None else Session.stored_state(db)
+
     def newest_state(self) -> State:
         """The newest state this device has seen decided."""
-        data = self.db.get(NEWEST_KEY)
-        return local_value(decode_state, data) if data is not None else self.base_state()
+        return self.stored_newest(self.db)
 
     def base(self) -> Agreed:
         """What this folder is at, loaded. A clone that brought no tree yet is at the empty one."""
@@ -197,6 +196,12 @@ class Session:
         known = self.newest_state()
         try:
             state: State = self.runtime.run(self.group.get_recent(known, deadline_s=deadline_s))
+        except NoQuorumError:
+            reached = self.group.reached  # maybe under a config with backends that this device has no way to yet
+            if reached is not None and reached.v > known.v:
+                with contextlib.suppress(MetaSyncError):
+                    self._remember(reached)
+            raise
         finally:
             self._note_standings()
         self._remember(state)
@@ -226,10 +231,30 @@ class Session:
 
     def _remember(self, state: State) -> None:
         """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
+        known = self.newest_state()
+        mine = self.config_hash or known.config
+        configs = self._configs_of(state) if state.v >= known.v and state.config != mine else None
         with self.db.transaction():
-            if state.v >= self.newest_state().v:
+            if state.v >= known.v:
                 self.db.set(NEWEST_KEY, state.encode())
             self.db.set(MEMORY_KEY, self.group.memory)
+            if configs is not None and self.follow is not None:
+                self.names, self.former = self.follow(state.config, *configs)
+        if configs is not None:
+            self.config, self.previous = configs
+            self.config_hash = state.config
+            older = self.__dict__.pop("transfer", None)
+            if older is not None:
+                self.transfer.down.update(older.down)
+
+    def _configs_of(self, state: State) -> tuple[Config, Config | None]:
+        """The config that a decided state names, and the one whose mapping it lets be read."""
+        config = decode_config(self._cached([(state.config, self.group.get_const(state.config))])[0])
+        previous = None
+        if (name := config.prev_config) is not None:
+            with contextlib.suppress(MetaSyncError):  # then what was not moved cannot be found now, and all else can
+                previous = decode_config(self._cached([(name, self.group.get_const(name))])[0])
+        return config, previous
 
     def _note_standings(self) -> None:
         """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
@@ -283,6 +308,14 @@ class Session:
         if root is None or any(i.ref.hash not in have for i in items):
             return None
         return Index(tuple(self._segment(i.ref.hash, have[i.ref.hash]) for i in items))
+
+    def index_of(self, ref: Ref) -> Index:
+        """The pack index of this name, from the local cache or from the backends."""
+        if ref.hash == ZERO_HASH:
+            return Index()
+        root = pack_index.decode_root(self._cached([(ref.hash, self.group.get_meta(ref))])[0])
+        data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
+        return Index(tuple(self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True)))
 
     def _segment(self, digest: bytes, data: bytes) -> IndexSegment:
         if digest not in self._segments:

@@ -6,29 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from metasync.config import Config
 from metasync.errors import MetaSyncError
 from metasync.sync import evidence, guard, health
 from metasync.sync.fsio import WorkTree, split
+from metasync.sync.places import survives
 from metasync.sync.pull import changed, noted, summary
+from metasync.sync.reconfigure import still_moving
 from metasync.sync.reports import BackendState, ConflictReport, Status
 from metasync.sync.session import SHORT_KEY, Session
 from metasync.sync.survey import survey
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
-
-
-def survives(config: Config) -> str:
-    """What the set of backends lives through, in a sentence."""
-    n, s = config.n, config.survives
-    down = "none" if not s.down else f"any {s.down}"
-    lost = "no loss" if not s.copies else f"the loss of any {s.copies}"
-    lying = f" and any {s.lying} of them lying" if s.lying else " and none of them lying"
-    return (
-        f"{n} of {len(config.backends)} backends vote: changes can be agreed with {down} of them down{lying};"
-        f" data survive {lost} ({s.copies + 1} {'copy' if not s.copies else 'copies'} of everything)."
-    )
 
 
 def status(s: Session, backends: Sequence[BackendState]) -> Status:
@@ -75,6 +64,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         ignored_total=len(seen.ignored),
         ignored_agreed=len(seen.held),
         evidence=evidence.of(s.db, names),
+        moving=still_moving(s, agreed),
         warnings=(*seen.warnings, *heads, *([guard.warning(stop)] if stop is not None else [])),
     )
 
