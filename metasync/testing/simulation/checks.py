@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus.states import ZERO_HASH
+from metasync.testing.simulation.disk import folded
 from metasync.testing.simulation.reach import Library
 from metasync.testing.simulation.user import Thing, replaced_in, tree_of
 from metasync.testing.simulation.world import Violation
@@ -29,14 +30,17 @@ def is_content(path: str) -> bool:
 
 
 def comparable(clients: Sequence[Client]) -> list[dict[bytes, Thing]]:
-    """The clients' trees, as far as all their disks can show them."""
-    unplaced: set[bytes] = set()
-    for client in clients:
-        unplaced.update(client.tables["unplaced"])
-    below = tuple(path + b"/" for path in unplaced)
-    return [
-        {p: t for p, t in tree_of(c.volume).items() if p not in unplaced and not p.startswith(below)} for c in clients
-    ]
+    """The clients' trees, as far as all their disks can show them.
+
+    Where a disk takes two names for one, the one that it holds may stand there under the other's spelling.
+    """
+    unplaced = {folded(path) for client in clients for path in client.tables["unplaced"]}
+
+    def shows(path: bytes) -> bool:
+        parts = path.split(b"/")
+        return all(folded(b"/".join(parts[:n])) not in unplaced for n in range(1, len(parts) + 1))
+
+    return [{p: t for p, t in tree_of(c.volume).items() if not unplaced or shows(p)} for c in clients]
 
 
 def history(operations: Iterable[Operation], witness: Witness) -> None:

@@ -69,6 +69,11 @@ def _error(code: int, name: bytes) -> OSError:
     return OSError(code, os.strerror(code), name)
 
 
+def folded(name: bytes) -> str:
+    """What a disk that ignores case and normal form compares."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", os.fsdecode(name)).casefold())
+
+
 class Volume:
     """What lies on one disk. `clock`: nanoseconds since 1970; `tick_ns`: the granularity of times."""
 
@@ -91,10 +96,7 @@ class Volume:
         return Node(self._inos, mode, self.now())
 
     def key(self, name: bytes) -> Any:
-        if not self.folds:
-            return name
-        text = unicodedata.normalize("NFD", os.fsdecode(name)).casefold()
-        return unicodedata.normalize("NFD", text)
+        return folded(name) if self.folds else name
 
     def find(self, above: Node, name: bytes) -> Node:
         found = above.entries.get(self.key(name))
