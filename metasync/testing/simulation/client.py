@@ -23,7 +23,7 @@ from metasync.testing.simulation.disk import Volume
 from metasync.testing.simulation.machine import Secret, SimMachine, workspace
 from metasync.testing.simulation.network import Lines, Store
 from metasync.testing.simulation.plan import ClientPlan, Step
-from metasync.testing.simulation.user import User
+from metasync.testing.simulation.user import User, tree_of
 from metasync.testing.simulation.world import Actor, Boot, Crashed, Violation, World
 from metasync.workspace import Workspace
 
@@ -42,6 +42,7 @@ class Operation:
     op_ids: list[bytes] = field(default_factory=list)
     error: str = ""
     notes: list[str] = field(default_factory=list)
+    conflicts: list[bytes] = field(default_factory=list)  # paths that have the agreed bytes now, one's own beside them
 
 
 class Client:
@@ -63,6 +64,8 @@ class Client:
         self.image: tuple[Volume, Tables] | None = None
         self.boot: Boot | None = None
         self.workspace: Workspace | None = None
+        self.never_restored = True  # this disk and the others: each has only what happened on it
+        self.moved: Callable[[], set[bytes]] = set
         self.gone = False  # a copy that never came to be
         self.boots = 0
 
@@ -144,6 +147,7 @@ class Client:
             self.boot.proposed = op.op_ids
             DO[step.kind](w, op, step)
             op.outcome = "ok"
+            self._judge_conflicts(op, step)
         except Crashed:
             op.outcome = "crashed"
         except MetaSyncError as e:
@@ -189,6 +193,16 @@ class Client:
         if down_s > 86_400:
             self.world.count("down for days")
 
+    def _judge_conflicts(self, op: Operation, step: Step) -> None:
+        """A user's own past, pushed by its own device, is no other side of a conflict."""
+        if not self.never_restored or step.agitate:
+            return
+        tree = tree_of(self.volume)
+        for path in op.conflicts:
+            here = tree.get(path)
+            if here is not None and here.data in self.user.written and here.data not in self.moved():
+                raise Violation(f"{self.name}: {op.kind} found a conflict of {path!r} with what it had pushed itself")
+
     def _judge(self, op: Operation, error: MetaSyncError) -> None:
         """Errors that no fault in the plan explains."""
         if isinstance(error, ForkError):
@@ -212,6 +226,7 @@ def _pushed(op: Operation, report: Any) -> None:
 
 def _pulled(op: Operation, report: Any) -> None:
     op.notes += ["conflict"] * len(report.conflicts) + ["merged by lines"] * len(report.merged)
+    op.conflicts += [c.path for c in report.conflicts]
 
 
 def _sync(w: Workspace, op: Operation, step: Step) -> None:

@@ -349,10 +349,10 @@ class SimDisk(Disk):
     def link(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         self._step()
         node, above = self.volume.find(self._dir(old_fd), old), self._dir(new_fd)
-        if node.is_dir:
-            raise _error(errno.EPERM, old)
         if self.volume.key(new) in above.entries:
             raise _error(errno.EEXIST, new)
+        if node.is_dir:
+            raise _error(errno.EPERM, old)
         self.volume.put(above, new, node)
         node.nlink += 1
         node.ctime = self.volume.now()

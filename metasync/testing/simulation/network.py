@@ -149,6 +149,7 @@ class Lines:
     def __init__(self, world: World) -> None:
         self.world = world
         self.sender: tuple[Boot, str] | None = None  # of what is taking effect
+        self.slow: dict[str, tuple[float, float]] = {}  # client -> until when, and how long its requests may take
         self._stores: dict[Backend, Store | None] = {}
 
     def _delay(self, rates: Rates) -> float:
@@ -164,6 +165,9 @@ class Lines:
             return 0.0
         rng, rates = world.rng, store.rates
         go, back = self._delay(rates) / 2, self._delay(rates) / 2
+        until, most = self.slow.get(client, (0.0, 0.0))
+        if until > world.now:
+            go += rng.uniform(0.0, most)
         if store.is_down(client):
             world.count("call on a backend that is down")
             self._refuse(answer, go, op)

@@ -75,6 +75,7 @@ class Pounce:
     cut off    it reaches none of the other providers for a while
     hide       the provider where it just landed is out of reach for everybody for a while
     lonely     the others are
+    slow       all that this client sends for a while lies around for up to as long before it lands
     wipe       that provider is emptied, if the budget allows it, and another one hidden
     """
 
@@ -133,7 +134,7 @@ def make_plan(seed: int) -> Plan:
 
 
 def _pounces(rng: random.Random) -> tuple[Pounce, ...]:
-    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "wipe"), rng.randint(1, 4))
+    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "slow", "wipe"), rng.randint(1, 4))
     return tuple(
         Pounce(
             rng.randint(2, 30),

@@ -45,6 +45,10 @@ class Play:
         self.lines = Lines(self.world)
         self.history: list[Operation] = []
         self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
+        images = any(s.kind == "restore" for c in plan.clients for s in c.steps) or any(c.copy_of for c in plan.clients)
+        for client in self.clients:
+            client.never_restored = not images
+            client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
         self.witness: Witness | None = None
         self._wiped = 0
         self._healed = False
@@ -182,6 +186,8 @@ class Play:
         elif pounce.kind == "lonely":
             for other in others:
                 other.down_until = max(other.down_until, until)
+        elif pounce.kind == "slow":
+            self.lines.slow[client] = (until, pounce.for_s)
         elif pounce.kind == "wipe":
             self._wipe(store)
             others[0].down_until = max(others[0].down_until, until)
@@ -210,6 +216,7 @@ class Play:
             store.rates = Rates()
             store.down_until = store.full_until = 0.0
             store.cut_off.clear()
+        self.lines.slow.clear()
         self.world.trace("healed")
 
     def _settle(self, actor: Actor) -> None:

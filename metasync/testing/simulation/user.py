@@ -58,12 +58,14 @@ def replaced_in(volume: Volume) -> set[bytes]:
 
 
 class User:
-    """`own`: contents that this user wrote and did not itself overwrite or delete."""
+    """`own`: contents that this user wrote and did not itself overwrite or delete. `written`: all it ever wrote."""
 
     def __init__(self, name: str, volume: Volume) -> None:
         self.name = name
         self.volume = volume
         self.own: set[bytes] = set()
+        self.written: set[bytes] = set()
+        self.moved: set[bytes] = set()  # contents that this user gave another name
         self._serial = 0
 
     def has(self, volume: Volume) -> None:
@@ -139,11 +141,13 @@ class User:
             return
         self.volume.write(disk.node(fd), data)
         self.own.add(data)
+        self.written.add(data)
 
     def _rename(self, disk: SimDisk, old: bytes, new: bytes) -> None:
         above, name = self._above(disk, old)
         there, target = self._above(disk, new, make=True)
         found = disk.look(target, there)
+        self.moved.add(self.volume.find(disk.node(above), name).data)
         if found is not None and stat_.S_ISREG(found.st_mode) and (above, name) != (there, target):
             node, moved = self.volume.find(disk.node(there), target), self.volume.find(disk.node(above), name)
             if node is not moved:
