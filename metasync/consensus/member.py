@@ -155,7 +155,8 @@ class Member:
         return prepared[1] if prepared is not None and prepared[0] is instance else NEVER
 
     def timed(self, seconds: float) -> None:
-        self.rtt_s = min(RTT_MAX_S, 0.7 * self.rtt_s + 0.3 * seconds)
+        known = seconds if self.rtt_s == RTT_FIRST_S else self.rtt_s  # the first reply tells more than a guess
+        self.rtt_s = min(RTT_MAX_S, 0.7 * known + 0.3 * seconds)
 
     # one acceptor
 

@@ -52,7 +52,9 @@ JOURNAL_KEY: Final = "consensus.journal"
 PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; its proposer needs two
 PATIENCE_LEAST_S: Final = 0.01
 PATIENCE_MAX_S: Final = 8.0
-PHASE_LEAST_S: Final = 0.05  # a phase that met a rival waits so long for the acceptors that have not answered
+LINGER_RTTS: Final = 3  # an early PREPARE waits so long for acceptors beyond the quorum
+PHASE_RTTS: Final = 4  # a phase that met a rival waits so long for the acceptors that have not answered
+PHASE_LEAST_S: Final = 0.05
 BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
 BACKOFF_MAX_S: Final = 2.0
 ROUND_MAX: Final = (1 << 32) - 1
@@ -163,7 +165,7 @@ class _Attempt:
         i.begin()
         yield from ancestor(m, i, i.base, skip_version(i.v))  # remembered: the value will need it
         self._new_round()
-        yield from self._phase(Kind.PREPARE)
+        yield from self._phase(Kind.PREPARE, linger=True)
         if i.promises(self.round) < i.quorum:
             return False
         m.prepared = (i, self.round)
@@ -223,22 +225,27 @@ class _Attempt:
             yield Persist(JOURNAL_KEY, Journal(self.own.op_id, self.instance.base).encode())
             self.sent = True
 
-    def _phase(self, kind: Kind) -> Task:
-        """Sends one message to all acceptors, until a quorum has it or cannot have it any more."""
+    def _phase(self, kind: Kind, *, linger: bool = False) -> Task:
+        """Sends one message to all acceptors, until a quorum has it or cannot have it any more.
+
+        `linger`: there is time. Waits a little for the rest too: the next message is quicker where this one is known to
+        stand, and a quorum of five is had sooner than one of the same three.
+        """
         i, m = self.instance, self.m
         value = self.value if kind is Kind.ACCEPT else None
         now = yield Now()
         branches: dict[str, Task] = {}
         for acceptor_id, name in i.names.items():
             branches[name] = append(m, i, acceptor_id, kind, self.round, value, self.stale)
-        branches[_TIMER] = _timer(max(PHASE_LEAST_S, 4 * m.rtt_s))
+        branches[_TIMER] = _timer(m, LINGER_RTTS if linger else PHASE_RTTS)
 
         def until(results: Mapping[str, Any]) -> bool:
             won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
             outcomes = [o for key, o in results.items() if key != _TIMER]
             contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
             hopeless = sum(o.kind != "done" for o in outcomes) > len(i.names) - i.quorum
-            return won or len(outcomes) == len(i.names) or hopeless or (contested and _TIMER in results)
+            in_time = (won or contested) and _TIMER in results
+            return (won and not linger) or len(outcomes) == len(i.names) or hopeless or in_time
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
 
@@ -365,7 +372,7 @@ def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: 
     """
     i = instance
     branches: dict[str, Task] = {name: look(m, i, acceptor_id) for acceptor_id, name in i.names.items()}
-    branches[_TIMER] = _timer(max(PHASE_LEAST_S, 4 * m.rtt_s))
+    branches[_TIMER] = _timer(m, PHASE_RTTS)
 
     def until(results: Mapping[str, Any]) -> bool:
         if i.decided() is not None or len(results) - (_TIMER in results) == len(i.names):
@@ -403,8 +410,11 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     return NoQuorumError(text, next_step=step)
 
 
-def _timer(seconds: float) -> Task:
-    yield Sleep(seconds)
+def _timer(m: Member, rtts: float) -> Task:
+    """Ends after so many round trips, as long as they turn out to be meanwhile."""
+    started = yield Now()
+    while (left := started + max(PHASE_LEAST_S, rtts * m.rtt_s) - (yield Now())) > 0:
+        yield Sleep(left)
 
 
 def _fraction() -> Task:
