@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from metasync import ways
-from metasync.backends._base import Backend, BackendUrl, Probes
-from metasync.config import Acceptor, BackendEntry, Config, Storage
+from metasync.backends._base import Backend, BackendUrl, LogForm, Probes
+from metasync.config import Acceptor, BackendEntry, Config, Form, Storage
 from metasync.connections import Connections
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
@@ -149,11 +149,12 @@ class BackendChanges:
         form = backend.form
         if form == "log" and isinstance(backend, Probes):
             form = backend.probe()
-        if form != "log":
+        if form == "none":
             raise UsageError(
                 f"{entry.name} may not vote: it has no atomic create", next_step="It goes on holding data."
             )
-        return _drawn_acceptor(wanted, s.entropy)
+        _refuse_form(s.config, entry.name, form)
+        return _drawn_acceptor(wanted, s.entropy, form)
 
 
 def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
@@ -185,7 +186,7 @@ def _adding(new: NewBackend) -> Wanted:
     wanted = Wanted(new.name, lambda config: config)
     storage_id, nonce = os.urandom(ID_BYTES), os.urandom(BIRTH_NONCE_BYTES)
     wanted.births[storage_id] = nonce
-    votes = new.role_both and new.form == "log"
+    form = new.form if new.role_both else "none"
     entry = BackendEntry(
         backend_id=os.urandom(ID_BYTES),
         name=new.name,
@@ -193,12 +194,13 @@ def _adding(new: NewBackend) -> Wanted:
         capacity_bytes=new.capacity_bytes,
         identity=new.identity,
         storage=(Storage(storage_id, birth_digest(nonce)),),
-        acceptor=_drawn_acceptor(wanted, os.urandom) if votes else None,
+        acceptor=_drawn_acceptor(wanted, os.urandom, form) if form != "none" else None,
     )
 
     def make(config: Config) -> Config:
         if config.named(entry.name) is not None:
             raise UsageError(f"another device has added a backend {entry.name!r} meanwhile")
+        _refuse_form(config, entry.name, form)
         if any(b.identity == entry.identity for b in config.backends):
             raise UsageError(f"another device has added the store of {entry.name} meanwhile")
         return config.with_backends([*config.backends, entry])
@@ -207,11 +209,19 @@ def _adding(new: NewBackend) -> Wanted:
     return wanted
 
 
-def _drawn_acceptor(wanted: Wanted, entropy: Callable[[int], bytes]) -> Acceptor:
+def _refuse_form(config: Config, name: str, form: LogForm) -> None:
+    if form == "block" and config.mode == "bft":
+        raise UsageError(
+            f"{name}: a backend without an atomic create cannot vote where some may lie",
+            next_step="Add it with &role=storage.",
+        )
+
+
+def _drawn_acceptor(wanted: Wanted, entropy: Callable[[int], bytes], form: Form) -> Acceptor:
     """A new vote: whatever lay on the same store before is another acceptor's."""
     acceptor_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[acceptor_id] = nonce
-    return Acceptor(acceptor_id, "log", birth_digest(nonce))
+    return Acceptor(acceptor_id, form, birth_digest(nonce))
 
 
 def _id_of(wanted: Wanted, config: Config) -> bytes:

@@ -66,7 +66,14 @@ class Room:
         return config.with_backends([*entries, *([self.newcomer(add)] if add else [])])
 
 
-def changing(room: Room, group: Group, base: State, make: Callable[[Config], Config], told: list[State]) -> Task:
+def changing(
+    room: Room,
+    group: Group,
+    base: State,
+    make: Callable[[Config], Config],
+    told: list[State],
+    deadline_s: float = 30.0,
+) -> Task:
     """The whole of a change of the config, over as many lost versions as it takes. -> the state after it."""
     op_id = room.world.rng.randbytes(16)
     wanted: Config | None = None
@@ -81,7 +88,9 @@ def changing(room: Room, group: Group, base: State, make: Callable[[Config], Con
         joined = {a.acceptor_id for _, a in new.acceptors} - {a.acceptor_id for _, a in old.acceptors}
         digest = yield from group.prepare_config(base, new, {a: room.births[a] for a in joined}, ())
         room.configs[digest] = new
-        decided = yield from group.propose(base, lambda digest=digest: Change(op_id, config=digest), op_id=op_id)
+        decided = yield from group.propose(
+            base, lambda digest=digest: Change(op_id, config=digest), op_id=op_id, deadline_s=deadline_s
+        )
         told.append(decided.state)
         if decided.mine:
             yield from group.fence_config(base, decided.state)
@@ -275,6 +284,7 @@ class Sleepers(World):
     def _op(self, run: Any, op: Op) -> None:
         if self.is_held(run.process.name, op):
             self.held.append((run, run.token, op))
+            self._resume_in(run, op.timeout_s, Reply(error=UnreachableError("no answer")))
         else:
             super()._op(run, op)
 
@@ -306,16 +316,15 @@ def the_findings_schedule(seed: int = 1) -> None:
     world.run(lambda: len(world.held) == 2 and any(log.votes for log in group.member.instance.logs.values()))
     world.asleep["sleeper"] = []
     world.stuck.add("b")
-    world.is_held = lambda who, op: who == "other" and op.backend == "c" and is_accept(op)
 
-    def unstick(op: Op) -> Reply | None:
-        if is_accept(op) and op.backend == "a":
-            world.stuck.discard("b")
-        return None
+    def from_other(who: str, op: Op) -> bool:
+        if who == "other" and is_accept(op):
+            world.stuck.discard("b")  # it has its promises, without b's, and has chosen its value
+        return who == "other" and op.backend == "c" and is_accept(op)
 
-    world.fault_hook = unstick
+    world.is_held = from_other
     other = room.group(b"2" * 16, 1)
-    remover = world.start("other", changing(room, other, ws.genesis, lambda c: room.step(c, remove="c"), told))
+    remover = world.start("other", changing(room, other, ws.genesis, lambda c: room.step(c, remove="c"), told, 300.0))
     world.run(lambda: remover.done)
     if remover.error is not None:
         raise remover.error

@@ -49,7 +49,7 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
         Copy(link, entry_path(m.keys, e, instance.base.era, a, v + 1, 0), _base_opener(m, instance, a, e, v, digest))
         for e in epochs
         for a, link in reachable
-        if not isinstance(instance.logs[a], Blocks)
+        if not isinstance(instance.logs.get(a), Blocks)
     ]
     copies += _in_blocks(m, instance, reachable, epochs, v, digest)
     copies += [Copy(link, const_path(a, name), state_opener(m.keys, digest)) for a, link in reachable]
@@ -106,6 +106,6 @@ def _in_blocks(
         Copy(link, block_path(m.keys, epoch, era, a, v + 1, writer, 0), opener(a, epoch, writer))
         for epoch in epochs
         for a, link in reachable
-        if isinstance(instance.logs[a], Blocks)
+        if isinstance(instance.logs.get(a), Blocks)
         for writer in writers
     ]
