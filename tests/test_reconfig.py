@@ -367,6 +367,11 @@ def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconfig_module, "fence", nothing)
 
 
+def no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others saw of an acceptor is evidence against one that was emptied, too."""
+    monkeypatch.setattr(logform_module, "note_claims", lambda *_: None)
+
+
 def no_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_module, "DELTA_S", 1e9)
 
@@ -382,7 +387,7 @@ def test_either_remedy_is_enough(broken: tuple[Callable[..., None], ...], monkey
     the_findings_schedule()
 
 
-@pytest.mark.parametrize("broken", [(no_expiry,), (no_births, no_fence), (no_births, no_expiry)])
+@pytest.mark.parametrize("broken", [(no_expiry,), (no_births, no_fence, no_witness), (no_births, no_expiry)])
 def test_without_either_remedy_two_values_are_told(
     broken: tuple[Callable[..., None], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
