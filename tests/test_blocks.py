@@ -15,11 +15,12 @@ from metasync.consensus import Group, ancestry, entries, floors
 from metasync.consensus import blockform as blockform_module
 from metasync.consensus.blockform import append, look
 from metasync.consensus.blocks import Blocks, Known
-from metasync.consensus.entries import Kind, Round
+from metasync.consensus.entries import Kind, Round, Seen
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
-from metasync.consensus.states import ZERO_ID, State, successor
+from metasync.consensus.states import ZERO_ID, Change, State, successor
+from metasync.consensus.witness import note_claims
 from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Sleep, Task, Work
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
 
@@ -499,6 +500,36 @@ def test_a_device_that_was_away_comes_back(forms: dict[str, Form]) -> None:
     assert p.world.now - before < 4, "not version by version"
     for v in (0, 1, 17, 39, 40):
         assert p.do(2, p.groups[2].state_at(states[-1], v)) == states[v]
+
+
+def test_a_device_that_was_away_finds_what_devices_wrote_that_it_does_not_know() -> None:
+    """That the devices it knows wrote nothing shows nothing: a version counts as absent by a complete read alone."""
+    p = Place(ALL)
+    base = p.push(0, p.ws.genesis, b"1")
+    newcomer = _newcomer(p)
+    devices = p.ws.devices.with_device(p.ws.identities[-1].certified(p.ws.admin, p.ws.keys.ns_id))
+    digest = p.do(0, p.groups[0].put_const(base, devices.encode()))
+    joined = p.do(0, p.groups[0].propose(base, lambda: Change(b"joins" + bytes(11), devices=digest))).state
+    disk: dict[str, bytes] = {}
+    state = p.world.do(newcomer.get_recent(joined), disk)
+    for number in range(20):
+        state = p.world.do(newcomer.propose(state, lambda n=number: change(bytes([n + 50]) * 16)), disk).state
+    p.world.run()
+    assert state.v == 22
+    assert p.newest(2) == state
+    assert p.newest(1, base) == state
+
+
+def test_claims_about_blocks_are_not_followed_up() -> None:
+    """What a writer saw on a block acceptor is a block of its own, which others could not tell from the words."""
+    p = Place(MIXED)
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    told = Seen(p.ws.acceptor_of("b"), 1, 0, b"h" * 32)
+    entry, _ = m.sealed(at.log(p.ws.acceptor_of("a")), Kind.PREPARE, Round(1, m.incarnation), None, bytes(48))
+    reader = p.groups[1].member
+    note_claims(reader, p.instance(1, p.ws.genesis), replace(entry, seen=(told,)))
+    assert not reader.unaudited
+    assert not reader.memory
 
 
 def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,13 @@ def test_a_right_store_may_vote(kind: type) -> None:
 
 
 def test_the_verdict_is_never_more_than_the_backends_own_list_allows() -> None:
-    for kind, reason in ((wrong.NeverVotes, "a reason of its own"), (wrong.NotYet, "by other means")):
+    for kind, expected, reason in (
+        (wrong.NeverVotes, "holds data only", "a reason of its own"),
+        (wrong.NotYet, "may vote", "in block form"),
+    ):
         report = run(store_of(kind), "scratch", scale=SMALL)
         assert not failed(report)
-        assert report.verdict == "holds data only"
+        assert report.verdict == expected
         assert report.form != "log"
         assert reason in report.reasons[0]
     report = run(store_of(wrong.Right), "scratch", scale=SMALL, storage_only="nobody asked it to")
