@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from metasync import __version__, render
-from metasync.commands import backends, beginnings, history, syncing
+from metasync.commands import backends, beginnings, history, keys, members, syncing
 from metasync.console import Finish, Options, common
 from metasync.errors import MetaSyncError
 
@@ -46,6 +46,9 @@ for _command in (
     history.resolve,
     syncing.check,
     backends.backend,
+    members.device,
+    members.invite,
+    keys.key,
     beginnings.demo,
 ):
     cli.add_command(_command)

@@ -34,6 +34,7 @@ from metasync.sync.enrolment import (
     encode_links,
     load_secret,
     required,
+    save_secret,
 )
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.fsio import Disk
@@ -76,6 +77,12 @@ class Machine:
         """Where the workspace's `.metasync` lies: see `identity`."""
         return place_now(directory / STATE_DIR)
 
+    def keep_secret(
+        self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
+    ) -> None:
+        """Keeps new keys in the place of those that `secret` gave."""
+        save_secret(directory, keys, device, certificate)
+
     def lock(
         self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = WAIT_S
     ) -> contextlib.AbstractContextManager[object]:
@@ -91,6 +98,7 @@ class Connections:
 
     def __init__(self, directory: Path, db: LocalDb, machine: Machine) -> None:
         self.db = db
+        self.directory = directory
         self.machine = machine
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
@@ -210,6 +218,12 @@ class Connections:
     def is_read_only(self) -> bool:
         """This device has a way to fewer voting backends than a quorum: it cannot agree on anything."""
         return sum(e.name in self.links for e, _ in self.config.acceptors) < self.config.quorum
+
+    def keep_keys(self, keys: WorkspaceKeys) -> None:
+        """Saves keys of a newer epoch for the next process, as far as the disk lets it: they can be had again."""
+        self.keys = keys
+        with contextlib.suppress(OSError):
+            self.machine.keep_secret(self.directory, keys, self.device, self.certificate)
 
     def link(self, name: str, url: BackendUrl) -> None:
         """Remembers a new way to an agreed backend. `UsageError` if that is not the backend."""

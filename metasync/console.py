@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,12 @@ class Console:
             self.clear()
             click.echo(render.printable(text))
 
+    def confirm(self, question: str) -> None:
+        """Asks on a terminal before something is done that cannot be undone. Scripts are taken to mean it."""
+        if sys.stdin.isatty() and not self.options.json and not self.options.quiet:
+            self.clear()
+            click.confirm(render.printable(question), abort=True, err=True)
+
     def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
         """Prints the outcome, and ends the command with the worst of `codes`."""
         self.clear()
@@ -111,8 +118,16 @@ class Console:
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             for line in lines:
-                click.echo(line if isinstance(line, render.Safe) else render.printable(line))
+                click.echo(_shown(line))
         raise Finish(code)
+
+
+def _shown(line: str) -> str:
+    """A line of a report as it is printed; `click.echo` takes colours out where there is no terminal."""
+    if isinstance(line, render.Safe):
+        return line
+    plain = render.printable(line)
+    return click.style(plain, fg="red") if isinstance(line, render.Alarm) and not os.environ.get("NO_COLOR") else plain
 
 
 class _Bar:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import threading
+import time
 from pathlib import Path
 
 from metasync.errors import WorkspaceError
 
 SERVICE = "metasync"
 FILE = "device.key"
+LEFT_S = 3600.0  # a save takes milliseconds
 IN_KEYRING = b"in the system's keyring\n"
 
 
@@ -23,9 +26,11 @@ def save(state_dir: Path, account: str, secret: bytes) -> None:
     content = secret
     if _keyring_set(account, secret):
         content = IN_KEYRING
-    temporary = path.with_suffix(".new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
+    temporary = path.with_suffix(f".new-{os.getpid()}-{threading.get_native_id()}")  # a `status` may save beside a push
+    for left in state_dir.glob(f"{path.stem}.new*"):  # of a process that died over it
+        with contextlib.suppress(FileNotFoundError):
+            if left == temporary or time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.write(fd, content)
@@ -84,3 +89,12 @@ def _keyring_get(account: str) -> bytes | None:
         return base64.b64decode(value, validate=True) if value else None
     except ValueError:  # something else under our name: as good as nothing
         return None
+
+
+def where(state_dir: Path) -> str:
+    """Where a device's keys are kept: for people."""
+    try:
+        content = (state_dir / FILE).read_bytes()
+    except OSError:
+        return "nowhere: the file that should hold them cannot be read"
+    return "the system's keyring" if content == IN_KEYRING else str(state_dir / FILE)

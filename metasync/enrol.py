@@ -5,25 +5,76 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from metasync import ways
 from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend
+from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Prefixed
 from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
 from metasync.effects import Op, Reply
-from metasync.errors import BackendError, DamagedError, WorkspaceError
+from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
-from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.devices import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
 from metasync.runtime import Runtime
 from metasync.sync import join
-from metasync.sync.enrolment import Link, write_local
+from metasync.sync.enrolment import STATE_DIR, Link, is_unfinished, new_folder, write_local
 from metasync.sync.found import each
 
 ASK_TIMEOUT_S: Final = 10.0
 INCARNATION_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A new device as it begins: its keys, and the newest state that it could start from."""
+
+    out: join.Found
+    opening: join.Opening
+    device: DeviceIdentity
+    certificate: Certificate
+    found: Found
+    places: dict[str, tuple[str, str]]
+    runtime: Runtime
+
+
+def begin(
+    folder: Path,
+    name: str,
+    backends: Sequence[str],
+    passphrase: str,
+    device_name: str | None,
+    expect: str | None,
+    on_event: Listener,
+    *,
+    again: bool = False,
+) -> None:
+    """Makes `folder` a device of the workspace `name`, unless that was begun before and interrupted.
+
+    `again`: the keys that were found before turned out not to be in force, so that nothing is taken on trust.
+    """
+    if not is_unfinished(folder, name):
+        check_empty(new_folder(folder, name))
+        enrol(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
+
+
+def check_empty(folder: Path) -> None:
+    """`WorkspaceError` when files are there."""
+    if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+        raise WorkspaceError(f"{folder} is not empty", next_step="Clone into a new folder, then move your files there.")
+
+
+def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> dict[str, Backend]:
+    """Opens backends; in the place of one that cannot be had stands one that says why."""
+    opened: dict[str, Backend] = {}
+    for n, u in urls.items():
+        try:
+            opened[n] = stack.enter_context(contextlib.closing(ways.reached(n, u)))
+        except BackendError as e:
+            opened[n] = AbsentBackend(e)
+    return opened
 
 
 def enrol(
@@ -34,50 +85,92 @@ def enrol(
     device_name: str | None,
     expect: str | None,
     on_event: Listener,
+    *,
+    again: bool = False,
 ) -> None:
     """Finds the workspace, makes keys for this device, and writes the local state, still without files."""
     urls = ways.parsed_urls(backends)
+    device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
     with contextlib.ExitStack() as stack:
-        opened: dict[str, Backend] = {}
-        for n, u in urls.items():
-            try:
-                opened[n] = stack.enter_context(contextlib.closing(ways.reached(n, u)))
-            except BackendError as e:
-                opened[n] = AbsentBackend(e)
+        opened = opened_all(stack, urls)
         runtime = stack.enter_context(ways.bare_runtime(opened))
-        given = sorted(opened)
-        out = join.search(given, name, passphrase, runtime.run, everywhere=False)
-        secret = join.require(out, name, given)
         try:
-            keys, admin_private = join.open_rings(out, secret, runtime.run)
-        except DamagedError:  # of the first backend that has the workspace: the others may hold it intact
-            out = join.search(given, name, passphrase, runtime.run)
-            secret = join.require(out, name, given)
-            keys, admin_private = join.open_rings(out, secret, runtime.run)
-        device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
-        certificate = device.certified(admin_private, keys.ns_id)
-        places = {n: (n, folder) for n, folder in sorted(out.folders.items())}
-        places |= {f"{n} {f}": (n, f) for n, folders in sorted(out.unread.items()) for f in folders}
-        inner = stack.enter_context(
-            ways.bare_runtime({key: Prefixed(opened[n], folder) for key, (n, folder) in places.items()})
-        )
-        start: Found = inner.run(bootstrap(keys, list(places)))
-        names = _agreed_names(start, inner, list(places))
-        for n, why in sorted(_problems(out, start, places, names).items()):
+            start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
+        except (DamagedError, ExcludedError):  # of the first backend that has it: the others may be intact, or newer
+            start = _start(stack, opened, runtime, name, passphrase, device, everywhere=True)
+        names = _agreed_names(start.found, start.runtime, list(start.places))
+        for n, why in sorted(_problems(start.out, start.found, start.places, names).items()):
             on_event(Notice(f"{n}: {why}", warning=True))
         if expect is not None:
-            group = Group(
-                keys, device, start.config, start.state.config, start.devices, start.state.devices,
-                incarnation=os.urandom(INCARNATION_BYTES), links=start.links, certificate=certificate.encode(),
-            )  # fmt: skip
-            _check_expected(inner.run(group.get_recent(start.state)), expect)
+            group = _group(start.opening, device, start.certificate, start.found)
+            _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
         links = {}
         for key, agreed in names.items():
-            n, inside = places[key]
+            n, inside = start.places[key]
             links[agreed] = Link(urls[n].location, inside, opened[n].identity().hex())
+    f = start.found
     write_local(
-        folder, name, keys, device, certificate, start.config, start.devices, links, start.state, unfinished=True
+        folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
+        unfinished=True,
+    )  # fmt: skip
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    opened: Mapping[str, Backend],
+    runtime: Runtime,
+    name: str,
+    passphrase: str,
+    device: DeviceIdentity,
+    *,
+    everywhere: bool,
+) -> _Start:
+    """Opens the keyring that is in force. `ExcludedError` when the passphrase opens only others."""
+    given = sorted(opened)
+    out = join.search(given, name, passphrase, runtime.run, everywhere=everywhere)
+    join.require(out, name, given)
+    places = {n: (n, folder) for n, folder in sorted(out.folders.items())}
+    places |= {f"{n} {f}": (n, f) for n, folders in sorted(out.unread.items()) for f in folders}
+    others = {f"{n} {f}": (n, f) for n, f in sorted(out.keys) if n not in out.folders}  # with other slots: newer ones?
+    places |= others
+    inner = stack.enter_context(
+        ways.bare_runtime({key: Prefixed(opened[n], folder) for key, (n, folder) in places.items()})
     )
+    for opening in join.open_rings(out, runtime.run):
+        certificate = device.certified(opening.admin_private, opening.keys.ns_id)
+        found: Found = inner.run(bootstrap(opening.keys, list(places)))
+        if (not everywhere and found.state.keyring == opening.digest) or _in_force(
+            opening, device, certificate, found, inner
+        ):
+            return _Start(out, opening, device, certificate, found, places, inner)
+    raise ExcludedError(
+        "the passphrase opens only keys that are not in force: it was changed with them, or belongs to a change of "
+        "keys that never was agreed",
+        next_step="Give the passphrase of today, the one before it, or the newest recovery phrase.",
+    )
+
+
+def _in_force(
+    opening: join.Opening, device: DeviceIdentity, certificate: Certificate, found: Found, runtime: Runtime
+) -> bool:
+    """True when the newest state that can be learned of names the keyring that was opened."""
+    if found.state.epoch >= opening.keys.epoch and found.state.keyring != opening.digest:
+        return False
+    group = _group(opening, device, certificate, found)
+    try:
+        newest: State = runtime.run(group.get_recent(found.state))
+    except NoQuorumError:
+        return True  # it cannot be known now; a keyring of another's is found out when this device is to be agreed
+    except ExcludedError:
+        return False
+    return newest.keyring == opening.digest
+
+
+def _group(opening: join.Opening, device: DeviceIdentity, certificate: Certificate, found: Found) -> Group:
+    return Group(
+        opening.keys, device, found.config, found.state.config, found.devices, found.state.devices,
+        incarnation=os.urandom(INCARNATION_BYTES), links=found.links, certificate=certificate.encode(),
+    )  # fmt: skip
 
 
 def _problems(

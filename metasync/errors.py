@@ -3,6 +3,8 @@
     MetaSyncError                  exit  whose fault, what next
     ├── UsageError                    2  the caller's: the message names the right form
     ├── PassphraseError               6  wrong passphrase or key
+    │   └── ExcludedError             6  this device is not among those that may read and write now
+    │       └── RevokedError          6  it was revoked
     ├── NoQuorumError                 5  too few backends answered, or the outcome is unknown: run again
     ├── DamagedError                  7  data that no reachable backend holds intact
     ├── ForkError                     1  a backend shows a history that contradicts what this device saw
@@ -47,6 +49,14 @@ class PassphraseError(MetaSyncError):
     """No key slot opens with what was given."""
 
     exit_code = 6
+
+
+class ExcludedError(PassphraseError):
+    """The workspace's keys or devices were changed, and this device is not among those they are for now."""
+
+
+class RevokedError(ExcludedError):
+    """This device was revoked."""
 
 
 class NoQuorumError(MetaSyncError):

@@ -16,38 +16,45 @@ PASSPHRASE_COMMAND_TIMEOUT_S = 60
 
 def passphrase(*, confirm: bool = False) -> str:
     """From the environment or a prompt; never from an argument (`METASYNC_PASSPHRASE`, `_FILE`, `_COMMAND`)."""
+    return _passphrase("METASYNC_PASSPHRASE", "Passphrase", confirm=confirm)
+
+
+def new_passphrase() -> str:
+    """The one that is to be in place of the old: the same with `METASYNC_NEW_PASSPHRASE`, and asked for twice."""
+    return _passphrase("METASYNC_NEW_PASSPHRASE", "New passphrase", confirm=True)
+
+
+def _passphrase(variable: str, prompt: str, *, confirm: bool) -> str:
     env = os.environ
-    if value := env.get("METASYNC_PASSPHRASE"):
+    if value := env.get(variable):
         return value
-    if path := env.get("METASYNC_PASSPHRASE_FILE"):
+    if path := env.get(f"{variable}_FILE"):
         try:
-            return _given(Path(path).read_bytes(), f"METASYNC_PASSPHRASE_FILE ({path})")
+            return _given(Path(path).read_bytes(), f"{variable}_FILE ({path})")
         except OSError as e:
             raise UsageError(
-                f"METASYNC_PASSPHRASE_FILE names {path}, which cannot be read: {e.strerror}",
+                f"{variable}_FILE names {path}, which cannot be read: {e.strerror}",
                 next_step="Check the path and who may read it.",
             ) from e
-    if command := env.get("METASYNC_PASSPHRASE_COMMAND"):
+    if command := env.get(f"{variable}_COMMAND"):
         try:
             done = subprocess.run(  # noqa: S602 - the user's own command, as in restic and borg
                 command, shell=True, capture_output=True, check=False, timeout=PASSPHRASE_COMMAND_TIMEOUT_S
             )
         except subprocess.TimeoutExpired as e:
             raise UsageError(
-                f"METASYNC_PASSPHRASE_COMMAND gave no passphrase within {PASSPHRASE_COMMAND_TIMEOUT_S} s",
+                f"{variable}_COMMAND gave no passphrase within {PASSPHRASE_COMMAND_TIMEOUT_S} s",
                 next_step="Run it by hand to see what it waits for.",
             ) from e
         if done.returncode:
-            raise UsageError(
-                f"METASYNC_PASSPHRASE_COMMAND ended with {done.returncode}", next_step="Run it by hand to see why."
-            )
-        return _given(done.stdout, "METASYNC_PASSPHRASE_COMMAND")
+            raise UsageError(f"{variable}_COMMAND ended with {done.returncode}", next_step="Run it by hand to see why.")
+        return _given(done.stdout, f"{variable}_COMMAND")
     if not sys.stdin.isatty():
         raise UsageError(
-            "no passphrase: there is no terminal to ask on",
-            next_step="Set METASYNC_PASSPHRASE_FILE (or METASYNC_PASSPHRASE, or METASYNC_PASSPHRASE_COMMAND).",
+            f"no {prompt.lower()}: there is no terminal to ask on",
+            next_step=f"Set {variable}_FILE (or {variable}, or {variable}_COMMAND).",
         )
-    return str(click.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True))
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
 
 
 def _given(data: bytes, source: str) -> str:

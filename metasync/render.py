@@ -46,6 +46,12 @@ def printable(line: str) -> str:
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
 
 
+class Alarm(str):
+    """A line that must not be overlooked: red on a terminal."""
+
+    __slots__ = ()
+
+
 class Safe(str):
     """A line that is safe to print as it is: `printable`, but for tabs, which a text is full of."""
 
@@ -221,6 +227,9 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += _warnings(s.warnings)
     lines += ["", *backends(s.backends), *moving(s.moving), "", s.survives]
     lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
+    if s.withdraw:
+        names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
+        lines.append(Alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
     if s.under_replicated:
         lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
     return lines

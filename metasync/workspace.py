@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Final, Literal
 
 from metasync import ways
+from metasync.accept import accept
 from metasync.backend_changes import BackendChanges
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.connections import Connections, Machine
-from metasync.enrol import enrol
-from metasync.errors import NoQuorumError, UsageError, WorkspaceError
+from metasync.enrol import begin
+from metasync.errors import ExcludedError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice, ignore
 from metasync.keys.slots import COST, Cost
 from metasync.localdb import LocalDb
+from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.sync import check as checking
-from metasync.sync import compare, health, history, join, newcomers, space
+from metasync.sync import compare, health, history, join, joining, newcomers, space
 from metasync.sync import conflicts as conflicting
 from metasync.sync import extract as extracting
 from metasync.sync import pull as pulling
@@ -42,7 +44,7 @@ from metasync.sync.enrolment import (
     NAME_KEY,
     STATE_DIR,
     Link,
-    is_unfinished,
+    forget,
     new_folder,
     required,
     write_local,
@@ -68,6 +70,7 @@ from metasync.sync.reports import (
 from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
 
 SYNC_ROUNDS_MAX: Final = 10
+JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,10 @@ class CloneReport:
     workspace: Workspace = field(repr=False)
     problem: str = ""
     unplaced: tuple[Skipped, ...] = ()
+    name: str = ""
 
 
-class Workspace(BackendChanges):
+class Workspace(BackendChanges, Membership):
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
@@ -229,32 +233,34 @@ class Workspace(BackendChanges):
         cls,
         directory: str | os.PathLike[str],
         *,
-        name: str,
-        backends: Sequence[str],
-        passphrase: str,
+        name: str = "",
+        backends: Sequence[str] = (),
+        passphrase: str = "",
+        invite: str | None = None,
         expect: str | None = None,
         device_name: str | None = None,
         on_event: Listener = ignore,
     ) -> CloneReport:
         """Brings the workspace `name` into a new or empty folder, as a new device.
 
-        `expect`: refuse unless the newest version has this fingerprint (`status` shows it on another device). A clone
-        that was interrupted goes on when it is run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
+        `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
+        where the inviter's do not lead. `expect`: refuse unless the newest version has this fingerprint (`status` shows
+        it). A clone that was interrupted goes on when run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
         folder = Path(directory).absolute()
-        if not is_unfinished(folder, name):
-            folder = new_folder(directory, name)
-            if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
-                raise WorkspaceError(
-                    f"{folder} is not empty", next_step="Clone into a new folder, then move your files there."
-                )
-            enrol(folder, name, backends, passphrase, device_name, expect, on_event)
-        workspace = cls._open_at(folder, on_event)
-        try:
-            return workspace._finish_clone()
-        except BaseException:
-            workspace.close()
-            raise
+        for turn in range(JOINS_MAX):
+            if invite is not None:
+                accept(folder, invite, backends, on_event)
+            else:
+                begin(folder, name, backends, passphrase, device_name, expect, on_event, again=turn > 0)
+            workspace = cls._open_at(folder, on_event)
+            try:
+                return workspace._finish_clone()
+            except BaseException as e:
+                workspace.close()
+                if not (isinstance(e, ExcludedError) and forget(folder) and invite is None and turn < JOINS_MAX - 1):
+                    raise  # else the keys were changed since this began: again, with those of today
+        raise AssertionError
 
     # --- operations
 
@@ -404,16 +410,8 @@ class Workspace(BackendChanges):
 
     def _finish_clone(self) -> CloneReport:
         with self._operation("clone") as s:
-            problem = ""
             read_only = self._connections.is_read_only
-            try:
-                if not read_only and newcomers.may_enter(s):
-                    s.enrol()  # agreeing on anything tells what is newest: no look before it is needed
-                    newest = s.load(s.newest_state())
-                else:
-                    newest = s.newest()
-            except NoQuorumError as e:  # better an older version than none, if that is said
-                newest, problem = s.newest_seen(), e.message
+            newest, problem = joining.arrive(s, read_only=read_only)
             if not problem and (told := health.check_heads(s, newest.state)):
                 problem = "; ".join(told)
             pulled = pulling.integrate(s, s.base(), newest)
@@ -432,6 +430,7 @@ class Workspace(BackendChanges):
                 down=dict(s.down),
                 problem=problem,
                 workspace=self,
+                name=s.name,
             )
 
     @contextlib.contextmanager
@@ -480,6 +479,7 @@ class Workspace(BackendChanges):
                 wall_ns=self._machine.wall_ns,
                 entropy=self._machine.entropy,
                 listener=self.on_event,
+                keep_keys=c.keep_keys,
                 down=c.absent,
                 given_up=c.given_up,
                 previous=c.previous,

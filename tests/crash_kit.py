@@ -246,6 +246,28 @@ def run_clone(directory: str, urls: list[str], name: str = NAME, device: str = "
     return report.version
 
 
+def run_revoke(directory: str, device: str, old: str, new: str) -> str:
+    """-> the new recovery phrase."""
+    with Workspace.open(directory) as w:
+        return w.device_revoke([device], old, new_passphrase=new, kdf=CHEAP).recovery_phrase
+
+
+def run_change_passphrase(directory: str, old: str, new: str) -> None:
+    with Workspace.open(directory) as w:
+        w.key_change_passphrase(old, new, kdf=CHEAP)
+
+
+def run_invite(directory: str, device: str) -> str:
+    with Workspace.open(directory) as w:
+        return w.invite(device, PASSPHRASE).code
+
+
+def run_accept(directory: str, code: str) -> int:
+    report = Workspace.clone(directory, invite=code)
+    report.workspace.close()
+    return report.version
+
+
 # ---- children that die at a certain point
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync import render, workspace
-from metasync.sync import past_reports, reports
+from metasync.sync import device_reports, past_reports, reports
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
@@ -45,6 +45,13 @@ COMMANDS: dict[str, Any] = {
     "backend add": reports.BackendChange,
     "backend remove": reports.BackendChange,
     "backend set": reports.BackendChange,
+    "device list": device_reports.DeviceList,
+    "device revoke": device_reports.RotationReport | device_reports.NoteReport,
+    "device confirm": device_reports.NoteReport,
+    "invite": device_reports.InviteReport,
+    "key show": device_reports.KeyReport,
+    "key change-passphrase": device_reports.PassphraseReport,
+    "key rotate": device_reports.RotationReport,
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""
@@ -94,7 +101,7 @@ def object_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 def document(command: str) -> dict[str, Any]:
     """The schema of all that a command may print under --json."""
     kind = COMMANDS[command]
-    done = schema_of(kind) if dataclasses.is_dataclass(kind) else object_of(kind)
+    done = object_of(kind) if isinstance(kind, dict) else schema_of(kind)
     failed = {"type": "object", "properties": {"error": ERROR}, "required": ["error"]}
     return {
         "$schema": DIALECT,

@@ -11,13 +11,13 @@ from paxos_world import Faults, Workspace, World, change, make_workspace
 
 from metasync.codec import u64
 from metasync.config import decode_config
-from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birth_path, bootstrap, encode_birth
+from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birth_path, bootstrap, encode_birth, paxos
 from metasync.consensus.entries import Kind, Round, entry_path, hint_path, open_entry
 from metasync.consensus.genesis import genesis_path
 from metasync.consensus.instance import Instance
 from metasync.consensus.meta import meta_path
 from metasync.consensus.states import ZERO_ID, skip_version, successor
-from metasync.errors import DamagedError, ForkError, NoQuorumError, UpgradeError
+from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.devices import decode_device_set, make_device_set, recertified
 
@@ -363,9 +363,14 @@ def test_a_certified_newcomer_writes_and_joins_the_device_set(world: World, ws: 
     assert push_while(world, newcomer, after).v == 3
 
 
-def test_a_stranger_is_void_and_a_revoked_device_too(world: World, ws: Workspace) -> None:
+def test_a_stranger_is_void_and_a_revoked_device_too(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stranger, _ = new_member(ws, world, 5)
     stranger.member.certificate = b""
+    with pytest.raises(ExcludedError):
+        world.do(stranger.propose(ws.genesis, lambda: change(b"s" * 16)))
+    monkeypatch.setattr(paxos, "check_admitted", lambda *_: None)  # a program that does not stop itself
     with pytest.raises(NoQuorumError):
         # Its own view counts its own entries; everybody else's does not.
         world.do(outvoted(world, ws, stranger))

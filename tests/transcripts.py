@@ -44,6 +44,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r'("(?:requests|up_bytes|down_bytes|met|met_across|reads_beside|under_way)": )\d+', r"\1N"),
     (r"(?<=^  )([a-z]+ ){11,23}[a-z]+$", "WORDS"),
     (r'(?<="recovery_phrase": ")[a-z ]+', "WORDS"),
+    (r"metasync-invitation-[\w-]+", "CODE"),
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
     (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),

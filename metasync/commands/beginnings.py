@@ -11,6 +11,8 @@ from metasync import render
 from metasync.backends._registry import parse_url
 from metasync.config import byzantine_f, quorum
 from metasync.console import Console, Finish, Options, common
+from metasync.errors import UsageError
+from metasync.keys.invitation import is_code
 from metasync.passphrase import passphrase
 from metasync.workspace import Workspace
 
@@ -40,6 +42,7 @@ def _asked_byzantine(options: Options, backends: tuple[str, ...]) -> bool | None
 @click.option("--name", required=True, help="What the workspace is called on all devices.")
 @click.option("--backend", "backends", multiple=True, required=True, metavar="URL", help="A backend; give several.")
 @click.option("--replicas", type=click.IntRange(1, 16), default=None, help="Copies of everything (default 2).")
+@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
 @click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
 @click.option("--byzantine/--no-byzantine", default=None,
               help="Allow for voting backends that lie, even if that costs a tolerated outage; or not.")  # fmt: skip
@@ -51,6 +54,7 @@ def init(
     name: str,
     backends: tuple[str, ...],
     replicas: int | None,
+    device_name: str | None,
     no_encryption: bool,
     byzantine: bool | None,
 ) -> None:
@@ -70,6 +74,7 @@ def init(
         replicas=replicas,
         encryption=not no_encryption,
         byzantine=_asked_byzantine(options, backends) if byzantine is None else byzantine,
+        device_name=device_name,
         on_event=console.event,
     )
     lines = [
@@ -88,30 +93,47 @@ def init(
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="The workspace's name.")
-@click.option("--backend", "backends", multiple=True, required=True, metavar="URL",
+@click.option("--name", default=None, help="The workspace's name.")
+@click.option("--backend", "backends", multiple=True, metavar="URL",
               help="A backend of the workspace; give a majority.")  # fmt: skip
+@click.option("--invite", default=None, metavar="CODE|FILE", help="Join by an invitation, without name and passphrase.")
+@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
 @click.option("--expect", default=None, metavar="FINGERPRINT", help="Refuse unless the newest version is this one.")
 @common
 @click.pass_obj
-def clone(options: Options, directory: Path, name: str, backends: tuple[str, ...], expect: str | None) -> None:
+def clone(
+    options: Options,
+    directory: Path,
+    name: str | None,
+    backends: tuple[str, ...],
+    invite: str | None,
+    expect: str | None,
+    device_name: str | None,
+) -> None:
     """Brings a workspace into a new folder, on this device.
+
+    With an invitation (`metasync invite` on another device), URLs are needed only for backends that this device
+    reaches on other ways than the other one.
 
     \b
     Example:
       metasync clone ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b
+      metasync clone ~/Documents --invite tablet.txt
     """
     console = Console(options)
+    _check_words(name, backends, invite, expect or device_name)
     report = Workspace.clone(
         options.directory / directory,
-        name=name,
+        name=name or "",
         backends=backends,
-        passphrase=passphrase(),
+        passphrase=passphrase() if invite is None else "",
+        invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
         expect=expect,
+        device_name=device_name,
         on_event=console.event,
     )
     lines = [
-        f"Cloned {name} into {report.directory}: version {report.version} ({report.fingerprint}),"
+        f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
         f" {render.count(report.files, 'file')}, {render.size(report.bytes)}.",
     ]
     if report.problem:
@@ -127,6 +149,20 @@ def clone(options: Options, directory: Path, name: str, backends: tuple[str, ...
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
     console.report("clone", lines, render.value(report), codes)
+
+
+def _check_words(name: str | None, backends: tuple[str, ...], invite: str | None, other: str | None) -> None:
+    if invite is not None:
+        if name is not None or other is not None:
+            raise UsageError(
+                "an invitation says which workspace, which version and what this device is called: leave out --name, "
+                "--expect and --device-name"
+            )
+    elif name is None or not backends:
+        raise UsageError(
+            "clone needs --name and --backend, or an invitation",
+            next_step="Run: metasync clone DIR --name NAME --backend URL, or: metasync clone DIR --invite CODE",
+        )
 
 
 @click.command()

@@ -19,8 +19,6 @@ from metasync.consensus.states import State, skip_version, step_back
 from metasync.effects import Task
 from metasync.errors import FormatError
 
-EPOCHS_TRIED = 2  # a version lies at most one rotation before the later state that names it, or is looked up again
-
 
 def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
     """-> the hash of version `v <= state.v` in the chain that ends with `state`.
@@ -41,7 +39,7 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
     known = m.states.get(digest)
     if known is not None:
         return known
-    epochs = sorted((e for e, _ in m.keys.epoch_keys if e <= epoch), reverse=True)[:EPOCHS_TRIED]
+    epochs = sorted((e for e, _ in m.keys.epoch_keys if e <= epoch), reverse=True)  # `skip` may lead over rotations
     reachable = [(a, link) for a in instance.names if (link := m.backend_of(instance, a))]
     reachable += [(a, link) for a, link in m.links.items() if a not in instance.names]  # of configs before or after
     name = m.keys.state_name(digest)

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from metasync.config import Config, decode_config
 from metasync.consensus import reconfig
+from metasync.consensus.acceptors import append
 from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
 from metasync.consensus.floors import Progress, bound_logs
+from metasync.consensus.following import check_admitted, fetch_ring, opened_keys
 from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
@@ -27,6 +29,7 @@ from metasync.consensus.meta import (
     seal_object,
 )
 from metasync.consensus.paxos import BehindFloorError, Decided, Journal, MakeValue, prepare, propose
+from metasync.consensus.replay import NEVER
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
 from metasync.effects import Gather, Op, Random, Reply, Task, Work
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
@@ -37,6 +40,7 @@ from metasync.keys.ring import WorkspaceKeys
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
+FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
 ASIDE_S: Final = 5.0  # for writes that nothing depends on: hints and heads
 
 
@@ -75,6 +79,7 @@ class Group:
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
         self._config = config
+        self.unfenced: list[tuple[State, State]] = []  # changes of epoch that were followed: (base, state)
 
     # what is known without asking anybody
 
@@ -215,6 +220,43 @@ class Group:
         instance = yield from self._enter(base)
         before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
         yield from self.fence_config(before, base, deadline_s=deadline_s)
+
+    def open_epoch(self, state: State) -> Task:
+        """Opens the keys of the epoch that a decided state is in. -> the workspace's keys as this device has them.
+
+        `ExcludedError` when they are not for this device any more, `DamagedError`, `NoQuorumError`.
+        """
+
+        def task() -> Task:
+            yield from self._enter(state)
+            return self.member.keys
+
+        return task()
+
+    def get_ring(self, state: State) -> Task:
+        """-> the bytes of the keyring that a decided state names, from any linked acceptor."""
+        return fetch_ring(state, [link for _, link in self._linked()])
+
+    def write_decided(self, base: State, state: State) -> Task:
+        """Closes the logs of the version after `base` with DECIDED(`state`). -> how many acceptors are closed.
+
+        From a quorum of closed logs on, nobody whom `state` excludes can have another value accepted (CONSENSUS 1.9).
+        Only for a state that is known to be decided.
+        """
+
+        def task() -> Task:
+            instance: Instance = yield from self._enter(base)
+            check_admitted(self.member, instance.devices, instance.v)
+
+            def closed() -> int:
+                return sum(log.usable and log.closed == state for log in instance.logs.values())
+
+            branches = {name: append(self.member, instance, a, Kind.DECIDED, Round(0, ZERO_ID), state, NEVER)
+                        for a, name in instance.names.items()}  # fmt: skip
+            yield Gather(branches, lambda r: len(r) == len(branches) or closed() >= instance.quorum, deadline_s=FENCE_S)
+            return closed()
+
+        return task()
 
     def find_op(self, latest: State, journal: Journal) -> Task:
         """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.
@@ -430,7 +472,11 @@ class Group:
         if base.devices not in m.device_sets:
             data = yield from self.get_const(base.devices)
             m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
-        m.keys.epoch_key(base.epoch)
+        if base.epoch not in dict(m.keys.epoch_keys):
+            ring = yield from fetch_ring(base, [link for _, link in self._linked()])
+            m.keys = opened_keys(m, base, m.device_sets[base.devices], ring)
+            if m.instance is not None and m.instance.v == base.v:
+                self.unfenced.append((m.instance.base, base))
         m.instance = Instance(m.keys, config, m.device_sets[base.devices], base)
         return m.instance
 

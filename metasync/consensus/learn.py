@@ -79,6 +79,8 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
             return current
         decided = instance.decided()
         if decided is not None and not stepped:
+            if decided.epoch != current.epoch:
+                absent_above = None  # what was absent, was so by the names of another epoch
             stepped, current = True, decided  # one version more is the common case: no need to look far ahead
             continue
         if instance.progress():

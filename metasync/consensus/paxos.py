@@ -40,6 +40,7 @@ from metasync.codec import Reader, u8
 from metasync.consensus.acceptors import append, look
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.entries import Kind, Round
+from metasync.consensus.following import check_admitted
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
@@ -232,6 +233,7 @@ class _Attempt:
         stand, and a quorum of five is had sooner than one of the same three.
         """
         i, m = self.instance, self.m
+        check_admitted(m, i.devices, i.v)
         value = self.value if kind is Kind.ACCEPT else None
         now = yield Now()
         branches: dict[str, Task] = {}

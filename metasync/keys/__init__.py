@@ -28,6 +28,8 @@ from metasync.keys.ring import (
     open_ring,
     read_ring,
     ring_path,
+    ring_place,
+    rotated_keys,
 )
 from metasync.keys.slots import (
     COST,
@@ -37,6 +39,7 @@ from metasync.keys.slots import (
     Cost,
     Slot,
     SlotSecret,
+    another_slot,
     make_phrase,
     make_slot,
     normalise_phrase,
@@ -64,6 +67,7 @@ __all__ = [
     "Slot",
     "SlotSecret",
     "WorkspaceKeys",
+    "another_slot",
     "decode_device_set",
     "decode_identity",
     "decode_keys",
@@ -83,6 +87,8 @@ __all__ = [
     "read_slot",
     "recertified",
     "ring_path",
+    "ring_place",
+    "rotated_keys",
     "seal",
     "sha256",
     "sign",

@@ -53,6 +53,7 @@ class RecordKind(IntEnum):
     FLOOR = 14
     STATES = 15
     BLOCK = 16
+    INVITATION = 17
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ In a workspace without encryption the keys derive from `ns_id` for everybody; it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
@@ -119,6 +119,15 @@ def new_keys(ns_id: bytes, entropy: bytes) -> WorkspaceKeys:
     return WorkspaceKeys(ns_id, True, ((FIRST_EPOCH, entropy[:32]),), entropy[32:64], entropy[64:])
 
 
+def rotated_keys(keys: WorkspaceKeys, entropy: bytes) -> WorkspaceKeys:
+    """The same workspace's keys with one more epoch, whose key is 32 fresh bytes; id key and chunk seed stay."""
+    if len(entropy) != 32:
+        raise ValueError("an epoch key takes 32 random bytes")
+    if not keys.encrypted:
+        return open_keys(keys.ns_id, keys.epoch + 1)
+    return replace(keys, epoch_keys=(*keys.epoch_keys, (keys.epoch + 1, entropy)))
+
+
 @dataclass(frozen=True, slots=True)
 class Ring:
     """A ring as anybody can read it. `wraps`: (recipient's X25519 public key, wrapped ring secret), ascending;
@@ -179,7 +188,12 @@ def make_ring(
 
 def ring_path(data: bytes) -> str:
     """Where a ring of these bytes lies on every backend."""
-    return f"keys/ring-{read_ring(data).epoch}-{sha256(data).hex()}"
+    return ring_place(read_ring(data).epoch, sha256(data))
+
+
+def ring_place(epoch: int, digest: bytes) -> str:
+    """Where the ring of an epoch lies, by the SHA-256 of its bytes, which an agreed state names."""
+    return f"keys/ring-{epoch}-{digest.hex()}"
 
 
 def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:

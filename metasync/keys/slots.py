@@ -125,6 +125,12 @@ def make_slot(
     return clear + bytes32(sealed), SlotSecret(kind, public, ns_id, name, private)
 
 
+def another_slot(secret: SlotSecret, passphrase: str, *, entropy: bytes, cost: Cost = COST) -> bytes:
+    """A slot for the same key under another passphrase: keyrings need not be sealed anew. 96 fresh bytes."""
+    keyed = entropy[:32] + secret.private + entropy[64:]
+    return make_slot(secret.kind, passphrase, ns_id=secret.ns_id, name=secret.name, entropy=keyed, cost=cost)[0]
+
+
 def slot_path(data: bytes) -> str:
     """Where a slot of these bytes lies on every backend. The kind is clear in the slot, so it may stand in the name."""
     return f"keys/slot-{data[1]}-{sha256(data).hex()}"

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from metasync import devicekeys
@@ -89,12 +90,23 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
     return folder
 
 
-def is_unfinished(folder: Path, name: str) -> bool:
-    """True for a clone of `name` that was interrupted before its end."""
+def is_unfinished(folder: Path, name: str | None) -> bool:
+    """True for a clone of `name` (None: by an invitation) that was interrupted before its end."""
     if not (folder / STATE_DIR / DB_FILE).is_file():
         return False
     with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
-        return db.get(CLONING_KEY) is not None and db.get(NAME_KEY) == name.encode()
+        return db.get(CLONING_KEY) is not None and (name is None or db.get(NAME_KEY) == name.encode())
+
+
+def forget(folder: Path) -> bool:
+    """Removes the local state of a clone that brought no file yet. False: there are files, and nothing was removed."""
+    if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+        return False
+    gone = folder / f"{STATE_DIR}.new"
+    shutil.rmtree(gone, ignore_errors=True)
+    (folder / STATE_DIR).rename(gone)  # at once: half a local state is no use
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
 
 
 def write_local(
@@ -109,16 +121,16 @@ def write_local(
     state: State,
     *,
     unfinished: bool = False,
+    more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Makes `.metasync`, whole or not at all: it is built under another name and renamed."""
+    """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         building = folder / f"{STATE_DIR}.new"
         if building.exists():
             shutil.rmtree(building)
         building.mkdir(mode=0o700)
-        secret = bytes32(keys.encode()) + bytes32(device.encode()) + bytes32(certificate.encode())
-        devicekeys.save(building, account(device.device_id), secret)
+        devicekeys.save(building, account(device.device_id), _secret(keys, device, certificate))
         with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
             db.set(NAME_KEY, name.encode())
             db.set("device", device.device_id)
@@ -128,6 +140,8 @@ def write_local(
             db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
             db.set(UNFINISHED_KEY, b"1" if unfinished else None)
             db.set(CLONING_KEY, b"1" if unfinished else None)
+            for key, value in more.items():
+                db.set(key, value)
         building.rename(folder / STATE_DIR)
     except OSError as e:
         raise WorkspaceError(
@@ -138,6 +152,15 @@ def write_local(
 def account(device_id: bytes) -> str:
     """Under which name a device's keys lie in the system's keyring."""
     return f"device {device_id.hex()}"
+
+
+def save_secret(folder: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> None:
+    """Keeps the device's own keys in place of those it had; the old ones or the new ones are there at any time."""
+    devicekeys.save(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
+
+
+def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> bytes:
+    return bytes32(keys.encode()) + bytes32(device.encode()) + bytes32(certificate.encode())
 
 
 def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:

@@ -7,7 +7,7 @@ every reachable slot was tried.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,8 +29,11 @@ from metasync.sync.found import each
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
 FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
 SLOTS_MAX: Final = 16  # per workspace
+RINGS_MAX: Final = (
+    64  # of one workspace, newest first: the one in force is the first or, after a change cut short, near
+)
 TRIES_MAX: Final = 512  # slots opened in all: each costs a fifth of a second and 64 MiB
-_FOLDER = re.compile(r"[0-9a-f]{32}")
+FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 _SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
 _RING = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
 
@@ -41,12 +44,14 @@ Run = Callable[[Task], Mapping[str, Reply]]
 class Found:
     """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
 
+    `secrets`: of that workspace: several where an older slot lies about that the passphrase opens too; `secret`: one.
     `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
     backends that were not looked into, because the workspace was found on others before. `closed`: slots that were
     tried and did not open.
     """
 
     secret: SlotSecret | None = None
+    secrets: list[SlotSecret] = field(default_factory=list)
     folders: dict[str, str] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     tried: int = 0
@@ -69,7 +74,7 @@ def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywh
         if reply.error is not None:
             out.failed[n] = reply.error
             continue
-        folders = [e.name for e in reply.value if e.size is None and _FOLDER.fullmatch(e.name)]
+        folders = [e.name for e in reply.value if e.size is None and FOLDER.fullmatch(e.name)]
         out.unread[n] = folders[:FOLDERS_MAX]
     turns = [list(out.unread)] if everywhere else [[n] for n in out.unread]
     for turn in turns:
@@ -99,15 +104,16 @@ def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
     phrase = _is_phrase(passphrase)
     for slot in sorted(holders, key=lambda x: (-len(holders[x]), x)):
         recovery = slot.startswith(f"slot-{RECOVERY}-")
-        places = [p for p in holders[slot] if p[1] != out.folders.get(p[0])]
-        if not places or slot in out.closed or out.tried >= TRIES_MAX or (recovery and not phrase):
+        places = holders[slot]
+        if slot in out.closed or out.tried >= TRIES_MAX or (recovery and not phrase):
             continue
         secret = _open_one(slot, places, passphrase, run, out)
         if secret is None:
             continue
         out.names.add(secret.name)
         if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
-            out.secret = secret
+            out.secret = out.secret or secret
+            out.secrets.append(secret)
             out.folders.update(places)
 
 
@@ -169,31 +175,57 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
     )
 
 
-def open_rings(out: Found, secret: SlotSecret, run: Run) -> tuple[WorkspaceKeys, bytes]:
-    """The newest keys, and the admin's private key, from the keyrings on the backends found. `DamagedError` if none."""
+@dataclass(frozen=True)
+class Opening:
+    """What a keyring gave: the keys and the admin's private key. `digest`: of the ring's bytes, as a state names it."""
+
+    keys: WorkspaceKeys
+    admin_private: bytes
+    digest: bytes
+
+
+def open_rings(out: Found, run: Run) -> Iterator[Opening]:
+    """What the passphrase opens of the keyrings on the backends found, newest epoch first.
+
+    Which of them is the one in force, an agreed state tells: a change of keys that lost leaves a ring behind that
+    nothing names. `DamagedError` in the end if there was none at all.
+    """
     newer: UpgradeError | None = None
     rings: dict[str, list[tuple[str, str]]] = {}
     for place in out.folders.items():
         for ring in out.keys[place]:
             if _RING.fullmatch(ring):
                 rings.setdefault(ring, []).append(place)
-    for ring in sorted(rings, key=lambda r: -int(r.split("-")[1])):
-        for n, folder in rings[ring]:
-            reply = run(
-                each({n: Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)})
-            )[n]
-            if reply.error is not None or sha256(reply.value).hex() != ring.rpartition("-")[2]:
-                continue
+    found = False
+    for ring in sorted(rings, key=lambda r: (-int(r.split("-")[1]), r))[:RINGS_MAX]:
+        data = _fetched(ring, rings[ring], run)
+        if data is None:
+            continue
+        for secret in out.secrets:
             try:
-                keys = open_ring(reply.value, secret.private, secret.ns_id)
-                return keys, open_admin(reply.value, secret.private, secret.ns_id)
+                keys = open_ring(data, secret.private, secret.ns_id)
+                opening = Opening(keys, open_admin(data, secret.private, secret.ns_id), sha256(data))
             except UpgradeError as e:
                 newer = e  # or made up: whoever keeps it can give any bytes the name of their hash
-                break
             except (FormatError, PassphraseError):
-                break  # intact, and not ours: another copy of it is no better
-    if newer is not None:
+                pass  # intact, and not ours: another copy of it is no better
+            else:
+                found = True
+                yield opening
+    if newer is not None and not found:
         raise newer
-    raise DamagedError(
-        "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
-    )
+    if not found:
+        raise DamagedError(
+            "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
+        )
+
+
+def _fetched(ring: str, places: list[tuple[str, str]], run: Run) -> bytes | None:
+    """A ring's bytes from the first place that has them intact."""
+    for n, folder in places:
+        get = Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)
+        reply = run(each({n: get}))[n]
+        if reply.error is None and sha256(reply.value).hex() == ring.rpartition("-")[2]:
+            data: bytes = reply.value
+            return data
+    return None

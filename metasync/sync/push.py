@@ -22,7 +22,7 @@ from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, S
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
-from metasync.sync import guard, health, space
+from metasync.sync import guard, health, joining, space
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
@@ -156,7 +156,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     if a.upload is None or moved or not a.upload.counting(base.state.min_gen, base.state.epoch):
         a.upload = Upload(
             s.transfer,
-            s.form,
+            replace(s.form, epoch=base.state.epoch),
             base.state.gen,
             start=s.runtime.start,
             work=s.runtime.submit_work,
@@ -173,7 +173,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     differing = changed(before, seen.tree)
     kept = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
-    joins = base.devices.get(s.device.device_id) is None
+    joins = not joining.admitted(s, base.devices)
     nothing = not differing and not kept and not joins
     if not a.asked and (nothing or guard.stop("push", loss) is not None):
         a.asked, newest = True, s.newest()  # here it matters what others did; a commit of ours would have told
@@ -194,7 +194,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     s.listener(Phase("agree"))
     with s.preparing(base.state):
         root = _store_index(s, base, upload)
-        devices = s.put_const(base.state, base.devices.with_device(s.certificate).encode()) if joins else None
+        devices = joining.changed_devices(s, base.state, base.devices)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metasync.errors import MetaSyncError
 from metasync.sync.changes import Counts, PathChange
+from metasync.sync.device_reports import Withdrawal
 from metasync.sync.evidence import Evidence
 
 
@@ -186,6 +187,7 @@ class Status:
     moving         what lies where it was before the backends changed
     unplaced       what is agreed and cannot be held here
     evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
+    withdraw       logins that revoked devices have at providers until somebody confirms that they were withdrawn
     """
 
     name: str
@@ -208,6 +210,7 @@ class Status:
     warnings: tuple[str, ...] = ()
     moving: Moving = Moving()
     evidence: tuple[Evidence, ...] = ()
+    withdraw: tuple[Withdrawal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from metasync.effects import Gather, Task
 from metasync.errors import (
     BackendError,
     DamagedError,
+    ExcludedError,
     FormatError,
     MetaSyncError,
     NoQuorumError,
@@ -65,6 +66,7 @@ MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest 
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
 CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
 FLOORS_KEY: Final = "floors"  # how far this device is with deleting old logs
+INVITED_KEY: Final = "invited"  # until a device is agreed that came by an invitation: a secret of its own, and whose
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
@@ -95,7 +97,7 @@ class Agreed:
 
 @dataclass
 class Session:
-    """An open workspace. `places`: this device's ways to the backends, by backend id."""
+    """An open workspace. `places`: this device's ways to the backends, by backend id. `keep_keys` saves new keys."""
 
     name: str
     tree: WorkTree
@@ -111,6 +113,7 @@ class Session:
     wall_ns: Callable[[], int]
     entropy: Callable[[int], bytes]
     listener: Listener
+    keep_keys: Callable[[WorkspaceKeys], None] = field(repr=False)
     down: dict[str, str] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)  # backends whose ballast went in this command
     tried: set[str] = field(default_factory=set)  # and those where it was tried to put it back
@@ -153,6 +156,33 @@ class Session:
     @cached_property
     def transfer(self) -> Transfer:
         return transfer_of(self.config, self.previous, {**self.former, **self.names}, self.form, self.ids.of)
+
+    # --- keys
+
+    def follow_keys(self, state: State) -> None:
+        """Takes over the keys of the epoch that a decided state is in, once and for all (D11).
+
+        Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
+        """
+        if state.epoch > self.group.member.keys.epoch:
+            self.runtime.run(self.group.open_epoch(state))
+        keys = self.group.member.keys
+        if keys != self.keys:
+            self.take_keys(keys)
+        while self.group.unfenced:  # whoever changed them may have died before it was done
+            base, decided = self.group.unfenced.pop()
+            with contextlib.suppress(BackendError, NoQuorumError, ExcludedError):
+                self.runtime.run(self.group.write_decided(base, decided))
+
+    def take_keys(self, keys: WorkspaceKeys) -> None:
+        """From now on works with these keys."""
+        self.keep_keys(keys)
+        self.keys = self.group.member.keys = keys
+        down = self.__dict__["transfer"].down if "transfer" in self.__dict__ else {}
+        for name in ("form", "transfer"):
+            self.__dict__.pop(name, None)
+        if down:
+            self.transfer.down.update(down)
 
     # --- agreed states
 
@@ -231,6 +261,7 @@ class Session:
 
     def _remember(self, state: State) -> None:
         """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
+        self.follow_keys(state)
         known = self.newest_state()
         mine = self.config_hash or known.config
         configs = self._configs_of(state) if state.v >= known.v and state.config != mine else None
@@ -268,7 +299,8 @@ class Session:
                 self.transfer.down.setdefault(name, why)
 
     def load(self, state: State) -> Agreed:
-        """Loads what a decided state names; from the local cache where it can."""
+        """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us."""
+        self.follow_keys(state)
         config, devices = self._cached([(d, self.group.get_const(d)) for d in (state.config, state.devices)])
         root = IndexRoot()
         if state.index.hash != ZERO_HASH:
@@ -374,11 +406,15 @@ class Session:
             agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
         except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
             agreed = False
-        if agreed and journal.base.hash == self.base_state().hash:
-            self.adopt(self.runtime.run(self.group.state_at(latest, journal.v)))
+        state: State | None = self.runtime.run(self.group.state_at(latest, journal.v)) if agreed else None
+        if state is not None and state.epoch != journal.base.epoch:
+            self.group.unfenced.append((journal.base, state))
+            self.follow_keys(latest)
+        if state is not None and journal.base.hash == self.base_state().hash:
+            self.adopt(state)
         else:
             self.db.set(JOURNAL_KEY, None)
-        return journal.v if agreed else None
+        return journal.v if state is not None and state.master != journal.base.master else None
 
     def adopt(self, state: State) -> None:
         """Takes an own push that had been agreed unnoticed as what the folder is at.
@@ -386,32 +422,19 @@ class Session:
         The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
         """
         with self.db.transaction():
+            if state.master != self.base_state().master:  # else it was a change of keys or devices, and holds no files
+                self.drop_kept()
             self.db.set(BASE_KEY, state.encode())
             self.db.set(JOURNAL_KEY, None)
-            self.drop_kept()
 
     def drop_kept(self) -> None:
         """Forgets what merges had staged: an agreed version holds it now."""
         self.db.set(KEPT_KEY, None)
         self.db.clear_staged([i for i, _, _ in self.db.staged()])
 
-    def enrol(self) -> None:
-        """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`.
-
-        Starts from the newest state known: what is agreed on top of it is learned by trying.
-        """
-        op_id = self.entropy(16)
-        state = self.newest_state()
-        if self.devices_of(state).get(self.device.device_id) is not None:
-            state = self.ask_newest()  # an earlier process had this device agreed
-        while (devices := self.devices_of(state)).get(self.device.device_id) is None:
-            digest = self.put_const(state, devices.with_device(self.certificate).encode())
-            decided = self.propose(state, Change(op_id=op_id, devices=digest))
-            if decided.mine:
-                with contextlib.suppress(BackendError, NoQuorumError):
-                    self.runtime.run(self.group.write_hint(state, decided.state, now=True))
-            state = decided.state if decided.mine else self.ask_newest()
-        self.db.set(JOURNAL_KEY, None)
+    def config_of(self, state: State) -> Config:
+        """The config that a decided state names."""
+        return decode_config(self._cached([(state.config, self.group.get_const(state.config))])[0])
 
     def devices_of(self, state: State) -> DeviceSet:
         """The device set that a decided state names."""

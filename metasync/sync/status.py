@@ -8,6 +8,8 @@ from typing import Final
 
 from metasync.errors import MetaSyncError
 from metasync.sync import evidence, guard, health
+from metasync.sync.device_reports import Withdrawal
+from metasync.sync.devices import withdrawals
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.places import survives
 from metasync.sync.pull import changed, noted, summary
@@ -66,7 +68,16 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         evidence=evidence.of(s.db, names),
         moving=still_moving(s, agreed),
         warnings=(*seen.warnings, *heads, *([guard.warning(stop)] if stop is not None else [])),
+        withdraw=_withdraw(s),
     )
+
+
+def _withdraw(s: Session) -> tuple[Withdrawal, ...]:
+    """Logins to withdraw, as of the newest state known; none where that cannot be had now."""
+    try:
+        return withdrawals(s.devices_of(s.newest_state()))
+    except MetaSyncError:
+        return ()
 
 
 def _is_there(tree: WorkTree, path: bytes) -> bool:

@@ -157,8 +157,8 @@ class Upload:
                 self._resumed.append((record, objects))
 
     def counting(self, min_generation: int, epoch: int) -> bool:
-        """True when what was stored so far may be named by a state with this fence and epoch."""
-        return not (self._records or self._resumed) or (self.generation >= min_generation and self.form.epoch == epoch)
+        """True when what it stored, and what it is going to, may be named by a state with this fence and epoch."""
+        return self.generation >= min_generation and self.form.epoch == epoch
 
     def index_segments(self) -> list[IndexSegment]:
         """The index segments of all packs stored so far: one as a rule, none when there are no packs."""

@@ -75,6 +75,11 @@ class SimMachine(Machine):
     def place(self, directory: Path) -> bytes:
         return bytes(32)
 
+    def keep_secret(
+        self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
+    ) -> None:
+        self._secret = (keys, device, certificate)
+
     def lock(
         self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = 0
     ) -> contextlib.AbstractContextManager[object]:

@@ -1,0 +1,82 @@
+"""`key ...`: which keys there are, another passphrase, other keys."""
+
+from __future__ import annotations
+
+import click
+
+from metasync import render, render_members
+from metasync.console import Console, Options, common, opened
+from metasync.passphrase import new_passphrase, passphrase
+
+
+@click.group()
+@common
+def key() -> None:
+    """Shows the workspace's keys, changes its passphrase, or changes the keys themselves.
+
+    \b
+    Example:
+      metasync key show
+    """
+
+
+@key.command("show")
+@common
+@click.pass_obj
+def key_show(options: Options) -> None:
+    """Shows which keys, key slots and keyrings there are and where; never the keys, nor the recovery phrase.
+
+    \b
+    Example:
+      metasync key show
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.key_show()
+    console.report("key show", render_members.keys(r), render.value(r))
+
+
+@key.command("change-passphrase")
+@click.option("--dry-run", is_flag=True, help="Only check the passphrase.")
+@common
+@click.pass_obj
+def key_change_passphrase(options: Options, dry_run: bool) -> None:
+    """Changes the passphrase. The recovery phrase, and all keys, stay as they are.
+
+    Changing a passphrase is not changing keys: whoever knew the old one may hold the keys already, or a copy of the
+    old key slot. If that may be, run `metasync key rotate`.
+
+    \b
+    Example:
+      metasync key change-passphrase
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        current = passphrase()
+        r = w.key_change_passphrase(current, current if dry_run else new_passphrase(), dry_run=dry_run)
+    lines = render_members.passphrase(r, dry_run=dry_run)
+    console.report("key change-passphrase", lines, render.value(r))
+
+
+@key.command("rotate")
+@click.option("--keep-passphrase", is_flag=True, help="Do not ask for a new passphrase.")
+@click.option("--dry-run", is_flag=True, help="Only check the passphrase.")
+@common
+@click.pass_obj
+def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
+    """Changes the keys for all that is written from now on, and makes a new recovery phrase.
+
+    What was written before stays under the old keys: whoever has those can read it if he gets at it. Takes the
+    passphrase or the recovery phrase. Devices follow by themselves; open invitations end.
+
+    \b
+    Example:
+      metasync key rotate
+      metasync key rotate --keep-passphrase
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        current = passphrase()
+        new = None if keep_passphrase or dry_run else new_passphrase()
+        r = w.key_rotate(current, new_passphrase=new, dry_run=dry_run)
+    console.report("key rotate", render_members.rotation(r), render.value(r), render_members.codes(r))

@@ -1,0 +1,115 @@
+"""The part of `Workspace` about devices, keys and invitations: who may write, and by which keys (D11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from metasync.connections import Connections
+from metasync.errors import UsageError
+from metasync.keys.slots import COST, Cost
+from metasync.sync import devices, invitation, rotation, secrets
+from metasync.sync.device_reports import (
+    DeviceList,
+    InviteReport,
+    KeyReport,
+    NoteReport,
+    PassphraseReport,
+    RotationReport,
+)
+from metasync.sync.enrolment import STATE_DIR
+from metasync.sync.session import Session
+
+
+class Membership:
+    """Mixed into `Workspace`. Passphrases are arguments; nothing here asks for one.
+
+    Where a passphrase is wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
+    """
+
+    directory: Path
+    _connections: Connections
+
+    def _operation(self, what: str) -> AbstractContextManager[Session]:
+        raise NotImplementedError
+
+    def _session(self, what: str) -> AbstractContextManager[Session]:
+        raise NotImplementedError
+
+    def device_list(self) -> DeviceList:
+        """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
+        with self._session("device list") as s:
+            return devices.listing(s)
+
+    def device_revoke(
+        self,
+        names: Sequence[str],
+        passphrase: str,
+        *,
+        new_passphrase: str | None = None,
+        dry_run: bool = False,
+        kdf: Cost = COST,
+    ) -> RotationReport:
+        """Revokes devices, by name or by the beginning of their id: new keys, sealed to the others alone.
+
+        `new_passphrase` None keeps the passphrase. What the revoked devices had read they still have, and their logins
+        at the providers too: those are listed, here and by `status`, until `device_confirm`. `UsageError` for this
+        device itself.
+        """
+        if not names:
+            raise UsageError("no device is named", next_step="See `metasync device list`.")
+        with self._operation("device revoke") as s:
+            return rotation.rotate(
+                s, passphrase, new_passphrase=new_passphrase, revoke=names, dry_run=dry_run, cost=kdf
+            )
+
+    def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
+        """Takes the user's word that the logins of a revoked device were withdrawn: at these backends, or at all."""
+        with self._operation("device confirm") as s:
+            return devices.confirm(s, name, backends, dry_run=dry_run)
+
+    def invite(
+        self,
+        name: str,
+        passphrase: str,
+        *,
+        expires_after: int = invitation.EXPIRES_AFTER,
+        dry_run: bool = False,
+    ) -> InviteReport:
+        """Makes an invitation for one new device called `name`; its `code` goes to `Workspace.clone(invite=...)`.
+
+        Whoever has the code before it is used is admitted. It ends after so many versions (0: never), when the keys are
+        changed, and by `invitation_revoke`.
+        """
+        with self._operation("invite") as s:
+            return invitation.invite(
+                s, self._connections.links, passphrase, name, expires_after=expires_after, dry_run=dry_run
+            )
+
+    def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> NoteReport:
+        """Takes open invitations back, by device name or by the beginning of their id. Needs no passphrase.
+
+        Who has read one already holds the keys of today: `key_rotate` is against that.
+        """
+        with self._operation("device revoke") as s:
+            return devices.take_back(s, names, dry_run=dry_run)
+
+    def key_show(self) -> KeyReport:
+        """Which keys, slots and keyrings there are; never what they are."""
+        with self._session("key show") as s:
+            return secrets.show(s, state_dir=self.directory / STATE_DIR)
+
+    def key_change_passphrase(
+        self, passphrase: str, new_passphrase: str, *, dry_run: bool = False, kdf: Cost = COST
+    ) -> PassphraseReport:
+        """Changes the passphrase alone. No key changes: who had the old one and a copy of its slot has the keys."""
+        with self._operation("key change-passphrase") as s:
+            return secrets.change_passphrase(s, passphrase, new_passphrase, dry_run=dry_run, cost=kdf)
+
+    def key_rotate(
+        self, passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False, kdf: Cost = COST
+    ) -> RotationReport:
+        """New keys for what is written from now on, and a new recovery phrase. Open invitations end with it."""
+        with self._operation("key rotate") as s:
+            return rotation.rotate(s, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
