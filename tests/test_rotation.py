@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from metasync.keys.notes import open_logins
 from metasync.sync import joining, keystore, rotation
 from metasync.sync import push as pushing
 from metasync.sync.device_reports import RotationReport
-from metasync.sync.session import Session
+from metasync.sync.session import KEPT_KEY, Session
 from metasync.sync.upload import Upload
 from metasync.workspace import Workspace
 
@@ -741,3 +742,15 @@ def test_the_cost_of_a_slot_is_the_callers(lab: Lab) -> None:
     with w._session("x") as s:
         costs = {keystore.read_slot(data).cost.memory_kib for data in keystore.look(s).slots.values()}
     assert costs == {16}
+
+
+def test_a_commit_without_files_leaves_what_merges_staged(lab: Lab) -> None:
+    """A rotation that is found again after a crash holds nothing of what the next push has still to name."""
+    w, _, _ = three(lab)
+    with w._session("x") as s:
+        state = s.base_state()
+        s.db.set(KEPT_KEY, b"k" * 32)
+        s.adopt(replace(state, v=state.v + 1, prev=state.hash))
+        assert s.db.get(KEPT_KEY) == b"k" * 32
+        s.adopt(replace(state, v=state.v + 2, master=b"m" * 32))
+        assert s.db.get(KEPT_KEY) is None
