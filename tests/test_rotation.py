@@ -28,7 +28,7 @@ from metasync.errors import (
     RevokedError,
     UsageError,
 )
-from metasync.keys import Cost, read_ring
+from metasync.keys import Cost, make_slot, read_ring, slot_path
 from metasync.keys.notes import open_logins
 from metasync.sync import joining, keystore, rotation
 from metasync.sync import push as pushing
@@ -754,3 +754,51 @@ def test_a_commit_without_files_leaves_what_merges_staged(lab: Lab) -> None:
         assert s.db.get(KEPT_KEY) == b"k" * 32
         s.adopt(replace(state, v=state.v + 2, master=b"m" * 32))
         assert s.db.get(KEPT_KEY) is None
+
+
+def test_the_new_keys_are_sealed_to_the_others_alone(lab: Lab) -> None:
+    w, d, p = three(lab)
+    revoke(w, "phone")
+    newest = max(keys_in(lab, "a", "ring"), key=lambda path: int(path.name.split("-")[1]))
+    to = {public for public, _ in read_ring(newest.read_bytes()).wraps}
+    assert d._connections.certificate.seal_public in to
+    assert p._connections.certificate.seal_public not in to
+
+
+def test_a_step_back_over_three_rotations(lab: Lab) -> None:
+    """State 12 names state 8; the keys changed in 9, 10 and 11."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    for v in range(1, 14):
+        if v in (9, 10, 11):
+            rotate(w)
+        else:
+            write(w.directory, {"f": b"%d" % v})
+            assert w.push().version == v
+    with lab.reopen(w)._session("x") as s:
+        assert s.runtime.run(s.group.state_at(s.newest_state(), 1)).v == 1
+
+
+def test_old_slots_that_could_not_be_deleted_lead_nobody_astray(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie on more backends than the new ones, and the same passphrase opens both."""
+    w, _, _ = three(lab)
+    with away(lab, "c"), monkeypatch.context() as m:
+        m.setattr(keystore, "remove", lambda *_: ("a", "b"))
+        assert rotate(w).old_slots == ("a", "b", "c")
+    late = lab.clone(lab.urls("a", "b", "c"), device="late")
+    write(late.directory, {"x": b"1"})
+    agree_on_files(late, w)
+
+
+def test_slots_that_are_not_agreed_are_not_tried(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try costs what a slot asks for: a provider cannot have a client pay for slots that it made up."""
+    w, _, _ = three(lab)
+    ns_id = w._connections.keys.ns_id
+    for n in range(5):
+        data, _ = make_slot(1, WRONG, ns_id=ns_id, name="docs", entropy=bytes([n]) * 96, cost=CHEAP)
+        (keys_in(lab, "a", "slot")[0].parent / slot_path(data).rpartition("/")[2]).write_bytes(data)
+    tries: list[bytes] = []
+    real = keystore.open_slot
+    monkeypatch.setattr(keystore, "open_slot", lambda data, text: tries.append(data) or real(data, text))
+    with pytest.raises(PassphraseError):
+        rotate(w, WRONG)
+    assert len(tries) == 1
