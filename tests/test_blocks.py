@@ -16,7 +16,7 @@ from metasync.consensus import blockform as blockform_module
 from metasync.consensus.blockform import append, look
 from metasync.consensus.blocks import Blocks, Known
 from metasync.consensus.entries import Kind, Round, Seen
-from metasync.consensus.instance import Instance
+from metasync.consensus.instance import DELTA_S, Instance
 from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import ZERO_ID, Change, State, successor
@@ -530,6 +530,19 @@ def test_claims_about_blocks_are_not_followed_up() -> None:
     note_claims(reader, p.instance(1, p.ws.genesis), replace(entry, seen=(told,)))
     assert not reader.unaudited
     assert not reader.memory
+
+
+def test_votes_that_were_read_long_ago_are_read_again() -> None:
+    p = Place({"b": "block"})
+    decided = p.push(0, p.ws.genesis, b"1")
+    at, m, acceptor = p.instance(1, p.ws.genesis), p.groups[1].member, p.ws.acceptor_of("b")
+    p.do(1, look(m, at, acceptor))
+    assert at.decided() == decided
+    at.now += 2 * DELTA_S
+    assert at.decided() is None
+    p.world.now = at.now
+    p.do(1, look(m, at, acceptor))
+    assert at.decided() == decided
 
 
 def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: pytest.MonkeyPatch) -> None:

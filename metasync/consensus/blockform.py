@@ -89,6 +89,7 @@ def _read_all(m: Member, instance: Instance, acceptor_id: bytes, *, own_too: boo
     blocks = instance.blocks(acceptor_id)
     if m.backend_of(instance, acceptor_id) is None:
         return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
+    began = yield Now()
     me = m.identity.device_id
     left = [d for d in blocks.chains if not (own_too and d == me)]
     width = 1
@@ -115,6 +116,7 @@ def _read_all(m: Member, instance: Instance, acceptor_id: bytes, *, own_too: boo
         left = [d for d in left if _take_in(m, instance, acceptor_id, d, [got[f"{d.hex()} {i}"] for i in range(width)])]
         width = AHEAD
     m.judge(instance, acceptor_id)
+    instance.note_read(acceptor_id, began)
     return None if blocks.usable else Outcome("failed", blocks.poison)
 
 
