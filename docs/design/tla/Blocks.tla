@@ -1,7 +1,7 @@
 -------------------------------- MODULE Blocks --------------------------------
 (* One version on acceptors of two forms.  Log form: as in Instances.tla.     *)
-(* Block form is for stores without an atomic create, and is planned          *)
-(* (consensus design, second acceptor form): each device writes files of its  *)
+(* Block form is for stores without an atomic create (blockform.py,           *)
+(* blocks.py): each device writes files of its                                *)
 (* own, 1, 2, 3, ..., on each such acceptor, and an entry counts only after a *)
 (* read of all devices' files that came after it stood.                       *)
 (*                                                                            *)

@@ -1,7 +1,7 @@
 -------------------------------- MODULE Liars --------------------------------
 (* One version where one acceptor lies and one device is a thief's: n = 4,    *)
 (* f = 1, quorum 3.  Stands for replay.py (VOID, DECIDED) and for the quorum  *)
-(* rule of consensus.md in the mode that is planned for backends that lie.    *)
+(* rule of instance.py in bft mode.                                           *)
 (*                                                                            *)
 (* The honest acceptors have real logs here, entry by entry, because VOID     *)
 (* entries keep their places.  The liar says yes to every PREPARE and ACCEPT, *)
