@@ -196,6 +196,8 @@ def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             return found
         if not got["birth"]:
             return BackendError("its birth object was not seen beside a log entry")
+        if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+            return BackendError("its floor was looked at too long ago: the machine slept")
         if found is not None:
             take_in(m, instance, log, found)
             return None
