@@ -35,6 +35,7 @@ NO_LIMIT: Final = (1 << 64) - 1
 """The size limit of a last size class."""
 CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
 MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
+TRUSTING_TAG: Final = 3  # no bytes: the user chose to allow for no backend that lies, also where it costs nothing
 ABSENT_BIRTH: Final = bytes(32)
 WEIGHTED_RENDEZVOUS: Final = 1
 
@@ -195,6 +196,11 @@ class Config:
     def moving(self) -> tuple[int, bytes] | None:
         """The index (generation, hash) of what lies where `prev_config` maps it, while that is set."""
         return _pair(self.tags, MOVING_TAG) if self.prev_config is not None else None
+
+    @property
+    def trusting(self) -> bool:
+        """Whether the user chose to allow for no backend that lies."""
+        return any(t == TRUSTING_TAG for t, _ in self.tags)
 
     def tagged(self, tag: int, pair: tuple[int, bytes] | None) -> Config:
         """The same config with such a tag, or without it."""

@@ -220,18 +220,36 @@ def test_roles_and_capacities(lab: Lab) -> None:
     assert fresh.push().version is not None
 
 
-def test_a_workspace_that_allows_for_a_liar_keeps_enough_voters(lab: Lab) -> None:
+def test_as_many_liars_are_allowed_for_as_are_outvoted(lab: Lab) -> None:
+    """Four outvote one at no cost; three cannot, and that is told."""
+    laptop = lab.init(lab.urls("a", "b", "c"))
+    assert (config_of(laptop).mode, config_of(laptop).f) == ("crash", 0)
+    added = laptop.backend_add(lab.url("d"))
+    assert "1 of them lying" in added.after
+    assert (config_of(laptop).mode, config_of(laptop).f) == ("bft", 1)
+    write(lab.root / "laptop", {"x": b"x"})
+    assert laptop.push().version is not None
+    removed = laptop.backend_remove("d")
+    assert "none of them lying" in removed.after
+    assert (config_of(laptop).mode, config_of(laptop).f) == ("crash", 0)
+    write(lab.root / "laptop", {"x": b"y"})
+    assert laptop.push().version is not None
+
+
+def test_who_chose_to_allow_for_no_liar_keeps_it_so(lab: Lab) -> None:
+    laptop = lab.init(lab.urls("a", "b", "c", "d"), byzantine=False)
+    laptop.backend_add(lab.url("e"))
+    laptop.backend_remove("d")
+    assert (config_of(laptop).mode, config_of(laptop).f) == ("crash", 0)
+
+
+def test_a_liar_is_allowed_for_by_more_voters_too(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c", "d"))
-    assert config_of(laptop).mode == "bft"
-    with pytest.raises(UsageError, match="3 backends would vote") as e:
-        laptop.backend_remove("d")
-    assert "Add another backend" in (e.value.next_step or "")
     assert laptop.backend_add(lab.url("e")).voting == 5
     assert laptop.backend_remove("d").voting == 4
     write(lab.root / "laptop", {"x": b"x"})
     assert laptop.push().version is not None
-    config = config_of(laptop)
-    assert (config.mode, config.f) == ("bft", 1)
+    assert (config_of(laptop).mode, config_of(laptop).f) == ("bft", 1)
 
 
 def test_dry_runs_change_nothing(lab: Lab) -> None:

@@ -15,6 +15,7 @@ from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends._base import LogForm
 from metasync.config import (
     NO_LIMIT,
+    TRUSTING_TAG,
     Acceptor,
     BackendEntry,
     ChunkingClass,
@@ -127,6 +128,7 @@ def make_config(
         encrypted=encrypted,
         segment_bytes=SEGMENT_BYTES,
         chunking=CHUNKING,
+        tags=((TRUSTING_TAG, b""),) if byzantine is False else (),
     ).check()
 
 

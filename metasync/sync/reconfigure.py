@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
-from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage
+from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
 from metasync.consensus import (
     BIRTH_NONCE_BYTES,
     JOURNAL_KEY,
@@ -103,6 +103,7 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
 def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
     """What `make` wants, with all that follows from it: new storage ids, and what is still to be moved."""
     old = base.config
+    raw = _outvoting(old, raw)
     check_step(old, raw)
     _check_copies(raw)
     new = raw.tagged(CHANGED_TAG, (base.state.v + 1, base.state.config))
@@ -126,6 +127,21 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
         return replace(new, prev_config=None).tagged(MOVING_TAG, None).check()  # nothing to be trimmed either
     index = base.state.index
     return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, (index.generation, index.hash)).check()
+
+
+def _outvoting(old: Config, new: Config) -> Config:
+    """As many lying backends allowed for as the new set outvotes: fewer if it must be, more where it costs nothing.
+
+    Who chose to allow for none keeps it so.
+    """
+    copies = min(c.policy.losses for c in new.redundancy) + 1
+    blocks = any(a.form == "block" for _, a in new.acceptors)
+    free = byzantine_f(new.n)
+    if blocks or copies <= free:
+        free = 0
+    impossible = new.f > 0 and (new.n < 3 * new.f + 1 or blocks or copies <= new.f)
+    gained = new.f == 0 and free > 0 and new.n != old.n and not new.trusting
+    return replace(new, mode="bft" if free else "crash", f=free) if impossible or gained else new
 
 
 def _waits(old: Config, new: Config) -> bool:
