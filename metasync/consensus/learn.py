@@ -12,6 +12,7 @@ the device knows, and an acceptor must still show the last entry that it was see
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,10 +48,13 @@ Enter = Callable[[State], Task]
 
 @dataclass(slots=True)
 class _Top:
-    """The highest version with an entry: its first entries by acceptor; and the lowest version above known absent."""
+    """The highest version with an entry, and the lowest version above that is known absent.
+
+    `shown`: first entries, by acceptor, of the highest version of which enough acceptors show one on the same base.
+    """
 
     v: int
-    entries: dict[bytes, SignedEntry]
+    shown: dict[bytes, SignedEntry]
     absent: int | None = None
 
 
@@ -72,7 +76,7 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
             return current
         yield from _probe(m, instance, deadline)
         if instance.floored:
-            current = (yield from _leap(m, enter, instance, current)) or current
+            current = (yield from _leap(m, enter, instance, current, instance.quorum)) or current
             absent_above = None
             continue
         if instance.quiet():
@@ -109,7 +113,7 @@ def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Tas
     instance.begin()
     yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
     instance.check_fork()
-    if instance.floored and (leapt := (yield from _leap(m, enter, instance, known))) is not None:
+    if instance.floored and (leapt := (yield from _leap(m, enter, instance, known, 1))) is not None:
         return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
     top = (yield from _gallop(m, instance, deadline, enough=1)) if instance.progress() else None
@@ -174,31 +178,25 @@ def _resolve(m: Member, instance: Instance, deadline: float) -> Task:
 # Past a floor.
 
 
-def _leap(m: Member, enter: Enter, instance: Instance, current: State) -> Task:
-    """-> the newest state that floors and hints prove, descending from `current`; None when none of them does.
+def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
+    """-> the newest state that floors and hints of `enough` acceptors prove, after `current`; None when none does.
 
-    A floor that no admitted device signed is none: its acceptor is out then.
+    A floor that no admitted device signed is none: its acceptor is out then. One acceptor's word is not enough, because
+    a device that was revoked meanwhile was admitted in states as this device knows them.
     """
     hints: dict[str, SignedEntry | None] = yield Gather({a.hex(): _hint(m, instance, a) for a in instance.names})
-    shown = [(hint, bytes.fromhex(a)) for a, hint in hints.items() if hint is not None]
-    shown += [(signed, a) for a, signed in instance.floored.items()]
-    shown.sort(key=lambda item: item[0].entry.v, reverse=True)
+    best: dict[bytes, State] = {}
     good: set[bytes] = set()
-    found: State | None = None
-    for signed, acceptor_id in shown:
-        value = signed.entry.value
-        if value is None or value.v <= current.v or not (yield from _vouched(m, enter, instance, signed)):
-            continue
-        good.add(acceptor_id)
-        if found is not None:
-            continue
-        try:
-            digest = yield from ancestor(m, instance, value, current.v)
-        except (DamagedError, NoQuorumError):
-            continue
-        if digest != current.hash:
-            raise _apart(instance, acceptor_id, value, current)
-        found = value
+    for acceptor_id in instance.names:
+        for signed in (hints[acceptor_id.hex()], instance.floored.get(acceptor_id)):
+            value = None if signed is None else signed.entry.value
+            if signed is None or value is None or not (yield from _vouched(m, enter, instance, signed)):
+                continue
+            if signed is instance.floored.get(acceptor_id):
+                good.add(acceptor_id)
+            if value.v > max(current.v, best[acceptor_id].v if acceptor_id in best else 0):
+                best[acceptor_id] = value
+    found = yield from _shown_by_enough(m, instance, current, best, enough)
     for acceptor_id in [a for a in instance.floored if a not in good]:
         m.broken(instance, acceptor_id, "its floor is not one that a device of the workspace made")
     instance.floored.clear()
@@ -208,6 +206,25 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State) -> Task:
             next_step="run again when more backends are reachable, or clone the workspace into a new folder",
         )
     return found
+
+
+def _shown_by_enough(m: Member, instance: Instance, current: State, best: Mapping[bytes, State], enough: int) -> Task:
+    """-> the newest state that is, or is before, what so many acceptors show; None when there is none."""
+    shown = sorted(best.items(), key=lambda item: item[1].v)
+    while len(shown) >= enough:
+        acceptor_id, state = shown[-enough]
+        try:
+            if (yield from ancestor(m, instance, state, current.v)) != current.hash:
+                raise _apart(instance, acceptor_id, state, current)
+            above = 0
+            for _, later in shown[len(shown) - enough + 1 :]:
+                above += (yield from ancestor(m, instance, later, state.v)) == state.hash
+        except (DamagedError, NoQuorumError):
+            above = -1
+        if above == enough - 1:
+            return state
+        shown.pop(-1 if above >= 0 else -enough)  # they do not agree, or the way back cannot be read
+    return None
 
 
 def _hint(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
@@ -273,11 +290,21 @@ def _gallop(m: Member, instance: Instance, deadline: float, enough: int | None =
             return None
         for v in versions:
             if v in found:
-                top.v, top.entries = v, found[v]
+                top.v = v
+                top.shown = _agreeing(found[v], instance.quorum if enough is None else enough) or top.shown
             elif top.absent is None or (v < top.absent and v > top.v):
                 top.absent = v
         top.absent = min((v for v in versions if v > top.v and v not in found), default=top.absent)
     return top
+
+
+def _agreeing(entries: Mapping[bytes, SignedEntry], least: int) -> dict[bytes, SignedEntry]:
+    """Those that stand on one base, if so many acceptors show them: one alone may be a revoked device's."""
+    bases = Counter(signed.entry.base.hash for signed in entries.values())
+    most = max(bases, key=bases.__getitem__)
+    if bases[most] < least:
+        return {}
+    return {a: signed for a, signed in entries.items() if signed.entry.base.hash == most}
 
 
 def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left: float, enough: int | None) -> Task:
@@ -331,16 +358,14 @@ def _slot_zero(m: Member, instance: Instance, acceptor_id: bytes, backend: str, 
 
 
 def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
-    """-> the base of the highest version, proven to descend from `current`; None when no entry there is to be trusted.
+    """-> the base of the highest version that enough acceptors show, proven to descend from `current`; None without.
 
     Never beyond the end of `current`'s config: which acceptors count from there on is for a quorum of those that count
     now to say, not for one entry on one of them (a revoked device may have signed it).
 
     `ForkError` when an admitted device signed a base whose chain does not contain `current`.
     """
-    if top.v == instance.v:
-        return None
-    for acceptor_id, signed in top.entries.items():
+    for acceptor_id, signed in top.shown.items():
         entry = signed.entry
         try:
             ahead: Instance = yield from enter(entry.base)
