@@ -705,13 +705,18 @@ def test_a_round_prepared_ahead_completes_what_may_be_decided(world: World, ws: 
 
 def test_one_store_and_one_device_cannot_make_up_what_is_far_ahead(world: World, ws: Workspace) -> None:
     """A device that was revoked meanwhile was admitted in the states that a sleeper knows: its lone word is a hint."""
-    state = push(world, ws, group_of(ws, 1), ws.genesis, 3)
+    group = group_of(ws, 1)
+    known = push(world, ws, group, ws.genesis, 7)
+    eighth = push(world, ws, group, known)
+    state = push(world, ws, group, eighth, 2)
     thief = group_of(ws, 9, 2).member
-    made_up = replace(
-        ws.genesis, v=8, prev=b"\7" * 32, skip=ws.genesis.hash, writer=b"t" * 16, op_id=b"t" * 16, master=b"t" * 32
+    made_up = replace(  # its `skip` leads straight back to what the sleeper will know
+        state, v=12, prev=b"\7" * 32, skip=eighth.hash, writer=b"t" * 16, op_id=b"t" * 16, master=b"t" * 32
     )
+    assert skip_version(12) == 8
     instance = Instance(ws.keys, ws.config, ws.devices, made_up)
     log = instance.logs[ws.acceptor_of("a")]
     entry, data = thief.sealed(log, Kind.PREPARE, Round(1, thief.incarnation), None, world.rng.randbytes(48))
     world.stores["a"][thief.place(log, entry.idx)] = data
-    assert world.do(group_of(ws, 2, 1).get_recent(ws.genesis)) == state
+    world.stuck = {"c"}  # so that the store that lies is asked
+    assert world.do(group_of(ws, 2, 1).get_recent(known)) == state
