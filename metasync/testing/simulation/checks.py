@@ -72,6 +72,16 @@ def history(operations: Iterable[Operation], witness: Witness) -> None:
             )
 
 
+def never_back(operations: Iterable[Operation], clients: set[str]) -> None:
+    """Whatever providers do, no client is told of an older version than it was told of before."""
+    newest: dict[str, int] = {}
+    for op in operations:
+        if op.version is not None and op.outcome == "ok" and op.client in clients:
+            if op.version < newest.get(op.client, 0):
+                raise Violation(f"{op.client}: {op.kind} went back to version {op.version}")
+            newest[op.client] = op.version
+
+
 def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:
     """All that versions name can be read from the stores, and all that users wrote is somewhere."""
     clients = [c for c in clients if not c.gone]

@@ -73,8 +73,13 @@ class Client:
         """Chance for what is in no step."""
         return random.Random(f"{self.name} {self.boots}")
 
+    def base(self) -> bytes:
+        """The state that the folder is at, encoded."""
+        data: bytes = self.tables["kv"][BASE_KEY]
+        return data
+
     def base_version(self) -> int:
-        return decode_state(self.tables["kv"][BASE_KEY]).v
+        return decode_state(self.base()).v
 
     def live(self, actor: Actor) -> None:
         """The whole plan, one step after the other."""
@@ -135,8 +140,10 @@ class Client:
             self.workspace.close()
         self.workspace = self.boot = None
 
-    def operate(self, actor: Actor, step: Step, rng: random.Random) -> Operation:
+    def operate(self, actor: Actor, step: Step, rng: random.Random, edits: int = 0) -> Operation:
         """One command, from its start to its end, or the process's."""
+        for _ in range(edits):
+            self.user.edit(rng)
         op = Operation(self.name, step.kind, self.world.now)
         self.history.append(op)
         self.world.trace(self.name, "begins", step.kind)

@@ -46,8 +46,11 @@ class Store:
     down_until: float = 0.0
     full_until: float = 0.0
     cut_off: dict[str, float] = field(default_factory=dict)  # client -> until when it cannot reach this provider
-    ever_wiped: bool = False
-    keeps_nothing: float = 0.0  # how often a create says that it stored what it did not (a lie)
+    keeps_past: bool = False  # notes when objects landed, to be able to lie about it
+    born: dict[str, float] = field(default_factory=dict)
+    private: dict[str, dict[str, bytes]] = field(
+        default_factory=dict
+    )  # client -> what it is shown, and may write, alone
     landed: Callable[[Store, str, bytes], None] = lambda store, path, data: None
 
     def is_down(self, client: str) -> bool:
@@ -59,7 +62,18 @@ class Store:
 
     def wipe(self) -> None:
         self.objects.clear()
-        self.ever_wiped = True
+
+    def past(self, seconds: float) -> dict[str, bytes]:
+        """What had landed so long ago."""
+        then = self.world.now - seconds
+        return {path: data for path, data in self.objects.items() if self.born.get(path, 0.0) <= then}
+
+    def show_all(self, client: str) -> None:
+        """Ends a lie to one client; what it wrote meanwhile is gone."""
+        self.private.pop(client, None)
+
+    def shown(self, client: str) -> dict[str, bytes]:
+        return self.private.get(client, self.objects)
 
 
 class SimStore:
@@ -76,7 +90,7 @@ class SimStore:
         return "log"
 
     def create(self, path: str, data: bytes) -> bool:
-        if path in self.store.objects:
+        if path in self.store.shown(self.client):
             return False
         self._room(data)
         self._keep(path, data)
@@ -87,8 +101,12 @@ class SimStore:
         self._keep(path, data)
 
     def _keep(self, path: str, data: bytes) -> None:
-        self.store.objects[path] = data
-        self.store.landed(self.store, path, data)
+        objects = self.store.shown(self.client)
+        objects[path] = data
+        if self.store.keeps_past:
+            self.store.born.setdefault(path, self.store.world.now)
+        if objects is self.store.objects:
+            self.store.landed(self.store, path, data)
 
     def _room(self, data: bytes) -> None:
         """A full account takes nothing, but for what fits where its ballast was."""
@@ -108,14 +126,14 @@ class SimStore:
 
     def _find(self, path: str) -> bytes:
         try:
-            return self.store.objects[path]
+            return self.store.shown(self.client)[path]
         except KeyError:
             raise NotFoundError(f"{path} is not there") from None
 
     def list(self, path: str) -> tuple[Listed, ...]:
         start = path + "/" if path else ""
         found: dict[str, int | None] = {}
-        for name, data in self.store.objects.items():
+        for name, data in self.store.shown(self.client).items():
             if name.startswith(start):
                 first, _, rest = name[len(start) :].partition("/")
                 found[first] = None if rest else len(data)

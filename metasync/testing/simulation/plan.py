@@ -13,6 +13,7 @@ from typing import Final
 PUSHES_LEAST: Final = 30
 CLIENTS_LEAST: Final = 3
 FAULTS_LEAST: Final = 5
+BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
 DAY_S: Final = 86_400.0
 
 FEATURES: Final = (
@@ -97,6 +98,7 @@ class Plan:
     faults: tuple[Fault, ...]
     pounces: tuple[Pounce, ...] = ()
     features: tuple[str, ...] = ()
+    beyond: bool = False  # providers lie or are rolled back, which is more than this mode of agreement bears
 
     @property
     def pushes(self) -> int:
@@ -126,11 +128,22 @@ def make_plan(seed: int) -> Plan:
                                folds=clients[original].folds))  # fmt: skip
     faults = _faults(rng, features, backends, [c.name for c in clients])
     pounces = _pounces(rng) if "pounce" in features else ()
-    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features)
+    beyond = rng.random() < BEYOND_SHARE
+    if beyond:
+        faults += [_lie(rng, backends, [c.name for c in clients]) for _ in range(rng.randint(1, 2))]
+    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features, beyond)
     while plan.troubles < FAULTS_LEAST:
         more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
     return plan
+
+
+def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
+    """Shows a past of `amount` seconds ago: to all, or to one client, whom it keeps in it for a while."""
+    kind = rng.choice(("rollback", "split"))
+    return Fault(
+        rng.uniform(10, 120), kind, rng.randrange(backends), rng.uniform(1, 60), rng.uniform(5, 90), rng.choice(clients)
+    )
 
 
 def _pounces(rng: random.Random) -> tuple[Pounce, ...]:

@@ -83,9 +83,12 @@ class Play:
         actors += [world.spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
         self._until(lambda: all(a.ended for a in actors))
         self._heal()
-        calm = world.spawn("calm", self._settle)
+        calm = world.spawn("calm", self._name_lies if self.plan.beyond else self._settle)
         self._until(lambda: calm.ended)
         assert self.witness is not None
+        if self.plan.beyond:
+            checks.never_back(self.history, {c.name for c in self.clients if c.never_restored})
+            return
         checks.history(self.history, self.witness)
         checks.nothing_lost(self.clients, self.stores, self.witness)
 
@@ -107,6 +110,8 @@ class Play:
         self.witness = Witness(self.world, b.founded.keys, b.founded.state, acceptors)
         for store in self.stores.values():
             store.landed = self.witness.landed
+            store.keeps_past = self.plan.beyond
+        self.witness.tolerates_forks = self.plan.beyond
         self.witness.on_moment = self._pounce
         for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
@@ -159,6 +164,11 @@ class Play:
             store.cut_off[fault.client] = until
         elif fault.kind == "wipe":
             self._wipe(store)
+        elif fault.kind == "rollback":
+            store.objects = store.past(fault.amount)
+        elif fault.kind == "split":
+            store.private[fault.client] = store.past(fault.amount)
+            world.at(fault.for_s, lambda: store.show_all(fault.client))
         else:
             raise AssertionError(fault.kind)
         world.count(f"fault: {fault.kind}")
@@ -216,6 +226,7 @@ class Play:
             store.rates = Rates()
             store.down_until = store.full_until = 0.0
             store.cut_off.clear()
+            store.private.clear()
         self.lines.slow.clear()
         self.world.trace("healed")
 
@@ -242,6 +253,26 @@ class Play:
         if op.outcome != "ok":
             raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
         clients[0].close()
+
+    def _name_lies(self, actor: Actor) -> None:
+        """After lies that this mode of agreement does not bear: whoever says that all is well is on one history.
+
+        Every client pushes something, so that each meets the others' entries; then each looks once more.
+        """
+        clients = [c for c in self.clients if not c.gone]
+        for client in clients:
+            client.close()
+        last: dict[str, Operation] = {}
+        for edits in (1, 1, 0, 0):
+            for client in clients:
+                last[client.name] = client.operate(actor, Step("sync", 0), client.rng(), edits=edits)
+                client.close()
+        well = [c for c in clients if last[c.name].outcome == "ok"]
+        self.world.count("lies: clients that go on", len(well))
+        self.world.count("lies: clients that stopped", len(clients) - len(well))
+        if len({c.base() for c in well}) > 1:
+            told = ", ".join(f"{c.name} at version {c.base_version()}" for c in well)
+            raise Violation(f"a silent fork: all say that all is well, on different histories: {told}")
 
     def _agree(self, clients: list[Client]) -> bool:
         trees = checks.comparable(clients)
