@@ -143,6 +143,8 @@ class Play:
 
     def _strike(self, fault: Fault) -> None:
         store, world = self.stores[f"b{fault.backend}"], self.world
+        if self._healed:
+            return  # the clients were done before it came
         until = world.now + fault.for_s
         world.trace("fault", fault.kind, store.name)
         rates = {
