@@ -46,6 +46,7 @@ class Store:
     down_until: float = 0.0
     full_until: float = 0.0
     cut_off: dict[str, float] = field(default_factory=dict)  # client -> until when it cannot reach this provider
+    appending: int = 0  # creates of log entries that are under way, and that somebody waits for
     keeps_past: bool = False  # notes when objects landed, to be able to lie about it
     born: dict[str, float] = field(default_factory=dict)
     private: dict[str, dict[str, bytes]] = field(
@@ -62,6 +63,9 @@ class Store:
 
     def wipe(self) -> None:
         self.objects.clear()
+
+    def appended(self) -> None:
+        self.appending -= 1
 
     def past(self, seconds: float) -> dict[str, bytes]:
         """What had landed so long ago."""
@@ -215,6 +219,9 @@ class Lines:
                 world.at(back, lambda: answer(reply))
 
         world.at(go, effect)
+        if op.kind == "create" and "/px/" in op.path:
+            store.appending += 1
+            world.at(min(go, op.timeout_s), store.appended)
         return None if lost else go + back
 
     def _store(self, backend: Backend) -> Store | None:
