@@ -34,9 +34,10 @@ class BackendChanges:
     _connections: Connections
     _operation: Callable[[str], AbstractContextManager[Session]]
 
-    def backend_add(self, url: str, *, dry_run: bool = False) -> BackendChange:
+    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.
 
+        `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
         New packs go there as it is due; what is stored already stays where it is until it is moved. `UsageError`: it is
         one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
         `NoQuorumError`.
@@ -45,12 +46,13 @@ class BackendChanges:
             names = [e.name for e in s.newest().config.backends]
             name, parsed = _named(url, names)
             ways.refuse_inside(self.directory, {name: parsed})
+            leaving = _entry(s.newest().config, replaces) if replaces is not None else None
             if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
-                return change(s, _adding(_yet_to_be(name, parsed)), dry_run=True)
+                return change(s, _in_place_of(_adding(_yet_to_be(name, parsed)), leaving), dry_run=True)
             with contextlib.closing(ways.opened(name, parsed, create=not dry_run)) as backend:
                 new = ways.new_backend(name, parsed, backend, self.on_event)
-                self._refuse_known(s.config, name, backend)
-                wanted = _adding(new)
+                self._refuse_known(s.config, name, backend, leaving)
+                wanted = _in_place_of(_adding(new), leaving)
                 if dry_run:
                     return change(s, wanted, dry_run=True)
                 backend_id = _id_of(wanted, s.config)
@@ -121,11 +123,13 @@ class BackendChanges:
         finally:
             self._connections.close()
 
-    def _refuse_known(self, config: Config, name: str, backend: Backend) -> None:
-        """`UsageError` for a store that takes part already."""
+    def _refuse_known(self, config: Config, name: str, backend: Backend, leaving: BackendEntry | None) -> None:
+        """`UsageError` for a store that takes part already; one that leaves may be made anew where it was."""
         identity = backend.identity()
         links = self._connections.links
         for e in config.backends:
+            if leaving is not None and e.backend_id == leaving.backend_id:
+                continue
             linked = e.name in links and bytes.fromhex(links[e.name].identity) == identity
             if linked or e.identity == identity:
                 raise UsageError(
@@ -180,6 +184,18 @@ def _entry(config: Config, name: str) -> BackendEntry:
         names = ", ".join(b.name for b in sorted(config.backends, key=lambda b: b.name))
         raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
     return entry
+
+
+def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
+    """The same, with one backend gone in the same step."""
+    if leaving is None:
+        return wanted
+
+    def make(config: Config) -> Config:
+        rest = [b for b in config.backends if b.backend_id != leaving.backend_id]
+        return wanted.make(config.with_backends(rest)) if rest else wanted.make(config)
+
+    return replace(wanted, make=make, leaves=leaving.backend_id)
 
 
 def _adding(new: NewBackend) -> Wanted:

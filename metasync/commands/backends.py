@@ -66,13 +66,15 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Tell what would be agre
 
 @backend.command("add")
 @click.argument("url")
+@click.option("--replace", "replaces", metavar="NAME", default=None, help="Take this backend out in the same step.")
 @_dry_run
 @common
 @click.pass_obj
-def backend_add(options: Options, url: str, dry_run: bool) -> None:
+def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool) -> None:
     """Adds a backend to the workspace, for all devices, and links this one to it.
 
     Other devices go on as they are; `backend link` there tells them the way. What is stored already stays where it is.
+    A backend that is dead or was emptied is replaced in one step by --replace; give it the same place if you like.
 
     \b
     Example:
@@ -80,7 +82,7 @@ def backend_add(options: Options, url: str, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        done = w.backend_add(url, dry_run=dry_run)
+        done = w.backend_add(url, replaces=replaces, dry_run=dry_run)
     console.report("backend add", render.backend_change("add", done), render.value(done))
 
 

@@ -1,0 +1,237 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
+"""What backends and networks do to agreement, one case after the other, on whole workspaces: work goes on, nothing is
+agreed twice, and whoever is to blame is named by `status` (the table is in docs/design/consensus.md).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from workspace_kit import Lab, flip, lab, tree_of, wipe, write  # noqa: F401
+
+from metasync.errors import NoQuorumError
+from metasync.testing.faults import Fault, Plan
+from metasync.workspace import Workspace
+
+NAMES = ("a", "b", "c")
+
+
+def started(lab: Lab, kind: Literal["file", "memory"] = "file", names: tuple[str, ...] = NAMES) -> Workspace:
+    """A workspace at version 2."""
+    w = lab.init(lab.urls(*names, kind=kind))
+    for n in (1, 2):
+        write(w.directory, {f"file{n}": os.urandom(2000)})
+        assert w.push().version == n
+    return w
+
+
+def states(w: Workspace) -> dict[str, str]:
+    return {b.name: b.state for b in w.status().backends}
+
+
+def blamed(w: Workspace) -> set[str]:
+    return {name for name, state in states(w).items() if state != "ok"}
+
+
+def pushes(w: Workspace, name: str = "more") -> int:
+    write(w.directory, {name: os.urandom(100)})
+    version = w.push().version
+    assert version is not None
+    return version
+
+
+# The network.
+
+
+@pytest.mark.parametrize("where", ["all", "a", "b"])
+@pytest.mark.parametrize("fault", ["lost_reply", "lost_request", "late", "duplicate", "unreachable"])
+def test_what_happens_to_a_log_entry_on_its_way(lab: Lab, fault: Fault, where: str) -> None:
+    """Once each, or everywhere at once: the push is agreed, once, and others see it."""
+    w = lab.reopen(started(lab, "memory"))
+    write(w.directory, {"more": b"more"})
+    w.status()  # connects
+    for name in NAMES if where == "all" else (where,):
+        lab.faults[name].fail_next(fault, kind="create", times=2)
+    w.push()
+    for name in NAMES:
+        lab.faults[name].land()
+    again = lab.reopen(w)
+    write(again.directory, {"and": b"more"})
+    again.push()
+    assert [item.version for item in again.log()] == [4, 3, 2, 1]
+    other = lab.clone(lab.urls(*NAMES, kind="memory"))
+    assert tree_of(other.directory) == tree_of(again.directory)
+
+
+@pytest.mark.parametrize("fault", ["lost_reply", "late"])
+def test_an_outcome_that_nobody_heard_of(lab: Lab, fault: Fault) -> None:
+    """No reply at all to what would have agreed it: told as unknown, found out by the next push, never agreed twice."""
+    w = started(lab, "memory")
+    lab.hurry(2.0)
+    write(w.directory, {"more": b"more"})
+    for name in NAMES:
+        lab.faults[name].plan = Plan(1, {fault: 1.0}, lambda path: "/px/" in path)
+    with pytest.raises(NoQuorumError, match="may be committed"):
+        w.push()
+    for name in NAMES:
+        lab.faults[name].plan = None
+        lab.faults[name].land()
+    lab.hurry(30.0)
+    w = lab.reopen(w)
+    report = w.push()
+    assert (report.version, report.found_again) == (None, 3)
+    assert [item.version for item in w.log()] == [3, 2, 1]
+
+
+def test_a_minority_that_hangs_is_not_waited_for(lab: Lab) -> None:
+    w = started(lab, "memory")
+    lab.faults["c"].hanging = True
+    try:
+        assert pushes(w) == 3
+        assert pushes(w) == 4
+        assert blamed(w) == {"c"}
+    finally:
+        lab.faults["c"].release()
+
+
+def test_a_full_backend_counts_as_down(lab: Lab) -> None:
+    w = lab.reopen(started(lab, "memory"))
+    w.status()
+    lab.faults["c"].full_over_bytes = 0
+    assert [pushes(w, f"f{n}") for n in range(3)] == [3, 4, 5]
+    lab.faults["c"].full_over_bytes = None
+    assert pushes(w) == 6
+
+
+# Stores that forget.
+
+
+def test_a_backend_that_missed_versions_is_simply_behind(lab: Lab) -> None:
+    w = started(lab)
+    away = lab.store("b").rename(lab.root / "away")
+    assert [pushes(lab.reopen(w), f"f{n}") for n in range(3)] == [3, 4, 5]
+    away.rename(lab.store("b"))
+    w = lab.reopen(w)
+    assert blamed(w) == set()
+    lab.store("a").rename(lab.root / "away")  # now it takes the one that missed them to agree
+    w = lab.reopen(w)
+    assert pushes(w) == 6
+    assert blamed(w) == {"a"}
+
+
+@pytest.mark.parametrize("replacement", ["b", "elsewhere"])
+def test_a_wiped_backend_is_named_and_can_be_replaced(lab: Lab, replacement: str) -> None:
+    """In one step, in the same place or in another: it is another acceptor in any case."""
+    w = started(lab)
+    wipe(lab.store("b"))
+    w = lab.reopen(w)
+    assert blamed(w) == {"b"}
+    assert "emptied or replaced" in states(w)["b"]
+    assert pushes(w) == 3
+    w.backend_add(lab.url(replacement, name="new"), replaces="b")
+    assert blamed(w) == set()
+    before = pushes(w, "z")
+    shutil.rmtree(lab.store("a"))  # it counts: without the new one there is no quorum
+    assert pushes(lab.reopen(w), "zz") == before + 1
+
+
+def test_a_backend_restored_from_a_backup_is_named_for_good(lab: Lab) -> None:
+    """It lacks an entry that this device saw there. What it did stays noted after it is as it was again."""
+    w = started(lab)
+    shutil.copytree(lab.store("b"), lab.root / "backup")
+    w = lab.reopen(w)  # a process of its own prepares first, and so sees what each of them holds
+    assert pushes(w) == 3
+    w.close()
+    shutil.copytree(lab.store("b"), lab.root / "newest")
+    restore(lab.root / "backup", lab.store("b"))
+    w = lab.keep(Workspace.open(w.directory))
+    assert pushes(w) == 4, "the other two agree"
+    assert "rolled back" in states(w)["b"]
+    told = w.status().evidence
+    assert [(e.backend, e.what.split(" of ")[1]) for e in told] == [("b", "version 3 is gone")]
+    restore(lab.root / "newest", lab.store("b"))
+    w = lab.reopen(w)
+    assert [e.backend for e in w.status().evidence] == ["b"]
+    assert "b is not to be trusted" in lab.cli("status").out
+    w.backend_add(lab.url("d"), replaces="b")
+    assert w.status().evidence == ()
+
+
+def restore(backup: Path, store: Path) -> None:
+    """Puts what a store held back into the same folder."""
+    wipe(store)
+    shutil.copytree(backup, store, dirs_exist_ok=True)
+
+
+def test_a_majority_restored_from_backups_is_refused(lab: Lab) -> None:
+    w = started(lab)
+    for name in ("a", "b"):
+        shutil.copytree(lab.store(name), lab.root / f"backup-{name}")
+    w = lab.reopen(w)
+    assert pushes(w) == 3
+    before = tree_of(w.directory)
+    w.close()
+    for name in ("a", "b"):
+        restore(lab.root / f"backup-{name}", lab.store(name))
+    lab.hurry(2.0)
+    done = lab.cli("pull")
+    assert done.code == 1, done
+    assert "older past" in done.err
+    assert "a: " in done.err
+    assert "b: " in done.err
+    assert tree_of(w.directory) == before
+
+
+def test_an_entry_lost_in_the_middle(lab: Lab) -> None:
+    """The last one that this device saw there is gone: whether by a disk or a hand, the store has forgotten it."""
+    w = lab.reopen(started(lab))
+    write(w.directory, {"x": b"x"})
+    w.push()  # of a process of its own: PREPARE and ACCEPT
+    w.close()
+    newest = max(lab.objects("c", "px"), key=lambda p: p.stat().st_mtime_ns)
+    newest.unlink()
+    w = lab.keep(Workspace.open(w.directory))
+    assert pushes(w, "y") == 4
+    assert blamed(w) <= {"c"}
+    assert {e.backend for e in w.status().evidence} <= {"c"}
+
+
+def test_an_altered_entry_poisons_its_log_and_no_other(lab: Lab) -> None:
+    w = lab.reopen(started(lab))
+    fresh = lab.clone(lab.urls(*NAMES))
+    assert pushes(w) == 4
+    for path in lab.objects("b", "px"):
+        flip(path)
+    fresh = lab.reopen(fresh)
+    fresh.pull()
+    assert tree_of(fresh.directory) == tree_of(w.directory)
+    assert blamed(fresh) <= {"b"}
+    assert pushes(fresh, "y") == 5
+
+
+def test_a_copy_mounted_in_its_place_is_not_the_backend(lab: Lab) -> None:
+    """It has the right birth; what makes it another store is the file system's own identity."""
+    w = started(lab)
+    shutil.copytree(lab.store("b"), lab.root / "copy")
+    shutil.rmtree(lab.store("b"))
+    (lab.root / "copy").rename(lab.store("b"))
+    w = lab.reopen(w)
+    assert pushes(w) == 3
+    assert blamed(w) == {"b"}
+    assert "not the store that was linked" in states(w)["b"]
+    w.link("b", f"file://{lab.store('b')}")  # the user says it is right
+    assert blamed(lab.reopen(w)) == set()
+
+
+def test_a_store_given_twice_is_one_store(lab: Lab) -> None:
+    """A second way to one backend in the place of another does not vote for it."""
+    w = started(lab)
+    shutil.rmtree(lab.store("c"))
+    lab.store("c").symlink_to(lab.store("b"))
+    w = lab.reopen(w)
+    assert pushes(w) == 3
+    assert blamed(w) == {"c"}
