@@ -307,7 +307,7 @@ class Pair:
         self.linux = Folder(root / "linux", QuietDisk())
         self.other = Folder(root / "other", disk)
         disks = {os.fsencode(f.root): f.disk for f in (self.linux, self.other)}
-        monkeypatch.setattr("metasync.workspace.WorkTree", lambda path: WorkTree(path, disks[path]))
+        monkeypatch.setattr("metasync.workspace.WorkTree", lambda path, *_: WorkTree(path, disks[path]))
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         made = Workspace.init(
             self.linux.root, name="w", backends=self.urls, passphrase=PASSPHRASE, kdf=CHEAP, device_name="linux"

@@ -125,8 +125,9 @@ def agree(world: World, group: Group, base: Any, op: bytes) -> Any:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.__name__)
 def test_one_backend_cannot_stop_or_mislead_the_others(
-    world: World, ws: Workspace, attack: Callable[[World, Workspace], bytes]
+    world: World, ws: Workspace, attack: Callable[[World, Workspace], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)  # it answers as soon as the others do
     world.stores["a"][slot(ws, "a")] = attack(world, ws)
     group = ws.group(b"1" * 16)
     state = agree(world, group, world.do(group.get_recent(ws.genesis)), b"x")

@@ -132,7 +132,7 @@ def test_a_wiped_backend_is_named_and_can_be_replaced(lab: Lab, replacement: str
     assert blamed(w) == {"b"}
     assert "emptied or replaced" in states(w)["b"]
     assert pushes(w) == 3
-    w.backend_add(lab.url(replacement, name="new"), replaces="b")
+    w.backend_add(f"file://{lab.store(replacement)}?name=new", replaces="b")
     assert blamed(w) == set()
     before = pushes(w, "z")
     shutil.rmtree(lab.store("a"))  # it counts: without the new one there is no quorum

@@ -197,7 +197,7 @@ class _Notes:
 def notes_of(data: bytes) -> None:
     """Notes that save a question: whatever has become of them, they mean something or nothing."""
     db: Any = _Notes(data)
-    for name, at in connections._hung_lately(db).items():
+    for name, at in connections._hung_lately(db, time.time()).items():
         assert (type(name), type(at)) == (str, float)
     for note in space._noted(db).values():
         assert all(type(n) in (int, type(None)) for n in note)
