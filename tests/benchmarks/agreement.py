@@ -34,11 +34,12 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 from paxos_world import Workspace, World, _Run, change, make_parts  # noqa: E402
 
 from metasync.config import byzantine_f, quorum  # noqa: E402
-from metasync.consensus import Group, State, found  # noqa: E402
+from metasync.consensus import Group, State, bootstrap, found  # noqa: E402
 from metasync.effects import Gather, Op, Reply, Task  # noqa: E402
 from metasync.errors import UnreachableError  # noqa: E402
 
 CONNECTIONS = 8  # as `runtime.CONNECTIONS`
+VERSIONS = (10, 26, 1_002, 10_000, 10_010)  # two, ten, ten, no and ten versions after a hint
 OWNER_MAX = 1.1
 OTHERS_MAX = 2.2
 
@@ -185,6 +186,37 @@ def plain(seed: int, runs: int, q: int) -> list[float]:
     return out
 
 
+def first_reads(seed: int, counts: Sequence[int]) -> dict[int, tuple[int, int, float]]:
+    """By number of versions: requests of a new device's first read, those on one service, and its seconds."""
+    world = ServiceWorld(seed, [Service(f"s{n}", 0.8, 0.4, 0.4, 0.25) for n in range(3)])
+    ws = workspace(world, 2)
+    group, state, out = group_of(world, ws, 0), ws.genesis, {}
+    for versions in counts:
+        while state.v < versions:
+            decided = world.do(group.propose(state, lambda: change(world.rng.randbytes(16)))).state
+            world.do(group.write_hint(state, decided))
+            state = decided
+        settled(world)
+        for requests in world.requests.values():
+            requests.clear()
+        before = world.now
+        start = world.do(bootstrap(ws.keys, list(world.stores)))
+        newcomer = Group(
+            ws.keys,
+            ws.identities[1],
+            start.config,
+            start.state.config,
+            start.devices,
+            start.state.devices,
+            incarnation=world.rng.randbytes(16),
+            links=start.links,
+        )
+        assert world.do(newcomer.get_recent(start.state)) == state
+        asked = [len(requests) for requests in world.requests.values()]
+        out[versions] = (sum(asked), max(asked), world.now - before)
+    return out
+
+
 @dataclass
 class Contest:
     """What happened to proposers that started together."""
@@ -272,6 +304,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         tries = ", ".join(f"{k}: {v}" for k, v in sorted(c.tries.items()))
         first, mean, last = median_of(c.first_s), median_of(c.mean_s), median_of(c.last_s)
         print(f"| {proposers} | {first} | {mean} | {last} | {rounds} | {tries} |")
+
+    print("\nA new device's first read: from nothing to the newest version\n")
+    print("| versions | requests | of them in the slowest store | s |\n| ---: | ---: | ---: | ---: |")
+    firsts = first_reads(args.seed, VERSIONS)
+    for versions, (requests, most, seconds) in firsts.items():
+        print(f"| {versions:,} | {requests} | {most} | {seconds:.2f} |")
+    if max(requests for requests, _, _ in firsts.values()) > 1.2 * firsts[VERSIONS[1]][0]:
+        missed.append("a first read grows with the versions")
 
     print("\nFigure 9: one proposer, the number of devices grows\n")
     print("| devices | owner s | another s | Disk Paxos owner s | Disk Paxos another s |")
