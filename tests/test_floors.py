@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from metasync.consensus import Group, State, ancestry, entries, floors, logform
 from metasync.consensus.entries import Entry, Kind, Round, floor_path, seal_floor
 from metasync.consensus.floors import GRACE_S, Progress
 from metasync.consensus.genesis import birth_path
-from metasync.consensus.states import ZERO_HASH, ZERO_ID
+from metasync.consensus.states import ZERO_HASH, ZERO_ID, Change, successor
 from metasync.effects import Sleep, Task
 from metasync.errors import MetaSyncError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
@@ -161,25 +162,45 @@ def test_a_proposer_that_sleeps_before_its_accept(world: World, ws: Workspace) -
 
 def test_a_floor_that_no_device_made_stops_nobody(world: World, ws: Workspace) -> None:
     """Sealed with the log key, as a revoked device could: it is told, and counts for nothing."""
-    state = push(world, group_of(ws, 1), ws.genesis, 5)
+    state = push(world, group_of(ws, 1), ws.genesis, 3)
     stranger = new_device("stranger", world.rng.randbytes(DEVICE_ENTROPY_BYTES))
     acceptor = ws.acceptor_of("b")
-    before = world.do(group_of(ws, 1).state_at(state, 4))
-    floor = BLOCK
+    base = replace(state, v=BLOCK, prev=b"\7" * 32)
+    value = successor(base, change(b"f" * 16), skip=base.hash, writer=b"w" * 16)
+    entry = Entry(
+        acceptor, value.v, 0, ZERO_HASH, base, Kind.DECIDED, Round(0, ZERO_ID), value, b"e" * 16, stranger.device_id
+    )
+    forged = seal_floor(ws.keys, entry, stranger.sign_private, b"r" * 32)
+    for made_up in (forged, b"\0" * 512, b""):
+        world.stores["b"][floor_path(acceptor, BLOCK)] = made_up
+        for away in ("a", "c"):  # it is asked in any case
+            world.stuck = {away}
+            group = group_of(ws, 2, 1)
+            assert world.do(group.newest_seen(state)) == state
+            assert group.standings["b"].kind == "poisoned"
+        world.stuck = set()
+        state = push(world, group_of(ws, 3, 1), state, 1)
 
-    def forged(name: str, v: int) -> bytes:
-        entry = Entry(
-            acceptor, v, 0, ZERO_HASH, before, Kind.DECIDED, Round(0, ZERO_ID), state, b"e" * 16, stranger.device_id
-        )
-        return seal_floor(ws.keys, entry, stranger.sign_private, name.encode() * 32)
 
-    world.stores["b"][floor_path(acceptor, floor)] = forged("b", floor - 1)
-    group = group_of(ws, 2, 1)
-    assert world.do(group.get_recent(state)) == state
-    world.do(group.read_births(state))
-    world.stores["b"][floor_path(acceptor, floor)] = b"\0" * 512
-    group = group_of(ws, 3, 1)
-    assert world.do(group.propose(state, lambda: change(b"n" * 16))).mine
+def test_a_floor_by_a_device_that_joined_late(world: World, ws: Workspace) -> None:
+    """It is no device of the versions below the floor; its word is on the newest, which admits it."""
+    group = group_of(ws, 1)
+    state = push(world, group, ws.genesis, 40)
+    newcomer = new_device("late", world.rng.randbytes(DEVICE_ENTROPY_BYTES))
+    certificate = newcomer.certified(ws.admin, ws.keys.ns_id)
+    joining = Group(
+        ws.keys, newcomer, ws.config, ws.genesis.config, ws.devices, ws.genesis.devices,
+        incarnation=b"late" * 4, links=ws.links, certificate=certificate.encode(),
+    )  # fmt: skip
+    digest = world.do(joining.put_const(state, ws.devices.with_device(certificate).encode()))
+    state = world.do(joining.propose(state, lambda: Change(b"j" * 16, devices=digest))).state
+    state = push(world, joining, state, 8)
+    progress = collect(world, joining, state)
+    assert progress.made == 40
+    assert folders(world, ws, "a") == {"5", "6"}
+    sleeper = group_of(ws, 5, 1)
+    assert world.do(sleeper.get_recent(ws.genesis)) == state
+    assert all(s.kind != "poisoned" for s in sleeper.standings.values())
 
 
 def test_no_floor_is_skipped_on_any_acceptor(world: World, ws: Workspace) -> None:

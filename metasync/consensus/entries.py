@@ -188,7 +188,7 @@ def open_hint(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> SignedEnt
 
 
 def seal_floor(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
-    """A floor: a DECIDED entry outside any log, whose version is the last one below it (`floors`)."""
+    """A floor: a DECIDED entry outside any log, of a version above it (`floors`)."""
     header = Header(RecordKind.FLOOR, entry.base.era, entry.base.epoch, random)
     return _seal(keys, entry, header, sign_private, _FLOOR_SIGNED, entry.base.ns_id + entry.acceptor_id)
 
@@ -197,8 +197,8 @@ def open_floor(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, floor: int)
     """Opens an acceptor's floor; its signer is not yet judged. `FormatError` or `UpgradeError` as `open_entry`."""
     signed = _open(keys, data, RecordKind.FLOOR, None, None, keys.ns_id + acceptor_id, _FLOOR_SIGNED)
     entry = signed.entry
-    if (entry.kind, entry.acceptor_id, entry.v) != (Kind.DECIDED, acceptor_id, floor - 1):
-        raise FormatError("floor: not the one of this acceptor and version")
+    if (entry.kind, entry.acceptor_id) != (Kind.DECIDED, acceptor_id) or entry.v < floor:
+        raise FormatError("floor: not one of this acceptor and version")
     return signed
 
 

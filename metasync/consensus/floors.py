@@ -5,6 +5,7 @@ version again, and a learner would take the absence for "nothing newer". Hence a
 
 1. The states of the versions below F get an object of their own, a block of 1024 at a time. Then `floor/F` is created
    on every acceptor that is reached, a quorum at least. No multiple is skipped on any: one GET tells if one covers v.
+   It says of the newest state then that it is decided, in the words of a device that this state's base admits.
 2. Who would delete reads `floor/F` on an acceptor again, waits `GRACE_S` by its own clock, and then deletes there.
 3. A create for v, or the absence of an entry of v, counts only if the acceptor was seen to have no floor above v at a
    time that lies at most `TRUST_S` before the reply came. Deletion begins 30 times as long after the floor was made.
@@ -20,13 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.aside import decided_entry
 from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
-    Entry,
-    Kind,
-    Round,
     covering,
     entry_path,
     floor_path,
@@ -37,7 +36,7 @@ from metasync.consensus.entries import (
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import const_path, put_everywhere, seal_object
-from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
+from metasync.consensus.states import State
 from metasync.effects import Gather, Now, Op, Random, Reply, Task, Work
 from metasync.errors import FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
@@ -60,7 +59,7 @@ def trusted(m: Member, acceptor_id: bytes, v: int) -> Task:
 def read_floor(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     """Looks whether a floor covers this instance. -> bool: none does, and what this acceptor lacks counts.
 
-    A floor that is there is noted in `instance.floored` with the state below it.
+    A floor that is there is noted in `instance.floored`.
     """
     backend = m.backend_of(instance, acceptor_id)
     if backend is None:
@@ -167,9 +166,8 @@ def _make(m: Member, instance: Instance, floor: int) -> Task:
     name = m.keys.states_name(latest.era, (floor - 1) // STEP)
     paths = {link: const_path(a, name) for a, link in links.items()}
     yield from put_everywhere(paths, sealed, instance.config.meta_copies, "a block of states")
-    below = states[-1]
-    before = states[-2]
-    made = yield Gather({link: _create(m, instance, a, link, floor, before, below) for a, link in links.items()})
+    before: State = yield from fetch_state(m, instance, latest.v - 1, latest.prev, latest.epoch)
+    made = yield Gather({link: _create(m, instance, a, link, floor, before) for a, link in links.items()})
     if sum(made.values()) < instance.quorum:
         raise NoQuorumError(f"the floor of version {floor} stands on too few backends", next_step="run again later")
 
@@ -221,9 +219,7 @@ def _bases(m: Member, instance: Instance, versions: range) -> Task:
     return {state.hash: state for state in got.values() if state is not None}
 
 
-def _create(
-    m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State, below: State
-) -> Task:
+def _create(m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State) -> Task:
     """-> bool: the floor stands on this acceptor, and the one before it too."""
     if floor > STEP:
         lower: Reply = yield Op(
@@ -232,20 +228,7 @@ def _create(
         if lower.error is not None or not _opens(m, lower.value, acceptor_id, floor - STEP):
             return False  # it was away when that one was made, and gets it first
     entropy = yield Random(48)
-    admitted = instance.devices.get(m.identity.device_id) is not None
-    entry = Entry(
-        acceptor_id=acceptor_id,
-        v=below.v,
-        idx=0,
-        prev_entry=ZERO_HASH,
-        base=before,
-        kind=Kind.DECIDED,
-        round=Round(0, ZERO_ID),
-        value=below,
-        entry_id=entropy[32:],
-        device_id=m.identity.device_id,
-        certificate=b"" if admitted else m.certificate,
-    )
+    entry = decided_entry(m, acceptor_id, before, instance.base, entropy[32:])
     data = seal_floor(m.keys, entry, m.identity.sign_private, entropy[:32])
     path = floor_path(acceptor_id, floor)
     reply: Reply = yield Op(link, "create", path, data, timeout_s=OP_TIMEOUT_S)

@@ -9,14 +9,14 @@ from metasync.config import Config, decode_config
 from metasync.consensus import reconfig
 from metasync.consensus.acceptors import append
 from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.aside import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
+from metasync.consensus.entries import Kind, Round
 from metasync.consensus.floors import Progress, bound_logs
 from metasync.consensus.following import check_admitted, fetch_ring, opened_keys
-from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
-from metasync.consensus.member import OP_TIMEOUT_S, Barred, Member, Standing, check_config
+from metasync.consensus.member import Barred, Member, Standing, check_config
 from metasync.consensus.meta import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
@@ -30,18 +30,14 @@ from metasync.consensus.meta import (
 )
 from metasync.consensus.paxos import BehindFloorError, Decided, Journal, MakeValue, prepare, propose
 from metasync.consensus.replay import NEVER
-from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State
-from metasync.effects import Gather, Op, Random, Reply, Task, Work
-from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
+from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State
+from metasync.effects import Gather, Random, Task, Work
 from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
-HINT_EVERY: Final = 16  # versions between hints
-HEADS_MAX: Final = 64  # devices whose heads are compared
 FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
-ASIDE_S: Final = 5.0  # for writes that nothing depends on: hints and heads
 
 
 class Group:
@@ -343,12 +339,14 @@ class Group:
     def write_hint(self, base: State, state: State, *, now: bool = False, everywhere: bool = False) -> Task:
         """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due: at every 16th version, and
         at powers of two before that, so that a young workspace has one too; or `now`. `everywhere`: does not end before
-        every acceptor took it or ASIDE_S passed.
+        every acceptor took it or `aside.ASIDE_S` passed.
 
         -> how many confirmed it. Raises nothing for a backend that fails.
         """
-        hints = self._hints(base, state) if now or _hint_is_due(state.v) else {}
-        return self._aside(hints, len(hints) if everywhere else len(hints) // 2 + 1)
+        config = self.member.configs.get(state.config, self.newest_config)
+        members = {a.acceptor_id for _, a in config.acceptors} if now or hint_is_due(state.v) else set()
+        links = {a: link for a, link in self._linked() if a in members}
+        return write_hints(self.member, links, base, state, everywhere=everywhere)
 
     def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
         """One step towards short logs, after a push; see `floors.bound_logs`. -> bool: something was done."""
@@ -361,34 +359,14 @@ class Group:
 
     def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
         """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""
-        m = self.member
-        known = m.device_sets.get(state.devices)
-        admitted = known is not None and known.get(m.identity.device_id) is not None
-        mine = Head(m.identity.device_id, state.v, state.hash, head, prev, b"" if admitted else m.certificate)
-
-        def task() -> Task:
-            random = yield Random(32)
-            data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
-            heads = {b: _put_one(b, head_path(mine.device_id), data) for b in backends}
-            return (yield from self._aside(heads, len(heads) // 2 + 1))
-
-        return task()
+        return write_head(self.member, state, head, prev, backends)
 
     def read_head(self, state: State, device_id: bytes, backends: Sequence[str]) -> Task:
         """-> the newest Head of a device on `backends`, or None. `state` names the device set that judges it."""
 
         def task() -> Task:
             instance = yield from self._enter(state)
-            branches = {b: _get_one(b, head_path(device_id)) for b in backends}
-            got = yield Gather(branches, deadline_s=ASIDE_S)
-            heads = []
-            for data in got.values():
-                if data is not None:
-                    try:
-                        heads.append(open_head(self.member.keys, instance.devices, data, device_id))
-                    except (FormatError, UpgradeError):
-                        continue  # a forged head is no head; `check` looks at backends, not at hints
-            return max(heads, key=lambda h: h.v, default=None)
+            return (yield from read_head(self.member, instance, device_id, backends))
 
         return task()
 
@@ -401,28 +379,9 @@ class Group:
 
         def task() -> Task:
             instance = yield from self._enter(state)
-            known = [
-                c.device_id for c in instance.devices.certificates if c.device_id != self.member.identity.device_id
-            ]
-            tasks = {d.hex(): self.read_head(state, d, backends) for d in known[:HEADS_MAX]}
-            got = yield Gather(tasks)
-            ahead, apart = [], []
-            for head in (h for h in got.values() if h is not None):
-                if head.v > state.v:
-                    ahead.append(head)
-                elif (yield from self._hash_at(instance, state, head.v)) not in (head.state_hash, None):
-                    apart.append(head)
-            self.member.instance = instance
-            return tuple(ahead), tuple(apart)
+            return (yield from check_heads(self.member, instance, backends))
 
         return task()
-
-    def _hash_at(self, instance: Instance, state: State, v: int) -> Task:
-        """-> the hash of version v in the chain that ends with `state`; None when it cannot be had now."""
-        try:
-            return (yield from ancestor(self.member, instance, state, v))
-        except (DamagedError, NoQuorumError):
-            return None
 
     def read_births(self, state: State) -> Task:
         """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""
@@ -492,53 +451,3 @@ class Group:
         sound = {a for a in m.links if a not in m.replaced and a not in m.rolled_back}
         reachable = {m.links[a]: path for a, path in paths.items() if a in sound}
         return (yield from put_everywhere(reachable, sealed, config.meta_copies, what))
-
-    def _hints(self, base: State, state: State) -> dict[str, Task]:
-        m = self.member
-        known = m.device_sets.get(base.devices)
-        admitted = known is not None and known.get(m.identity.device_id) is not None
-
-        def one(acceptor_id: bytes, link: str) -> Task:
-            entropy = yield Random(48)
-            entry = Entry(
-                acceptor_id=acceptor_id,
-                v=state.v,
-                idx=0,
-                prev_entry=ZERO_HASH,
-                base=base,
-                kind=Kind.DECIDED,
-                round=Round(0, ZERO_ID),
-                value=state,
-                entry_id=entropy[32:],
-                device_id=m.identity.device_id,
-                certificate=b"" if admitted else m.certificate,
-            )
-            data = seal_hint(m.keys, entry, m.identity.sign_private, entropy[:32])
-            return (yield from _put_one(link, hint_path(acceptor_id), data))
-
-        config = m.configs.get(state.config, self.newest_config)
-        members = {a.acceptor_id for _, a in config.acceptors}
-        return {a.hex(): one(a, link) for a, link in self._linked() if a in members}
-
-    def _aside(self, branches: Mapping[str, Task], enough: int) -> Task:
-        """Runs writes that may fail; does not wait for more than `enough`. -> how many succeeded."""
-
-        def until(results: Mapping[str, Any]) -> bool:
-            return sum(good is True for good in results.values()) >= enough
-
-        got = yield Gather(branches, until, deadline_s=ASIDE_S)
-        return sum(got.values())
-
-
-def _hint_is_due(v: int) -> bool:
-    return v % HINT_EVERY == 0 or v & (v - 1) == 0
-
-
-def _put_one(backend: str, path: str, data: bytes) -> Task:
-    reply: Reply = yield Op(backend, "put", path, data, timeout_s=OP_TIMEOUT_S)
-    return reply.error is None
-
-
-def _get_one(backend: str, path: str) -> Task:
-    reply: Reply = yield Op(backend, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    return None if reply.error is not None else reply.value

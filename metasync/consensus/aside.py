@@ -1,0 +1,128 @@
+"""What nothing depends on: hints, where a new device starts from, and heads, what each device has synchronised.
+
+Both are overwritten, sealed and signed, and written beside what counts: a backend that does not take one fails nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from metasync.consensus.ancestry import ancestor
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
+from metasync.consensus.heads import Head, head_path, open_head, seal_head
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
+from metasync.effects import Gather, Op, Random, Reply, Task
+from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
+
+HINT_EVERY: Final = 16  # versions between hints
+HEADS_MAX: Final = 64  # devices whose heads are compared
+ASIDE_S: Final = 5.0  # so long is waited for them
+
+
+def hint_is_due(v: int) -> bool:
+    return v % HINT_EVERY == 0 or v & (v - 1) == 0
+
+
+def decided_entry(m: Member, acceptor_id: bytes, base: State, state: State, entry_id: bytes) -> Entry:
+    """Says, outside any log, that `state` was decided after `base`."""
+    known = m.device_sets.get(base.devices)
+    admitted = known is not None and known.get(m.identity.device_id) is not None
+    return Entry(
+        acceptor_id=acceptor_id,
+        v=state.v,
+        idx=0,
+        prev_entry=ZERO_HASH,
+        base=base,
+        kind=Kind.DECIDED,
+        round=Round(0, ZERO_ID),
+        value=state,
+        entry_id=entry_id,
+        device_id=m.identity.device_id,
+        certificate=b"" if admitted else m.certificate,
+    )
+
+
+def write_hints(m: Member, links: Mapping[bytes, str], base: State, state: State, *, everywhere: bool) -> Task:
+    """Overwrites the hints of these acceptors. -> how many confirmed."""
+
+    def one(acceptor_id: bytes, link: str) -> Task:
+        entropy = yield Random(48)
+        entry = decided_entry(m, acceptor_id, base, state, entropy[32:])
+        data = seal_hint(m.keys, entry, m.identity.sign_private, entropy[:32])
+        return (yield from _put(link, hint_path(acceptor_id), data))
+
+    hints = {a.hex(): one(a, link) for a, link in links.items()}
+    return _some(hints, len(hints) if everywhere else len(hints) // 2 + 1)
+
+
+def write_head(m: Member, state: State, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
+    """Overwrites this device's head. -> how many confirmed."""
+    known = m.device_sets.get(state.devices)
+    admitted = known is not None and known.get(m.identity.device_id) is not None
+    mine = Head(m.identity.device_id, state.v, state.hash, head, prev, b"" if admitted else m.certificate)
+
+    def task() -> Task:
+        random = yield Random(32)
+        data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
+        heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}
+        return (yield from _some(heads, len(heads) // 2 + 1))
+
+    return task()
+
+
+def read_head(m: Member, instance: Instance, device_id: bytes, backends: Sequence[str]) -> Task:
+    """-> the newest Head of a device, or None."""
+    got = yield Gather({b: _get(b, head_path(device_id)) for b in backends}, deadline_s=ASIDE_S)
+    heads = []
+    for data in got.values():
+        if data is not None:
+            try:
+                heads.append(open_head(m.keys, instance.devices, data, device_id))
+            except (FormatError, UpgradeError):
+                continue  # a forged head is no head; `check` looks at backends, not at hints
+    return max(heads, key=lambda h: h.v, default=None)
+
+
+def check_heads(m: Member, instance: Instance, backends: Sequence[str]) -> Task:
+    """-> (heads of versions after the instance's base, heads of versions that are not in its chain)."""
+    others = [c.device_id for c in instance.devices.certificates if c.device_id != m.identity.device_id]
+    got = yield Gather({d.hex(): read_head(m, instance, d, backends) for d in others[:HEADS_MAX]})
+    state = instance.base
+    ahead, apart = [], []
+    for head in (h for h in got.values() if h is not None):
+        if head.v > state.v:
+            ahead.append(head)
+        elif (yield from _hash_at(m, instance, head.v)) not in (head.state_hash, None):
+            apart.append(head)
+    return tuple(ahead), tuple(apart)
+
+
+def _hash_at(m: Member, instance: Instance, v: int) -> Task:
+    """-> the hash of version v in the chain that the instance stands on; None when it cannot be had now."""
+    try:
+        return (yield from ancestor(m, instance, instance.base, v))
+    except (DamagedError, NoQuorumError):
+        return None
+
+
+def _some(branches: Mapping[str, Task], enough: int) -> Task:
+    """Runs writes that may fail; does not wait for more than `enough`. -> how many succeeded."""
+
+    def until(results: Mapping[str, Any]) -> bool:
+        return sum(good is True for good in results.values()) >= enough
+
+    got = yield Gather(branches, until, deadline_s=ASIDE_S)
+    return sum(got.values())
+
+
+def _put(backend: str, path: str, data: bytes) -> Task:
+    reply: Reply = yield Op(backend, "put", path, data, timeout_s=OP_TIMEOUT_S)
+    return reply.error is None
+
+
+def _get(backend: str, path: str) -> Task:
+    reply: Reply = yield Op(backend, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    return None if reply.error is not None else reply.value
