@@ -79,7 +79,8 @@ def _read(invite: str) -> str:
         return invite
     try:
         with open(invite, "rb") as f:
-            return f.read(CODE_FILE_BYTES_MAX).decode("utf-8", "replace")
+            text = f.read(CODE_FILE_BYTES_MAX).decode("utf-8", "replace")
+        return next((word for word in text.split() if is_code(word)), text)  # a mail, or what `invite` printed
     except (OSError, ValueError) as e:
         why = e.strerror if isinstance(e, OSError) else "no path"
         raise UsageError(
