@@ -80,7 +80,8 @@ def _read(invite: str) -> str:
     try:
         with open(invite, "rb") as f:
             text = f.read(CODE_FILE_BYTES_MAX).decode("utf-8", "replace")
-        return next((word for word in text.split() if is_code(word)), text)  # a mail, or what `invite` printed
+        words = text.split() if not is_code(text) else []  # a mail, or what `invite` printed
+        return next((word for word in words if is_code(word)), text)
     except (OSError, ValueError) as e:
         why = e.strerror if isinstance(e, OSError) else "no path"
         raise UsageError(
