@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from metasync.sync import compare, history
-from metasync.sync import conflicts as conflicting
-from metasync.sync import extract as extracting
-from metasync.sync import restore as restoring
-from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
 from metasync.sync.paths import TreePath, tree_path
-from metasync.sync.reports import LogItem
-from metasync.sync.session import Session
+
+if TYPE_CHECKING:
+    from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
+    from metasync.sync.reports import LogItem
+    from metasync.sync.session import Session
 
 
 class Past:
-    """Mixed into `Workspace`."""
+    """Mixed into `Workspace`. What only these operations need is imported by them: a push does not pay for it."""
 
     def _operation(self, what: str) -> AbstractContextManager[Session]:
         raise NotImplementedError
@@ -37,6 +35,8 @@ class Past:
         changed there, and what merges by lines replaced of it. `with_counts`: how much changed in each version; that
         reads the trees of all of them.
         """
+        from metasync.sync import history
+
         with self._session("log") as s:
             where = tree_path(path) if path is not None else None
             return history.log(history.History(s), where, limit=limit, with_counts=with_counts)
@@ -48,11 +48,15 @@ class Past:
 
         `paths`: only there and below. `text`: also the lines of texts. `UsageError`: no such version or path.
         """
+        from metasync.sync import compare
+
         with self._session("diff") as s:
             return compare.diff(s, a, b, [tree_path(p) for p in paths], text=text)
 
     def ls(self, version: str | None = None, path: TreePath = "", *, recursive: bool = False) -> Listing:
         """What a version (the newest) holds at a path: a directory's names, or all below it; or the file itself."""
+        from metasync.sync import compare, history
+
         with self._session("ls") as s:
             return compare.listing(
                 history.History(s, ask=version != "base"), version or "latest", tree_path(path), recursive=recursive
@@ -76,6 +80,9 @@ class Past:
         `UsageError`: no such version or path. `DamagedError`, `NoQuorumError`: what is needed cannot be had, nothing
         was changed. `WorkspaceError`: the disk is full; something else is in `to`.
         """
+        from metasync.sync import extract as extracting
+        from metasync.sync import restore as restoring
+
         wanted = [tree_path(p) for p in paths]
         if to is not None:
             with self._session("restore") as s:
@@ -85,6 +92,8 @@ class Past:
 
     def conflicts(self) -> tuple[ConflictItem, ...]:
         """The conflicts that wait: those this device found, and copies by name that arrived from another one."""
+        from metasync.sync import conflicts as conflicting
+
         with self._session("conflicts") as s:
             return conflicting.conflicts(s)
 
@@ -94,5 +103,7 @@ class Past:
         `mine`: the copy takes the name; `theirs`: the copy goes; `both`: both stay. What loses is kept until an agreed
         version holds it. `UsageError`: there is no conflict, or several copies and `mine` does not say which.
         """
+        from metasync.sync import conflicts as conflicting
+
         with self._operation("resolve") as s:
             return conflicting.resolve(s, tree_path(path), keep)

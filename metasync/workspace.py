@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from metasync import ways
-from metasync.accept import accept
 from metasync.backend_changes import BackendChanges
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
@@ -245,6 +244,8 @@ class Workspace(Past, BackendChanges, Membership):
         folder = Path(directory).absolute()
         for turn in range(JOINS_MAX):
             if invite is not None:
+                from metasync.accept import accept
+
                 accept(folder, invite, backends, on_event)
             else:
                 begin(folder, name, backends, passphrase, device_name, expect, on_event, again=turn > 0)
