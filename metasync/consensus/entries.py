@@ -16,6 +16,7 @@ from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, State, de
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,
+    HEADER_BYTES,
     SIGNATURE_BYTES,
     Header,
     RecordKind,
@@ -185,6 +186,11 @@ def open_hint(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> SignedEnt
     if signed.entry.kind is not Kind.DECIDED or signed.entry.acceptor_id != acceptor_id:
         raise FormatError("hint: not a decided state of this acceptor")
     return signed
+
+
+def shown_epoch(data: bytes) -> int:
+    """The epoch that a record says it is sealed in; 0 for what is none."""
+    return int.from_bytes(data[6:10], "big") if len(data) >= HEADER_BYTES else 0
 
 
 def seal_floor(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:

@@ -26,13 +26,16 @@ from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
+    SignedEntry,
     covering,
     entry_path,
     floor_path,
     open_entry,
     open_floor,
     seal_floor,
+    shown_epoch,
 )
+from metasync.consensus.following import find_keys
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import const_path, put_everywhere, seal_object
@@ -74,11 +77,37 @@ def read_floor(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     if reply.error is not None:
         m.fault(instance, acceptor_id, reply.error)
         return False
-    try:
-        instance.floored[acceptor_id] = open_floor(m.keys, reply.value, acceptor_id, floor)
-    except (FormatError, UpgradeError) as e:
-        m.broken(instance, acceptor_id, f"its floor of version {floor} is none: {e.message}")
+    instance.floored[acceptor_id] = reply.value
     return False
+
+
+def opened(m: Member, instance: Instance) -> Task:
+    """-> {acceptor: what its floor says}. One that shows something else in a floor's place is out.
+
+    A floor that was made after the keys were changed is opened with the keys of then, which this device looks for.
+    """
+    out: dict[bytes, SignedEntry] = {}
+    floor = covering(instance.v)
+    links = [link for a in instance.names if (link := m.backend_of(instance, a))]
+    for acceptor_id, data in instance.floored.items():
+        candidates = [m.keys]
+        epoch = shown_epoch(data)
+        if epoch > m.keys.epoch:
+            candidates += yield from find_keys(m, epoch, links)
+        why = ""
+        for keys in candidates:
+            try:
+                out[acceptor_id] = open_floor(keys, data, acceptor_id, floor)
+            except (FormatError, UpgradeError) as e:
+                why = e.message
+            else:
+                m.keys = keys
+                break
+        if acceptor_id not in out:
+            if epoch > m.keys.epoch and len(candidates) == 1:
+                why = f"it is sealed with keys of epoch {epoch}, and no keyring gives them to this device"
+            m.broken(instance, acceptor_id, f"its floor of version {floor} cannot be read: {why}")
+    return out
 
 
 # Raising the floor.

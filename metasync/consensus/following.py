@@ -8,18 +8,30 @@ the epoch before the state's, tells which.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
-from metasync.consensus.member import Member
+from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import Copy, get_anywhere
 from metasync.consensus.states import State
-from metasync.effects import Task
-from metasync.errors import DamagedError, ExcludedError, FormatError, NoQuorumError, PassphraseError, RevokedError
+from metasync.effects import Op, Reply, Task
+from metasync.errors import (
+    DamagedError,
+    ExcludedError,
+    FormatError,
+    NoQuorumError,
+    PassphraseError,
+    RevokedError,
+    UpgradeError,
+)
 from metasync.keys.derive import sha256
 from metasync.keys.devices import DeviceSet, decode_certificate
 from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_ring, read_ring, ring_place
 
+RINGS_MAX: Final = 16  # on one backend that are tried: those of later epochs, and rotations that were begun and lost
+_RING = re.compile(r"ring-([0-9]{1,9})-[0-9a-f]{64}")
 UNSENT: Final = "Your files here are untouched. What was not pushed from here can be copied by hand to another device."
 AGAIN: Final = f"Clone the workspace into a new folder with the passphrase of today. {UNSENT}"
 
@@ -32,6 +44,32 @@ def fetch_ring(state: State, links: Sequence[str]) -> Task:
     path = ring_place(state.epoch, state.keyring)
     copies = [Copy(link, path, named(state.keyring)) for link in links]
     return get_anywhere(copies, RING_BYTES_MAX, f"the keyring of epoch {state.epoch}")
+
+
+def find_keys(m: Member, epoch: int, links: Sequence[str]) -> Task:
+    """-> all keys that keyrings of this epoch or later, as they lie on backends, hold for this device, newest first.
+
+    For records of an epoch whose agreed state, which names its ring, can't be reached one version after the other. Each
+    is signed by the admin's keys back to `ns_id`, and holds the keys of older epochs; one that was never agreed may be
+    among them, so what is newer than the newest state is dropped in the end (`WorkspaceKeys.until`).
+    """
+    found: dict[str, WorkspaceKeys] = {}
+    for link in links:
+        listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
+        names = [item.name for item in listed.value] if listed.error is None else []
+        rings = {name: e for name in names if name not in found and (e := _epoch_of(name)) >= epoch}
+        for name in sorted(rings, key=rings.__getitem__, reverse=True)[:RINGS_MAX]:
+            reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+            if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+                with suppress(FormatError, PassphraseError, UpgradeError):
+                    found[name] = open_ring(reply.value, m.identity.seal_private, m.keys.ns_id)
+    return sorted(found.values(), key=lambda keys: keys.epoch, reverse=True)
+
+
+def _epoch_of(name: str) -> int:
+    """The epoch of a keyring by its name; -1 for what is none."""
+    match = _RING.fullmatch(name)
+    return -1 if match is None else int(match[1])
 
 
 def named(digest: bytes) -> Callable[[bytes], bytes]:

@@ -128,13 +128,20 @@ class Group:
     def get_recent(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest decided State: at least `known`, at least any commit that ended before this began.
 
-        With nothing new: one round trip, two requests per acceptor (a third, once per process, audits its memory).
+        With nothing new: one round trip, two requests per acceptor (two more, once per process, audit its memory and
+        look for a floor).
         """
-        return get_recent(self.member, self._enter, known, deadline_s)
+        return self._with_its_keys(get_recent(self.member, self._enter, known, deadline_s))
 
     def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
-        return newest_seen(self.member, self._enter, known, deadline_s)
+        return self._with_its_keys(newest_seen(self.member, self._enter, known, deadline_s))
+
+    def _with_its_keys(self, look: Task) -> Task:
+        """Runs a look; keys beyond those of what it found, which a floor may have asked for, are dropped again."""
+        state: State = yield from look
+        self.member.keys = self.member.keys.until(max(state.epoch, min(e for e, _ in self.member.keys.epoch_keys)))
+        return state
 
     def propose(
         self, base: State, make_value: MakeValue, *, op_id: bytes | None = None, deadline_s: float = DEADLINE_S

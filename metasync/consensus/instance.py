@@ -13,7 +13,7 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import Round, SignedEntry
+from metasync.consensus.entries import Round
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
 from metasync.errors import ForkError
@@ -42,7 +42,7 @@ class Instance:
         self.born: set[bytes] = set()  # birth seen right in this operation
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
-        self.floored: dict[bytes, SignedEntry] = {}  # acceptors whose floor is above v: their logs may be deleted
+        self.floored: dict[bytes, bytes] = {}  # acceptors whose floor is above v: their logs may be deleted
         self.now = 0.0  # the latest time anybody told
         self.read_at: dict[bytes, float] = {}  # when each log was last read onwards, or written
 

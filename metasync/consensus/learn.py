@@ -29,6 +29,7 @@ from metasync.consensus.entries import (
     open_entry,
     open_hint,
 )
+from metasync.consensus.floors import opened
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.paxos import BehindFloorError, look_around, no_quorum, settle
@@ -184,20 +185,21 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: i
     A floor that no admitted device signed is none: its acceptor is out then. One acceptor's word is not enough, because
     a device that was revoked meanwhile was admitted in states as this device knows them.
     """
+    floors = yield from opened(m, instance)
     hints: dict[str, SignedEntry | None] = yield Gather({a.hex(): _hint(m, instance, a) for a in instance.names})
     best: dict[bytes, State] = {}
     good: set[bytes] = set()
     for acceptor_id in instance.names:
-        for signed in (hints[acceptor_id.hex()], instance.floored.get(acceptor_id)):
+        for signed in (hints[acceptor_id.hex()], floors.get(acceptor_id)):
             value = None if signed is None else signed.entry.value
             if signed is None or value is None or not (yield from _vouched(m, enter, instance, signed)):
                 continue
-            if signed is instance.floored.get(acceptor_id):
+            if signed is floors.get(acceptor_id):
                 good.add(acceptor_id)
             if value.v > max(current.v, best[acceptor_id].v if acceptor_id in best else 0):
                 best[acceptor_id] = value
     found = yield from _shown_by_enough(m, instance, current, best, enough)
-    for acceptor_id in [a for a in instance.floored if a not in good]:
+    for acceptor_id in [a for a in floors if a not in good]:
         m.broken(instance, acceptor_id, "its floor is not one that a device of the workspace made")
     instance.floored.clear()
     if found is None and good:

@@ -17,6 +17,7 @@ from metasync.consensus.entries import (
     covering,
     floor_path,
     open_floor,
+    shown_epoch,
 )
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
@@ -99,6 +100,8 @@ def _is_below_floor(m: Member, backend: str, acceptor_id: bytes, v: int) -> Task
     floor = covering(v)
     path = floor_path(acceptor_id, floor)
     reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    if reply.error is None and shown_epoch(reply.value) > m.keys.epoch:
+        return True  # not to be read yet: who looks further finds the keys, or takes the acceptor for broken
     try:
         return reply.error is None and open_floor(m.keys, reply.value, acceptor_id, floor) is not None
     except (FormatError, UpgradeError):

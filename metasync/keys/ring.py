@@ -61,6 +61,11 @@ class WorkspaceKeys:
         """The newest epoch."""
         return self.epoch_keys[-1][0]
 
+    def until(self, epoch: int) -> WorkspaceKeys:
+        """The same without the keys of later epochs."""
+        kept = tuple((e, key) for e, key in self.epoch_keys if e <= epoch)
+        return self if len(kept) == len(self.epoch_keys) else replace(self, epoch_keys=kept)
+
     def epoch_key(self, epoch: int) -> bytes:
         """`WorkspaceError` for an epoch whose ring this device has not opened."""
         for number, key in reversed(self.epoch_keys):
