@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from metasync import __version__, render
+from metasync import __version__, interrupt, render
 from metasync.commands import backends, beginnings, history, keys, members, syncing
 from metasync.console import Finish, Options, common
 from metasync.errors import MetaSyncError
@@ -81,13 +81,33 @@ def _command_of(words: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The console script: runs a command and exits with its code."""
+    """Runs a command and exits with its code. Without `argv` the process is the command's own, and so is Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # a terminal that knows fewer characters gets the others escaped
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     words = list(sys.argv[1:] if argv is None else argv)
     options = Options(json="--json" in words)  # an error before it was understood is to be one document as well
-    sys.exit(_run(words, options, _command_of(words)))
+    command = _command_of(words)
+    code = _run(words, options, command) if argv is not None else _run_alone(words, options, command)
+    sys.exit(code)
+
+
+def _run_alone(words: list[str], options: Options, command: str) -> int:
+    """The same in a process of its own. A second Ctrl-C, and one while the end is told, ends it at once."""
+    try:
+        interrupt.raise_it()
+        code = _run(words, options, command)
+        interrupt.leave()
+    except KeyboardInterrupt:
+        interrupt.leave()
+        code = _interrupted(options, command)
+    with contextlib.suppress(OSError, ValueError):  # who leaves at once writes out nothing more; a closed pipe is known
+        sys.stdout.flush()
+    return code
+
+
+def _interrupted(options: Options, command: str) -> int:
+    return _fail(options, command, interrupt.EXIT_CODE, "Interrupted", "interrupted; safe to run again")
 
 
 def _run(words: list[str], options: Options, command: str) -> int:
@@ -100,7 +120,7 @@ def _run(words: list[str], options: Options, command: str) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
-        return _fail(options, command, 130, "Interrupted", "interrupted; safe to run again")
+        return _interrupted(options, command)
     except click.exceptions.NoArgsIsHelpError as e:
         if options.json:
             return _fail(options, command, 2, "UsageError", "no command was given", "See metasync --help.")

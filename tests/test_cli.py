@@ -232,6 +232,71 @@ def test_130_for_a_signal(ready: Lab) -> None:
         assert w.status().changes.added == ()
 
 
+def interrupted_at(where: str, *words: str, lab: Lab) -> Any:
+    """`python -m metasync words...`, with a Ctrl-C at a place that `where` prepares: code that calls `press()`.
+
+    As a module, not as a script: only there does CPython end by the signal what ended by an exit code.
+    """
+    code = """
+import os, signal, sys, time
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)  # the handler runs before this ends
+"""
+    write(lab.root / "prepared", {"sitecustomize.py": (code + where).encode()})
+    path = os.pathsep.join((str(lab.root / "prepared"), str(Path(metasync.__file__).parent.parent)))
+    return subprocess.run(
+        [sys.executable, "-m", "metasync", *words],
+        cwd=lab.root / "laptop",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+WHILE_LOADED = """
+class Press:
+    def find_spec(self, name, *_):
+        if name == 'metasync.commands':
+            press()
+sys.meta_path.insert(0, Press())
+"""
+IN_COMPILED_TEXT = """
+import metasync.workspace
+metasync.workspace.Workspace.push = lambda *_, **__: exec('press()', {'press': press})
+"""
+WHILE_TOLD = """
+import metasync.cli, metasync.workspace
+def push(*_, **__):
+    raise ValueError('broken inside')
+metasync.workspace.Workspace.push = push
+real = metasync.cli._fail
+metasync.cli._fail = lambda *a: (a[3] == 'ValueError' and press(), real(*a))[1]
+"""
+AFTERWARDS = "import atexit; atexit.register(press)"
+
+
+@pytest.mark.parametrize("where", [WHILE_LOADED, IN_COMPILED_TEXT, WHILE_TOLD], ids=["loaded", "compiled", "told"])
+def test_130_wherever_the_signal_comes(ready: Lab, where: str) -> None:
+    ran = interrupted_at(where, "push", "--json", lab=ready)
+    assert ran.returncode == 130, ran
+    assert b"Traceback" not in ran.stderr
+    assert json.loads(ran.stdout)["exit_code"] == 130
+
+
+def test_130_after_the_report(ready: Lab) -> None:
+    ran = interrupted_at(AFTERWARDS, "status", "--json", lab=ready)
+    assert ran.returncode == 130, ran
+    assert b"Traceback" not in ran.stderr
+    assert json.loads(ran.stdout)["command"] == "status"
+
+
+def test_a_signal_that_is_ignored_stays_ignored(ready: Lab) -> None:
+    where = "signal.signal(signal.SIGINT, signal.SIG_IGN); press(); " + AFTERWARDS
+    assert interrupted_at(where, "status", lab=ready).returncode == 0
+
+
 def test_the_worst_code_wins() -> None:
     assert console.worst([]) == 0
     assert console.worst([0, 4, 3]) == 3
