@@ -171,6 +171,7 @@ class Connections:
         self.config, self.previous, self.links, self.config_hash = config, previous, links, config_hash
         if self._group is not None:
             self._group.follow(config, config_hash, {a: n for a, n in self._acceptors().items() if n in self.views})
+            self._group.member.others = self._others()
         # A way that another process of this device has linked meanwhile is opened with the next operation.
         now, before = ({i: n for i, n in known.items() if n in self.views} for known in (self.names, self.former))
         return now, before
@@ -190,6 +191,10 @@ class Connections:
             if e.acceptor is not None and e.backend_id in former:
                 out[e.acceptor.acceptor_id] = former[e.backend_id]
         return out
+
+    def _others(self) -> tuple[str, ...]:
+        """Open ways to backends that do not vote."""
+        return tuple(e.name for e in self.config.backends if e.acceptor is None and e.name in self.views)
 
     def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> Backend:
         """A way to a backend that is to be added: open from now on, and a link once it is agreed."""
@@ -263,6 +268,7 @@ class Connections:
             memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
             guard=self.guard,
         )
+        self._group.member.others = self._others()
         return self._runtime, self._group
 
     def way(self, name: str) -> Backend:

@@ -93,7 +93,7 @@ def changing(
         )
         told.append(decided.state)
         if decided.mine:
-            yield from group.fence_config(base, decided.state)
+            yield from group.fence(base, decided.state)
             return (yield from passing_on(room, group, decided.state, told))
         base = yield from group.get_recent(decided.state)
 

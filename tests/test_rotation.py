@@ -681,7 +681,7 @@ def test_who_follows_closes_the_version_too(lab: Lab, monkeypatch: pytest.Monkey
     with w._session("before") as s:
         base = s.newest_state()
     with monkeypatch.context() as m:
-        m.setattr(Group, "write_decided", lambda *_: _nothing())
+        m.setattr(Group, "fence", _unreachable)
         assert not revoke(w, "phone").complete
     d.pull()
     with w._session("look") as s:
@@ -690,9 +690,8 @@ def test_who_follows_closes_the_version_too(lab: Lab, monkeypatch: pytest.Monkey
         assert sum(log.closed is not None for log in instance.logs.values()) >= 2
 
 
-def _nothing() -> Any:
-    return 0
-    yield
+def _unreachable(*_: Any, **__: Any) -> Any:
+    raise NoQuorumError("no quorum for the fence")
 
 
 def test_a_revocation_that_could_not_be_closed_is_closed_by_the_next_operation(
@@ -702,7 +701,7 @@ def test_a_revocation_that_could_not_be_closed_is_closed_by_the_next_operation(
     with w._session("before") as s:
         base = s.newest_state()
     with monkeypatch.context() as m:
-        m.setattr(Group, "write_decided", lambda *_: _nothing())
+        m.setattr(Group, "fence", _unreachable)
         assert not revoke(w, "phone").complete
     w = lab.reopen(w)
     w.pull()

@@ -7,13 +7,11 @@ from typing import Any, Final
 
 from metasync.config import Config, decode_config
 from metasync.consensus import reconfig
-from metasync.consensus.acceptors import append
 from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.aside import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import Kind, Round
 from metasync.consensus.floors import Progress, bound_logs
-from metasync.consensus.following import check_admitted, fetch_ring, opened_keys
+from metasync.consensus.following import fetch_ring, opened_keys
 from metasync.consensus.instance import Instance
 from metasync.consensus.learn import get_recent, newest_seen
 from metasync.consensus.member import Barred, Member, Standing, check_config
@@ -29,7 +27,6 @@ from metasync.consensus.meta import (
     seal_object,
 )
 from metasync.consensus.paxos import BehindFloorError, Decided, Journal, MakeValue, prepare, propose
-from metasync.consensus.replay import NEVER
 from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State
 from metasync.effects import Gather, Random, Task, Work
 from metasync.keys.derive import RecordKind
@@ -37,7 +34,6 @@ from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
-FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
 
 
 class Group:
@@ -205,8 +201,8 @@ class Group:
 
         return task()
 
-    def fence_config(self, base: State, decided: State, *, deadline_s: float = DEADLINE_S) -> Task:
-        """After `decided`, which changed the config of `base`: no acceptor may take part in its version any more."""
+    def fence(self, base: State, decided: State, *, deadline_s: float = DEADLINE_S) -> Task:
+        """After `decided`, which changed the config, the keys or the devices of `base`: see `reconfig.fence`."""
 
         def task() -> Task:
             config = yield from self._config_of(decided)
@@ -222,7 +218,7 @@ class Group:
             return
         instance = yield from self._enter(base)
         before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
-        yield from self.fence_config(before, base, deadline_s=deadline_s)
+        yield from self.fence(before, base, deadline_s=deadline_s)
 
     def open_epoch(self, state: State) -> Task:
         """Opens the keys of the epoch that a decided state is in. -> the workspace's keys as this device has them.
@@ -237,29 +233,8 @@ class Group:
         return task()
 
     def get_ring(self, state: State) -> Task:
-        """-> the bytes of the keyring that a decided state names, from any linked acceptor."""
-        return fetch_ring(state, [link for _, link in self._linked()])
-
-    def write_decided(self, base: State, state: State) -> Task:
-        """Closes the logs of the version after `base` with DECIDED(`state`). -> how many acceptors are closed.
-
-        From a quorum of closed logs on, nobody whom `state` excludes can have another value accepted (CONSENSUS 1.9).
-        Only for a state that is known to be decided.
-        """
-
-        def task() -> Task:
-            instance: Instance = yield from self._enter(base)
-            check_admitted(self.member, instance.devices, instance.v)
-
-            def closed() -> int:
-                return sum(log.usable and log.closed == state for log in instance.logs.values())
-
-            branches = {name: append(self.member, instance, a, Kind.DECIDED, Round(0, ZERO_ID), state, NEVER)
-                        for a, name in instance.names.items()}  # fmt: skip
-            yield Gather(branches, lambda r: len(r) == len(branches) or closed() >= instance.quorum, deadline_s=FENCE_S)
-            return closed()
-
-        return task()
+        """-> the bytes of the keyring that a decided state names, from any linked backend."""
+        return fetch_ring(state, [*(link for _, link in self._linked()), *self.member.others])
 
     def find_op(self, latest: State, journal: Journal) -> Task:
         """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.
@@ -439,7 +414,7 @@ class Group:
             data = yield from self.get_const(base.devices)
             m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
         if base.epoch not in dict(m.keys.epoch_keys):
-            ring = yield from fetch_ring(base, [link for _, link in self._linked()])
+            ring = yield from self.get_ring(base)
             m.keys = opened_keys(m, base, m.device_sets[base.devices], ring)
             if m.instance is not None and m.instance.v == base.v:
                 self.unfenced.append((m.instance.base, base))

@@ -88,6 +88,7 @@ class Member:
         self.identity = identity
         self.incarnation = incarnation
         self.links = dict(links)
+        self.others: tuple[str, ...] = ()  # ways to backends that do not vote: keyrings lie there too
         self.certificate = certificate
         self.memory: dict[bytes, Remembered] = {m.seen.acceptor_id: m for m in decode_memory(memory)}
         self.unaudited: set[bytes] = set(self.memory)
@@ -109,7 +110,7 @@ class Member:
         self.floors: dict[bytes, tuple[int, float]] = {}  # no floor above versions of a block, and when that was seen
         self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest
-        self.fenced: set[bytes] = set()  # states whose change of the config is known to be fenced off
+        self.fenced: set[bytes] = set()  # states whose change of config or keys is known to be fenced off
         self.rtt_s = RTT_FIRST_S
 
     # what is remembered

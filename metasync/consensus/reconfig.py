@@ -27,6 +27,7 @@ from metasync.config import Config
 from metasync.consensus.acceptors import append, look
 from metasync.consensus.ancestry import fetch_state
 from metasync.consensus.entries import Kind, Round
+from metasync.consensus.following import check_admitted
 from metasync.consensus.genesis import (
     GENESIS_BYTES_MAX,
     birth_path,
@@ -122,9 +123,15 @@ def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
 
 
 def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: float) -> Task:
-    """Closes the logs of a version that changed the config. `NoQuorumError` when too few acceptors can be reached."""
+    """Closes the logs of a version with DECIDED(`value`), which is known to be decided, on all acceptors it can.
+
+    On a quorum, and on so many of those that stay in `new` that every quorum meets one: from then on nobody whom
+    `value` excludes, and nobody who slept, can have another value accepted. `NoQuorumError` when too few acceptors can
+    be reached, `ExcludedError` when this device was not one of those that could decide the version.
+    """
     if value.hash in m.fenced:
         return
+    check_admitted(m, instance.devices, instance.v)
     deadline = (yield Now()) + deadline_s
     stay = {a.acceptor_id for _, a in new.acceptors} & instance.names.keys()
     every_quorum = len(instance.names) - instance.quorum + 1 + instance.config.f

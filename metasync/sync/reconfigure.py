@@ -324,7 +324,7 @@ def _settle(s: Session, base: State, decided: State) -> State:
     """
     newest = decided
     try:
-        s.runtime.run(s.group.fence_config(base, decided))
+        s.runtime.run(s.group.fence(base, decided))
         newest = s.propose(decided, Change(op_id=s.entropy(ID_BYTES))).state
     except NoQuorumError as e:
         text = f"{e.message}. The change is agreed; the next push goes on from there."

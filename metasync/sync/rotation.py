@@ -5,7 +5,7 @@ sealed to the devices that remain and to new slots, all certificates anew, the r
 on a quorum's backends at least before the state that names them is proposed; so whoever learns of that state can open
 it. Others may be faster: then all is made anew on top of what they agreed, with the devices that joined meanwhile.
 
-Once it is decided, the logs of that version are closed on a quorum (DECIDED): until then a revoked device still has a
+Once it is decided, the logs of that version are closed (`reconfig.fence`): until then a revoked device still has a
 vote there, and a thief's program could use it against the rules. A crash at any point leaves either the old keys in
 force, with a ring and slots that nothing names, or the new ones; what is left to do then, the next operation of this
 device does, and every device that follows to the new keys.
@@ -46,6 +46,7 @@ from metasync.sync.session import BASE_KEY, UNFINISHED_KEY, Session
 
 ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
 PHRASE_ENTROPY_BYTES: Final = 16
+FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
 
 
 @dataclass(frozen=True)
@@ -192,13 +193,15 @@ def _finish(
 ) -> RotationReport:
     """What is left once the keys are agreed: closing the version, hints, and the old slots."""
     base = opened.state
-    closed = 0
+    complete = False
     with contextlib.suppress(BackendError, NoQuorumError):
-        closed = s.runtime.run(s.group.write_decided(base, state))
+        s.runtime.run(s.group.fence(base, state, deadline_s=FENCE_S))
+        complete = True
+    with contextlib.suppress(BackendError, NoQuorumError):
         s.runtime.run(s.group.write_hint(base, state, now=True))
     if s.base_state().hash == base.hash and s.db.get(UNFINISHED_KEY) is None:
         s.db.set(BASE_KEY, state.encode())
-    if closed >= config.quorum:
+    if complete:
         s.db.set(JOURNAL_KEY, None)  # else the next operation closes the version
     old = {
         name: opened.files.holders(name)
@@ -219,7 +222,7 @@ def _finish(
         invitations=tuple(i.name for i in ended),
         missing=missing,
         old_slots=tuple(sorted({*left, *opened.files.failed})),
-        complete=closed >= config.quorum,
+        complete=complete,
     )
 
 

@@ -172,7 +172,7 @@ class Session:
         while self.group.unfenced:  # whoever changed them may have died before it was done
             base, decided = self.group.unfenced.pop()
             with contextlib.suppress(BackendError, NoQuorumError, ExcludedError):
-                self.runtime.run(self.group.write_decided(base, decided))
+                self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
 
     def take_keys(self, keys: WorkspaceKeys) -> None:
         """From now on works with these keys."""
