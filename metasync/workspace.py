@@ -31,7 +31,7 @@ from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.past import Past
 from metasync.sync import check as checking
-from metasync.sync import health, join, joining, newcomers, space
+from metasync.sync import health, join, joining, keycopies, newcomers, space
 from metasync.sync import pull as pulling
 from metasync.sync import push as pushing
 from metasync.sync import status as reporting
@@ -275,6 +275,7 @@ class Workspace(Past, BackendChanges, Membership):
             report = pushing.push(s, s.base(), message, force=force)
             space.note_sent(s)
             space.put_back(s)
+            keycopies.bring(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
             return dataclasses.replace(report, found_again=report.found_again or found_again)
 

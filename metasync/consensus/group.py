@@ -216,6 +216,8 @@ class Group:
         config = yield from self._config_of(base)
         if config.changed is None or config.changed[0] != base.v or base.hash in self.member.fenced:
             return
+        if (yield from get_recent(self.member, self._enter, base, deadline_s)) != base:
+            return  # whoever went on has seen to it; and a device that comes later may have no way to the old backends
         instance = yield from self._enter(base)
         before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
         yield from self.fence(before, base, deadline_s=deadline_s)

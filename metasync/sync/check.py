@@ -10,7 +10,7 @@ from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.store.index import PackRecord
 from metasync.store.transfer import check_pack
-from metasync.sync import health, space
+from metasync.sync import health, keycopies, space
 from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
 
@@ -59,6 +59,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             done_packs += 1
             s.listener(Progress("check", done_packs, len(packs), "packs"))
     standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
+    keys, seen = keycopies.check(s, agreed.state, standings, read_data=read_data)
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
@@ -67,8 +68,11 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
         lost=tuple(sorted(lost)),
         short=short,
-        meta_problems=_check_meta(s, agreed, standings, read_data=read_data),
-        notes=space.check_ballast(s, standings),
+        meta_problems=(
+            *_check_meta(s, agreed, standings, read_data=read_data),
+            *(CheckProblem(backend, b"", why) for backend, why in keys),
+        ),
+        notes=(*space.check_ballast(s, standings), *seen),
     )
 
 

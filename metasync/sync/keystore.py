@@ -7,7 +7,7 @@ nothing. "Wrong passphrase" is said only after all reachable slots were tried (D
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,10 +52,11 @@ class Opened:
     files: KeyFiles
 
 
-def look(s: Session) -> KeyFiles:
-    """Lists `keys/` on all backends this device has a way to, and fetches each slot once."""
+def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
+    """Lists `keys/` on all backends this device has a way to, or on those in `among`, and fetches each slot once."""
     out = KeyFiles()
-    ops = {n: Op(n, "list", FOLDER, timeout_s=ASK_TIMEOUT_S) for n in s.names.values()}
+    asked_for = s.names.values() if among is None else among
+    ops = {n: Op(n, "list", FOLDER, timeout_s=ASK_TIMEOUT_S) for n in asked_for}
     for n, reply in s.runtime.run(each(ops)).items():
         if isinstance(reply.error, NotFoundError):
             out.names[n] = ()

@@ -32,19 +32,15 @@ from metasync.consensus import (
 from metasync.effects import Op, Reply
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
-from metasync.keys.derive import sha256
-from metasync.keys.ring import RING_BYTES_MAX
 from metasync.store.index import PackRecord
 from metasync.store.transfer import OP_TIMEOUT_S, Place, pack_path
-from metasync.sync import places
+from metasync.sync import keycopies, places
 from metasync.sync.found import ID_BYTES, each, named, take_away
 from metasync.sync.reports import BackendChange, Moving
 from metasync.sync.session import BASE_KEY, META_KIND, UNFINISHED_KEY, Agreed, Session, local_value
 
 ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
 PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for
-KEYS_PATH: Final = "keys"
-KEY_FILES_MAX: Final = 64
 
 Make = Callable[[Config], Config]
 """The wanted backends, from those agreed now. Pure; `UsageError` if they cannot be. May return its argument."""
@@ -253,7 +249,7 @@ def _prepared(s: Session, wanted: Wanted, base: Agreed, new: Config) -> bytes:
     s.listener(Phase("prepare"))
     try:
         if wanted.joins:
-            _write_root(s, wanted.joins)
+            _write_root(s, wanted.joins, base.state)
         _write_births(s, wanted, new)
         joining = {a: n for a, n in wanted.births.items() if a in {x.acceptor_id for _, x in new.acceptors}}
         ways = {a.acceptor_id: _way(s, wanted, e) for e, a in new.acceptors if a.acceptor_id in joining}
@@ -292,19 +288,10 @@ def _write_births(s: Session, wanted: Wanted, new: Config) -> None:
             raise named(name, reply.error)
 
 
-def _write_root(s: Session, name: str) -> None:
+def _write_root(s: Session, name: str, state: State) -> None:
     """Key slots and keyrings, by which `clone` finds the workspace there, and the ballast."""
-    files: dict[str, list[str]] = {}
-    for holder, reply in s.runtime.run(each({n: Op(n, "list", KEYS_PATH) for n in s.names.values()})).items():
-        for item in reply.value or () if reply.error is None else ():
-            files.setdefault(item.name, []).append(holder)
-    for file, holders in sorted(files.items())[:KEY_FILES_MAX]:
-        path = f"{KEYS_PATH}/{file}"
-        for holder in holders:
-            got: Reply = s.runtime.run(each({"": Op(holder, "get", path, max_bytes=RING_BYTES_MAX)}))[""]
-            if got.error is None and sha256(got.value).hex() == file.rpartition("-")[2]:
-                _confirmed(s, name, Op(name, "put", path, got.value))
-                break
+    for path, data in keycopies.give(s, state, name).items():
+        _confirmed(s, name, Op(name, "put", path, data))
     _confirmed(s, name, Op(name, "create", BALLAST_PATH, s.entropy(BALLAST_BYTES)))
 
 

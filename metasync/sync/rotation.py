@@ -38,7 +38,7 @@ from metasync.keys.slots import (
     make_slot,
     slot_path,
 )
-from metasync.sync import keystore
+from metasync.sync import keycopies, keystore
 from metasync.sync.device_reports import RotationReport
 from metasync.sync.devices import chosen, withdrawals
 from metasync.sync.keystore import Opened, open_admin_key
@@ -211,6 +211,8 @@ def _finish(
     ended = [i for i in invitations(opened.devices) if i.is_open(base.v)]
     old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}
     left = keystore.remove(s, old)
+    old_slots = tuple(sorted({*left, *opened.files.failed}))
+    keycopies.note(s, state.epoch, {*old_slots, *(name for name, _ in missing)})
     return RotationReport(
         version=state.v,
         epoch=state.epoch,
@@ -221,7 +223,7 @@ def _finish(
         withdraw=withdrawals(made.devices, [c.device_id for c in made.gone]),
         invitations=tuple(i.name for i in ended),
         missing=missing,
-        old_slots=tuple(sorted({*left, *opened.files.failed})),
+        old_slots=old_slots,
         complete=complete,
     )
 

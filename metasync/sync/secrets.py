@@ -14,7 +14,7 @@ from metasync import devicekeys
 from metasync.errors import UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
-from metasync.sync import keystore
+from metasync.sync import keycopies, keystore
 from metasync.sync.device_reports import KeyReport, PassphraseReport, SlotInfo
 from metasync.sync.session import Session
 
@@ -77,6 +77,7 @@ def change_passphrase(
     kept = {name: tuple(b for b in holders if b not in lacking) for name, holders in old.items()}
     left = keystore.remove(s, kept)
     still = {b for holders in old.values() for b in holders if b in lacking}
+    keycopies.note(s, state.epoch, {*lacking, *files.failed})
     return PassphraseReport(
         "passphrase",
         tuple(n for n in linked if n not in lacking),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from metasync.errors import MetaSyncError
-from metasync.sync import evidence, guard, health
+from metasync.sync import evidence, guard, health, keycopies
 from metasync.sync.device_reports import Withdrawal
 from metasync.sync.devices import withdrawals
 from metasync.sync.fsio import WorkTree, split
@@ -67,7 +67,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         ignored_agreed=len(seen.held),
         evidence=evidence.of(s.db, names),
         moving=still_moving(s, agreed),
-        warnings=(*seen.warnings, *heads, *([guard.warning(stop)] if stop is not None else [])),
+        warnings=(*seen.warnings, *heads, *keycopies.warnings(s), *([guard.warning(stop)] if stop is not None else [])),
         withdraw=_withdraw(s),
     )
 
