@@ -426,6 +426,13 @@ def test_a_clone_reads_without_a_quorum(world: World, ws: Workspace) -> None:
     assert seen.v in (latest.v - 1, latest.v)
 
 
+@pytest.mark.parametrize("behind", [1, 2, 3, 40])
+def test_a_look_without_a_quorum_sees_the_last_version_too(world: World, ws: Workspace, behind: int) -> None:
+    state = push(world, ws, group_of(ws, 1), ws.genesis, 1)
+    newest = push(world, ws, group_of(ws, 1), state, behind)
+    assert world.do(group_of(ws, 2).newest_seen(state)) == newest
+
+
 def test_bad_hints_are_ignored(world: World, ws: Workspace) -> None:
     push(world, ws, group_of(ws, 1), ws.genesis, 17)
     hints = {name: hint_path(ws.acceptor_of(name)) for name in NAMES}

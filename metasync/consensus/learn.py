@@ -120,8 +120,8 @@ def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Tas
     top = (yield from _gallop(m, instance, deadline, enough=1)) if instance.progress() else None
     if top is not None and top.v > instance.v:
         jumped = yield from _jump(m, enter, instance, known, top)
-        if jumped is not None:
-            return jumped
+        if jumped is not None and jumped.v > known.v:  # the base of what was found: that may be decided as well
+            return (yield from newest_seen(m, enter, jumped, deadline - (yield Now())))
     return decided or known
 
 
