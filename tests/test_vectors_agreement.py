@@ -6,6 +6,7 @@ written from that page and using nothing of ours.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import importlib.util
@@ -26,17 +27,31 @@ from metasync import errors
 from metasync.config import decode_config
 from metasync.consensus.blockform import decode_journal as decode_block_journal
 from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import Kind, Round, block_path, entry_path, open_block, open_entry, open_hint
+from metasync.consensus.entries import (
+    Kind,
+    Round,
+    block_path,
+    covering,
+    entry_path,
+    floor_path,
+    open_block,
+    open_entry,
+    open_floor,
+    open_hint,
+)
+from metasync.consensus.floors import STEP
 from metasync.consensus.genesis import birth_matches, open_genesis
 from metasync.consensus.heads import open_head
 from metasync.consensus.member import decode_memory
-from metasync.consensus.meta import open_object
+from metasync.consensus.meta import block_opener, open_object
 from metasync.consensus.paxos import decode_journal
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import decode_state
-from metasync.errors import FormatError, UpgradeError
+from metasync.errors import FormatError, UpgradeError, UsageError
 from metasync.keys import decode_device_set, open_admin, open_ring, open_slot, sha256
 from metasync.keys.derive import RecordKind, sign_public
+from metasync.keys.invitation import decode_code, invitation_name, open_invite
+from metasync.keys.notes import invitations, open_logins
 
 HERE = Path(__file__).resolve().parent / "vectors"
 CASES = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted((HERE / "agreement").glob("*.json"))}
@@ -83,6 +98,18 @@ def opened_slot(data: bytes, c: dict[str, Any]) -> Any:
     return {"kind": s.kind, "public": s.public, "ns_id": s.ns_id, "name": s.name, "private": s.private}
 
 
+def told_notes(data: bytes, c: dict[str, Any]) -> Any:
+    devices = decode_device_set(data, the(c, "ns_id"))
+    return {"logins": list(open_logins(devices)), "invitations": list(invitations(devices))}
+
+
+def read_code(data: bytes, c: dict[str, Any]) -> Any:
+    try:
+        return decode_code(data.decode("utf-8"))
+    except (UsageError, UnicodeDecodeError) as e:  # a user typed it
+        raise FormatError(str(e)) from e
+
+
 DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "state": lambda data, c: decode_state(data),
     "config": lambda data, c: decode_config(data),
@@ -94,6 +121,11 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "slot": opened_slot,
     "ring": opened_ring,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),
+    "states": lambda data, c: block_opener(KEYS, the(c, "hash"))(data),
+    "floor": lambda data, c: open_floor(KEYS, data, the(c, "acceptor"), c["floor"]).entry,
+    "notes": told_notes,
+    "code": read_code,
+    "invite": lambda data, c: open_invite(data, the(c, "invitation"), the(c, "secret")),
     "journal": lambda data, c: decode_journal(data),
     "block": opened_block,
     "block-journal": lambda data, c: decode_block_journal(data),
@@ -177,6 +209,50 @@ def test_names() -> None:
     c = CASES["name-block"]
     assert block_path(KEYS, 1, 0, the(c, "acceptor"), 2050, the(c, "device"), 3) == c["path"]
     assert KEYS.state_name(X.hash) == CASES["name-state"]["path"]
+    c = CASES["name-floor"]
+    assert floor_path(the(c, "acceptor"), 2048) == c["path"]
+    assert covering(2047) == 2048
+    assert KEYS.states_name(0, 2048 // STEP) == CASES["name-states"]["path"]
+    c = CASES["name-invite"]
+    assert f"keys/{invitation_name(the(c, 'invitation'))}" == c["path"]
+
+
+def test_another_reader_names_a_block_of_states() -> None:
+    """HMAC-SHA256(id key, `states` · u32 era · u64 k)."""
+    name = hmac.digest(KEYS.id_key, b"states" + bytes(4) + (2).to_bytes(8, "big"), "sha256").hex()
+    assert CASES["name-states"]["path"] == name
+
+
+def test_another_reader_reads_a_code() -> None:
+    word = bytes.fromhex(CASES["code"]["data"]).decode().removeprefix("metasync-invitation-")
+    data = base64.urlsafe_b64decode(word + "=" * (-len(word) % 4))
+    value, body = CASES["code"]["value"], data[:-4]
+    assert hashlib.sha256(body).digest()[:4] == data[-4:]
+    assert (body[0], body[1:17].hex(), body[17:49].hex(), body[49]) == (1, value["invitation_id"], value["secret"], 2)
+    texts, at = [], 50
+    while at < len(body):
+        n = int.from_bytes(body[at : at + 2], "big")
+        texts.append(body[at + 2 : at + 2 + n].decode())
+        at += 2 + n
+    assert texts == [way[k] for way in value["ways"] for k in ("name", "url", "folder")]
+
+
+def test_another_reader_opens_an_invitation() -> None:
+    c = CASES["invite"]
+    data, value = the(c, "data"), c["value"]
+    assert (data[0], data[1], len(data) % 1024) == (1, 17, 0)
+    key = hkdf(hkdf(the(c, "secret"), b"", b"invitation"), data[10:42], b"record 17")
+    inner = AESGCM(key).decrypt(bytes(12), data[42:], data[:42] + the(c, "invitation"))
+    body = inner[4 : 4 + int.from_bytes(inner[:4], "big")]
+    assert not any(inner[4 + len(body) :])
+    n = int.from_bytes(body[33:35], "big")
+    assert (body[0], body[1:33].hex(), body[35 : 35 + n].decode()) == (1, value["ns_id"], value["name"])
+    at = 35 + n
+    for part in ("state", "config", "devices", "identity", "certificate", "keys", "memory"):
+        n = int.from_bytes(body[at : at + 4], "big")
+        assert body[at + 4 : at + 4 + n].hex() == value[part]
+        at += 4 + n
+    assert at == len(body)
 
 
 def test_the_vectors_are_what_the_maker_writes() -> None:

@@ -7,6 +7,7 @@ A change of format shows as a diff of these files, and none may show otherwise. 
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ from agreement_kit import (  # noqa: E402
     value,
 )
 
-from metasync.codec import u16, u32, u64  # noqa: E402
+from metasync.codec import u8, u16, u32, u64  # noqa: E402
 from metasync.config import (  # noqa: E402
     NO_LIMIT,
     Acceptor,
@@ -60,7 +61,7 @@ from metasync.config import (  # noqa: E402
 )
 from metasync.consensus import blockform  # noqa: E402
 from metasync.consensus import entries as entries_module  # noqa: E402
-from metasync.consensus.entries import Kind, Round, Seen, seal_block, seal_hint  # noqa: E402
+from metasync.consensus.entries import Kind, Round, Seen, seal_block, seal_floor, seal_hint  # noqa: E402
 from metasync.consensus.genesis import encode_birth, seal_genesis  # noqa: E402
 from metasync.consensus.heads import Head, seal_head  # noqa: E402
 from metasync.consensus.member import Remembered, encode_memory  # noqa: E402
@@ -69,7 +70,14 @@ from metasync.consensus.paxos import Journal  # noqa: E402
 from metasync.consensus.states import STATE_BYTES  # noqa: E402
 from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256  # noqa: E402
 from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public  # noqa: E402
-from metasync.keys.devices import make_device_set, recertified  # noqa: E402
+from metasync.keys.devices import DeviceSet, make_device_set, recertified  # noqa: E402
+from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite  # noqa: E402
+from metasync.keys.notes import (  # noqa: E402
+    Invitation,
+    OpenLogins,
+    with_invitations,
+    with_logins,
+)
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"
@@ -605,6 +613,113 @@ def objects() -> Cases:
     yield "meta-bad-short", one("cut", good[:30], FORMAT)
 
 
+def blocks_of_states() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("states", about, data, expect, **{"hash": X.hash, **more})
+
+    plain_states = X.encode() + Y.encode()
+    _, good = seal_object(KEYS, RecordKind.STATES, plain_states, era=0, epoch=1, random=drawn("states"))
+    _, single = seal_object(KEYS, RecordKind.STATE, X.encode(), era=0, epoch=1, random=drawn("state"))
+    yield "states", one("the first of two; a whole block has 1,024", good, value=X)
+    yield "states-last", one("the second", good, hash=Y.hash, value=Y)
+    yield "states-bad-absent", one("the state is not in it", good, FORMAT, hash=BASE.hash)
+    yield "states-bad-kind", one("a state's own object", single, FORMAT)
+    yield "states-bad-bit", one("altered", cut(good, 50, bytes([good[50] ^ 1])), FORMAT)
+    yield "states-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "states-bad-short", one("cut", good[:-16], FORMAT)
+
+
+def floors() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("floor", about, data, expect, **{"acceptor": ACCEPTOR, "floor": 1024, **more})
+
+    below = replace(BASE, v=1022)
+    e = entry(Kind.DECIDED, v=1023, base=below, round=Round(0, bytes(16)), value=replace(X, v=1023, prev=below.hash))
+    good = seal_floor(KEYS, e, ALICE.sign_private, drawn("floor"))
+    yield "floor", one("DECIDED of the last version below it", good, value=e)
+    yield "floor-bad-other-acceptor", one("another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
+    yield "floor-bad-other-floor", one("of another version", good, FORMAT, floor=2048)
+    hinted = seal_hint(KEYS, e, ALICE.sign_private, drawn("hint"))
+    yield "floor-bad-hint", one("a hint of that version", hinted, FORMAT)
+    yield "floor-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
+    yield "floor-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "floor-bad-short", one("cut", good[:-512], FORMAT)
+
+
+def a_note() -> tuple[OpenLogins, Invitation]:
+    logins = OpenLogins(MALLORY.device_id, MALLORY.name, (("a", "file"), ("b", "s3")))
+    carol = CAROL.certified(ADMIN, NS_ID)
+    return logins, Invitation(drawn("invitation", 16), CAROL.device_id, carol.sign_public, CAROL.name, 1000)
+
+
+def device_notes() -> Cases:
+    def one(about: str, devices: DeviceSet, *, logins: Any = (), invitations: Any = ()) -> Case:
+        told = {"logins": logins, "invitations": invitations}
+        return case("notes", about, devices.encode(), ns_id=NS_ID, value=told)
+
+    logins, invited = a_note()
+    both = with_invitations(with_logins(DEVICES, [logins]), [invited])
+    yield "notes", one("logins to withdraw, an open invitation", both, logins=[logins], invitations=[invited])
+    used = replace(invited, expires=0, used=sha256(drawn("user")))
+    yield "notes-used", one("an invitation that was used", with_invitations(DEVICES, [used]), invitations=[used])
+    for at, what in ((1, "logins"), (2, "invitations")):
+        short = replace(both, tags=tuple((tag, data[:-1] if tag == at else data) for tag, data in both.tags))
+        other = {"invitations": [invited]} if at == 1 else {"logins": [logins]}
+        yield f"notes-bad-{what}-short", one(f"{what} that do not decode are none, and the set stands", short, **other)
+
+
+def invitation_codes() -> Cases:
+    def one(about: str, text: str, expect: str = OK, **more: Any) -> Case:
+        return case("code", about, text.encode(), expect, **more)
+
+    def coded(body: bytes) -> str:
+        data = base64.urlsafe_b64encode(body + sha256(body)[:4]).decode().rstrip("=")
+        return f"metasync-invitation-{data}"
+
+    ways = (Way("a", "file:///mnt/a", drawn("folder", 16).hex()), Way("b", "s3://bucket/docs?region=x", "0" * 32))
+    code = Code(drawn("invitation", 16), drawn("secret"), ways)
+    good = code.encode()
+    prefix = u8(1) + code.invitation_id + code.secret
+    yield "code", one("two ways", good, value=code)
+    yield "code-spaces", one("broken into lines", f" {good[:40]}\n  {good[40:]}\n", value=code)
+    yield "code-no-ways", one("no ways", coded(prefix + u8(0)), value=replace(code, ways=()))
+    yield "code-bad-short", one("a character is missing", good[:-9], FORMAT)
+    yield (
+        "code-bad-character",
+        one("a character is another", good[:50] + ("A" if good[50] != "A" else "B") + good[51:], FORMAT),
+    )
+    yield "code-bad-prefix", one("something else", good.removeprefix("metasync-"), FORMAT)
+    yield "code-bad-newer", one("format 2", coded(u8(2) + prefix[1:] + u8(0)), UPGRADE)
+    yield "code-bad-count", one("fewer ways than it says", coded(prefix + u8(1)), FORMAT)
+    yield "code-bad-long", one("a byte too many", coded(prefix + u8(0) + b"\0"), FORMAT)
+
+
+def invites() -> Cases:
+    invitation_id, secret = drawn("invitation", 16), drawn("secret")
+
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("invite", about, data, expect, **{"invitation": invitation_id, "secret": secret, **more})
+
+    invite = Invite(
+        ns_id=NS_ID,
+        name="photos",
+        state=X.encode(),
+        config=a_config().encode(),
+        devices=DEVICES.encode(),
+        identity=CAROL.encode(),
+        certificate=CAROL.certified(ADMIN, NS_ID).encode(),
+        keys=KEYS.encode(),
+        memory=encode_memory(()),
+    )
+    good = seal_invite(invite, invitation_id, secret, drawn("invite"), epoch=1)
+    yield "invite", one("all that a device begins with", good, value=invite)
+    yield "invite-bad-secret", one("another secret", good, FORMAT, secret=drawn("other"))
+    yield "invite-bad-other", one("another invitation's", good, FORMAT, invitation=drawn("other", 16))
+    yield "invite-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
+    yield "invite-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "invite-bad-short", one("cut", good[:-1024], FORMAT)
+
+
 def slots() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, passphrase: str = "correct horse", **more: Any) -> Case:
         return case("slot", about, data, expect, passphrase=passphrase, **more)
@@ -710,6 +825,12 @@ def names() -> Cases:
         "name-block",
         {"what": "name", "about": about, "acceptor": ACCEPTOR.hex(), "device": device.hex(), "path": path},
     )
+    path = entries_module.floor_path(ACCEPTOR, 2048)
+    yield "name-floor", {"what": "name", "about": "the floor 2,048", "acceptor": ACCEPTOR.hex(), "path": path}
+    block = {"what": "states-name", "about": "the const object of the states of versions 2,048 to 3,071"}
+    yield "name-states", {**block, "path": KEYS.states_name(0, 2)}
+    invited = {"what": "invite-name", "about": "an invitation's object", "invitation": drawn("invitation", 16).hex()}
+    yield "name-invite", {**invited, "path": f"keys/{invitation_name(drawn('invitation', 16))}"}
     state = {"what": "state-name", "about": "the const object of a state", "hash": X.hash.hex()}
     yield "name-state", {**state, "path": KEYS.state_name(X.hash)}
 
@@ -727,6 +848,11 @@ def cases() -> Cases:
         geneses,
         heads,
         objects,
+        blocks_of_states,
+        floors,
+        device_notes,
+        invitation_codes,
+        invites,
         slots,
         rings,
         device_sets,
