@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from metasync import __version__, interrupt, render
-from metasync.commands import backends, beginnings, history, keys, members, syncing
+from metasync.commands import backends, beginnings, history, keys, members, recovery, syncing
 from metasync.console import Finish, Options, common
 from metasync.errors import MetaSyncError
 
@@ -49,6 +49,7 @@ for _command in (
     members.device,
     members.invite,
     keys.key,
+    recovery.recover,
     beginnings.demo,
 ):
     cli.add_command(_command)

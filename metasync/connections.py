@@ -17,7 +17,7 @@ from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.config import Config, decode_config
-from metasync.consensus import Group, birth_matches, birth_path, checked_memory
+from metasync.consensus import Group, birth_path, checked_memory, is_root
 from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES
 from metasync.errors import BackendError, UsageError
 from metasync.keys.devices import Certificate, DeviceIdentity
@@ -36,6 +36,7 @@ from metasync.sync.enrolment import (
     required,
     save_secret,
 )
+from metasync.sync.eras import noted_tombstones
 from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.fsio import Disk
 from metasync.sync.identity import IdentityGuard, place_now
@@ -186,10 +187,10 @@ class Connections:
     def _acceptors(self) -> dict[bytes, str]:
         """Ways to acceptors, those of the config before too."""
         out = {a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links}
-        former = self.former
+        known = {**self.names, **self.former}  # one that stays may have voted under another id, in another era
         for e in self.previous.backends if self.previous is not None else ():
-            if e.acceptor is not None and e.backend_id in former:
-                out[e.acceptor.acceptor_id] = former[e.backend_id]
+            if e.acceptor is not None and e.backend_id in known:
+                out.setdefault(e.acceptor.acceptor_id, known[e.backend_id])
         return out
 
     def _others(self) -> tuple[str, ...]:
@@ -246,7 +247,7 @@ class Connections:
         if self._runtime is not None and self._group is not None:
             for backend in self.backends.values():
                 ways.ask_anew(backend)
-            for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend)]:
+            for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend) and n in self.links]:
                 view = self.way(name)  # it may be back by now
                 if not isinstance(view, AbsentBackend):
                     self._runtime.add_backend(name, view)
@@ -269,6 +270,7 @@ class Connections:
             guard=self.guard,
         )
         self._group.member.others = self._others()
+        self._group.member.tombstones.update(noted_tombstones(self.db))
         return self._runtime, self._group
 
     def way(self, name: str) -> Backend:
@@ -327,7 +329,7 @@ class Connections:
                 continue
             with contextlib.suppress(BackendError):
                 if all(
-                    birth_matches(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
+                    is_root(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
                     for i, birth in places
                 ):
                     return listed.name

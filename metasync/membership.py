@@ -9,7 +9,7 @@ from pathlib import Path
 from metasync.connections import Connections
 from metasync.errors import UsageError
 from metasync.keys.slots import COST, Cost
-from metasync.sync import devices, invitation, rotation, secrets
+from metasync.sync import devices, invitation, recover, rotation, secrets
 from metasync.sync.device_reports import (
     DeviceList,
     InviteReport,
@@ -19,6 +19,7 @@ from metasync.sync.device_reports import (
     RotationReport,
 )
 from metasync.sync.enrolment import STATE_DIR
+from metasync.sync.reports import RecoverReport
 from metasync.sync.session import Session
 
 
@@ -94,6 +95,32 @@ class Membership:
         """
         with self._operation("device revoke") as s:
             return devices.take_back(s, names, dry_run=dry_run)
+
+    @property
+    def name(self) -> str:
+        """What the workspace is called, on all devices."""
+        with self._session("recover") as s:
+            return s.name
+
+    def recover(
+        self, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
+    ) -> RecoverReport:
+        """Restarts the workspace, as a new era, without backends that are lost, where the others are no quorum.
+
+        `confirm`: the workspace's name, as a sign that this is meant. What only the lost backends held survives on the
+        devices that have it: they merge it when they meet the new era. `UsageError` where `backend_remove` is enough;
+        `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice. Run again
+        after a failure.
+        """
+        if not without:
+            raise UsageError("no backend is named", next_step="Name those that are lost: --without NAME.")
+        with self._operation("recover") as s:
+            if not dry_run and confirm != s.name:
+                raise UsageError(
+                    f"to restart the workspace, its name {s.name!r} is to be given, not {confirm!r}",
+                    next_step="Type it where it is asked for, or give it with --confirm.",
+                )
+            return recover.recover(s, without, passphrase, dry_run=dry_run)
 
     def key_show(self) -> KeyReport:
         """Which keys, slots and keyrings there are; never what they are."""

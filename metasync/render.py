@@ -18,6 +18,7 @@ from metasync.sync.reports import (
     Moving,
     PullReport,
     PushReport,
+    RecoverReport,
     Skipped,
     Status,
 )
@@ -330,3 +331,28 @@ def _field(name: str, x: Any) -> Any:
     if name == "lost":
         return [p.hex() for p in x]
     return value(x)
+
+
+def recovery(r: RecoverReport) -> list[str]:
+    """What a restart without lost backends goes on from, and what it lost."""
+    names = ", ".join(r.without)
+    head = f"Would restart the workspace as era {r.era} without {names}; nothing was changed."
+    if r.version is not None:
+        done = "Went on with a restart: era" if r.resumed else "Restarted the workspace as era"
+        head = f"{done} {r.era} without {names}, agreed as version {r.version} ({r.fingerprint})."
+    lines = [head, f"  newest version known: {r.newest} ({r.newest_fingerprint})"]
+    if r.carried:
+        lines.append(
+            f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was agreed"
+        )
+    lines += [f"  before: {r.before}", f"  {'would be' if r.version is None else 'now'}:    {r.after}", *r.notes]
+    if r.lost_packs:
+        lines.append(
+            f"{count(r.lost_packs, 'pack')} ({size(r.lost_bytes)}) had no copy on a backend that is left"
+            + (": what this folder has of them would be stored anew." if r.version is None else ".")
+        )
+    if r.stored_again:
+        lines.append(f"Stored anew from this folder: {size(r.stored_again)}.")
+    lines += [Alarm(f"lost: {text(p)}: no backend that is left has it, and it is not here") for p in r.missing]
+    lines.append("Versions that only the lost backends held come back from the devices that have them: run sync there.")
+    return lines

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Any] = {
     "device revoke": device_reports.RotationReport | device_reports.NoteReport,
     "device confirm": device_reports.NoteReport,
     "invite": device_reports.InviteReport,
+    "recover": reports.RecoverReport,
     "key show": device_reports.KeyReport,
     "key change-passphrase": device_reports.PassphraseReport,
     "key rotate": device_reports.RotationReport,

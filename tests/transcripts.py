@@ -33,6 +33,7 @@ ENOUGH_S = 60
 
 _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", "TIME"),
+    (r"(?<= on )\d{4}-\d\d-\d\d$", "DAY"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "TIME"),
     (r'("(?:time|mtime)_ns": )\d+', r"\1TIME"),
     (r'("(?:free|total|bytes_stored|bytes_read|used)(?:_bytes)?": )\d+', r"\1SIZE"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from metasync.consensus.erarecord import EraRecord, is_root
 from metasync.consensus.founding import Found, Founded, bootstrap, found
 from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
 from metasync.consensus.group import DEADLINE_S, Group
@@ -20,6 +21,7 @@ __all__ = [
     "Barred",
     "Change",
     "Decided",
+    "EraRecord",
     "Found",
     "Founded",
     "Group",
@@ -39,4 +41,5 @@ __all__ = [
     "decode_state",
     "encode_birth",
     "found",
+    "is_root",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import VERSIONS_PER_FOLDER, block_path, entry_path, open_block, open_entry
@@ -18,6 +19,8 @@ from metasync.consensus.meta import CONST_BYTES_MAX, Copy, block_opener, const_p
 from metasync.consensus.states import State, skip_version, step_back
 from metasync.effects import Task
 from metasync.errors import FormatError
+
+ERAS_MAX: Final = 8  # an acceptor that is in none of the last eras is not there to be asked
 
 
 def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
@@ -42,24 +45,26 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
     epochs = sorted((e for e, _ in m.keys.epoch_keys if e <= epoch), reverse=True)  # `skip` may lead over rotations
     reachable = [(a, link) for a in instance.names if (link := m.backend_of(instance, a))]
     reachable += [(a, link) for a, link in m.links.items() if a not in instance.names]  # of configs before or after
+    eras = range(instance.base.era, max(-1, instance.base.era - ERAS_MAX), -1)
     name = m.keys.state_name(digest)
     copies = [
-        Copy(link, entry_path(m.keys, e, instance.base.era, a, v + 1, 0), _base_opener(m, instance, a, e, v, digest))
+        Copy(link, entry_path(m.keys, e, era, a, v + 1, 0), _base_opener(m, instance, a, era, e, v, digest))
+        for era in eras
         for e in epochs
         for a, link in reachable
         if not isinstance(instance.logs.get(a), Blocks)
     ]
     copies += _in_blocks(m, instance, reachable, epochs, v, digest)
     copies += [Copy(link, const_path(a, name), state_opener(m.keys, digest)) for a, link in reachable]
-    block = m.keys.states_name(instance.base.era, v // VERSIONS_PER_FOLDER)
-    copies += [Copy(link, const_path(a, block), block_opener(m.keys, digest)) for a, link in reachable]
+    for block in (m.keys.states_name(era, v // VERSIONS_PER_FOLDER) for era in eras):
+        copies += [Copy(link, const_path(a, block), block_opener(m.keys, digest)) for a, link in reachable]
     state: State = yield from get_anywhere(copies, CONST_BYTES_MAX, f"the state of version {v}")
     m.remember_state(state)
     return state
 
 
 def _base_opener(
-    m: Member, instance: Instance, acceptor_id: bytes, epoch: int, v: int, digest: bytes
+    m: Member, instance: Instance, acceptor_id: bytes, era: int, epoch: int, v: int, digest: bytes
 ) -> Callable[[bytes], State]:
     """Takes the base out of slot 0 of the next version. Its hash vouches for it, whoever signed the entry."""
 
@@ -69,7 +74,7 @@ def _base_opener(
             m.keys,
             data,
             ns_id=base.ns_id,
-            era=base.era,
+            era=era,
             epoch=epoch,
             acceptor_id=acceptor_id,
             v=v + 1,

@@ -16,6 +16,7 @@ from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
 from metasync.effects import Gather, Op, Random, Reply, Task
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
+from metasync.keys.derive import read_header
 
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
@@ -80,7 +81,8 @@ def read_head(m: Member, instance: Instance, device_id: bytes, backends: Sequenc
     for data in got.values():
         if data is not None:
             try:
-                heads.append(open_head(m.keys, instance.devices, data, device_id))
+                head = open_head(m.keys, instance.devices, data, device_id)
+                heads += [head] * (read_header(data).era == instance.base.era)  # of another era: other versions
             except (FormatError, UpgradeError):
                 continue  # a forged head is no head; `check` looks at backends, not at hints
     return max(heads, key=lambda h: h.v, default=None)

@@ -9,6 +9,7 @@ it took in between.
 from __future__ import annotations
 
 from metasync.consensus.entries import ENTRY_BYTES_MAX
+from metasync.consensus.erarecord import read_tombstone
 from metasync.consensus.genesis import BIRTH_BYTES, birth_matches, birth_path
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
@@ -32,6 +33,12 @@ def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         m.replaced.pop(acceptor_id, None)
         instance.born.add(acceptor_id)
         return True
+    elif (stone := read_tombstone(reply.value, acceptor_id, instance.births[acceptor_id])) is not None:
+        m.tombstones[acceptor_id] = stone
+        if stone.era == m.recovering:
+            instance.born.add(acceptor_id)
+            return True
+        why = f"it was retired: the workspace was restarted as era {stone.era}"
     else:
         why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
     m.replaced[acceptor_id] = why

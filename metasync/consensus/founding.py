@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from metasync.config import Config, decode_config
 from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
+from metasync.consensus.erarecord import ERAS, EraRecord
+from metasync.consensus.eras import newest_record
 from metasync.consensus.genesis import (
     GENESIS_BYTES_MAX,
     birth_path,
@@ -113,7 +115,9 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
     when none could be read, `ForkError` when two contradict each other.
     """
     problems: dict[str, str] = {}
-    listed: dict[str, Any] = yield Gather({b: _listed(b) for b in backends})
+    restarted: set[str] = set()
+    listed: dict[str, Any] = yield Gather({b: _listed(b, restarted) for b in backends})
+    record: EraRecord | None = yield from newest_record(keys, restarted)
     got: dict[str, Any] = {}
     first: Config | None = None
     rest = list(backends)
@@ -125,7 +129,8 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
             with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
                 first = yield from _config_of(keys, {acceptor_id: (backend, genesis, None)}, genesis)
     known = None if first is None else {a.acceptor_id.hex() for _, a in first.acceptors}
-    if known is not None and any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values()):
+    moved = any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values())
+    if moved or record is not None:
         known = None
     others = {b: _roots(keys, b, _only(listed[b], known) or listed[b]) for b in rest}
     got.update((yield Gather(others)))
@@ -138,7 +143,7 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
             + ", ".join(f"{b} {g.fingerprint}" for b, g, _ in roots.values()),
             next_step="give `clone` only backends that belong together",
         )
-    state, config, devices = yield from _start(keys, roots, first)
+    state, config, devices = yield from _start(keys, roots, first, record)
     members = {a.acceptor_id for _, a in config.acceptors}
     links = {acceptor_id: backend for acceptor_id, (backend, _, _) in roots.items() if acceptor_id in members}
     return Found(state, config, devices, links, problems)
@@ -182,14 +187,21 @@ def _no_beginning(backends: Sequence[str], got: Mapping[str, Any], problems: Map
 
 
 def _start(
-    keys: WorkspaceKeys, roots: Mapping[bytes, tuple[str, State, SignedEntry | None]], config: Config | None
+    keys: WorkspaceKeys,
+    roots: Mapping[bytes, tuple[str, State, SignedEntry | None]],
+    config: Config | None,
+    record: EraRecord | None,
 ) -> Task:
     """-> (State, Config, DeviceSet): the newest hint that a device admitted by its base signed, else the genesis.
 
-    `config`: the one the genesis names, if it was read already.
+    `config`: the one the genesis names, if it was read already. With the record of a new era only hints of that era
+    count, and its first state stands in the place of the genesis.
     """
-    genesis = next(iter(roots.values()))[1]
+    first = genesis = next(iter(roots.values()))[1]
     configs = {} if config is None else {genesis.config: config}
+    if record is not None:
+        first = record.first
+        configs[first.config] = check_config(record.config)
     sets: dict[bytes, DeviceSet] = {}
 
     def devices_of(state: State) -> Task:
@@ -202,7 +214,7 @@ def _start(
             configs[state.config] = yield from _config_of(keys, roots, state)
         return state, configs[state.config], (yield from devices_of(state))
 
-    hints = [hint for _, _, hint in roots.values() if hint is not None]
+    hints = [hint for _, _, hint in roots.values() if hint is not None and hint.entry.base.era == first.era]
     hints.sort(key=lambda hint: hint.entry.v, reverse=True)
     for hint in hints:
         value = hint.entry.value
@@ -214,7 +226,7 @@ def _start(
             return (yield from loaded(value))
         except (FormatError, UpgradeError, DamagedError, NoQuorumError):
             continue  # an older hint, or the genesis, is as good a start
-    return (yield from loaded(genesis))
+    return (yield from loaded(first))
 
 
 def _config_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], state: State) -> Task:
@@ -227,11 +239,13 @@ def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) ->
     return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
 
 
-def _listed(backend: str) -> Task:
-    """-> the ids that lie in a backend's folder, or its error."""
+def _listed(backend: str, restarted: set[str]) -> Task:
+    """-> the ids that lie in a backend's folder, or its error. Notes backends that show records of eras."""
     reply: Reply = yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S)
     if reply.error is not None:
         return reply.error
+    if any(item.name == ERAS for item in reply.value):
+        restarted.add(backend)
     return [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]
 
 

@@ -10,10 +10,10 @@ from metasync.consensus import reconfig
 from metasync.consensus.ancestry import ancestor, fetch_state
 from metasync.consensus.aside import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.births import read_birth
+from metasync.consensus.eras import get_recent, newest_seen
 from metasync.consensus.floors import Progress, bound_logs
 from metasync.consensus.following import fetch_ring, opened_keys
 from metasync.consensus.instance import Instance
-from metasync.consensus.learn import get_recent, newest_seen
 from metasync.consensus.member import Barred, Member, Standing, check_config
 from metasync.consensus.meta import (
     CONST_BYTES_MAX,
@@ -101,6 +101,11 @@ class Group:
         """Backends, by agreed name, whose births were seen right in the last look or proposal."""
         instance = self.member.instance
         return frozenset() if instance is None else frozenset(instance.names[a] for a in instance.born)
+
+    @property
+    def enter(self) -> Callable[[State], Task]:
+        """For `recovery`: a task -> what is known of the version after a decided state, with the config it names."""
+        return self._enter
 
     def owns(self, base: State) -> bool:
         """True when the version after `base` may be proposed without looking for news first: this process decided
@@ -246,7 +251,7 @@ class Group:
 
         def task() -> Task:
             if latest.v < journal.v:
-                return None
+                return None if latest.era == journal.base.era else False
             instance = yield from self._enter(latest)
             m = self.member
             m.remember_state(latest)

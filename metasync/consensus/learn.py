@@ -148,7 +148,8 @@ def _hopeless(m: Member, instance: Instance) -> bool:
         (s := m.standings.get(name)) is not None and s.kind in ("replaced", "poisoned", "rolled back", "unlinked")
         for name in instance.names.values()
     )
-    return out > len(instance.names) - instance.quorum
+    retired = any(stone.era > instance.base.era for stone in m.tombstones.values())  # look for its record
+    return retired or out > len(instance.names) - instance.quorum
 
 
 def _too_few(m: Member, instance: Instance) -> Exception:

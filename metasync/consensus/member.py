@@ -13,6 +13,7 @@ from metasync.codec import Reader, ascending, u8, u16, u32, u64
 from metasync.config import Config
 from metasync.consensus.blocks import Blocks
 from metasync.consensus.entries import SEEN_MAX, Entry, Kind, Round, Seen, block_path, entry_path, seal_entry
+from metasync.consensus.erarecord import EraRecord, Tombstone
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
@@ -110,6 +111,9 @@ class Member:
         self.floors: dict[bytes, tuple[int, float]] = {}  # no floor above versions of a block, and when that was seen
         self.prepared: tuple[Instance, Round] | None = None  # promised by a quorum, not yet used
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest
+        self.tombstones: dict[bytes, Tombstone] = {}  # acceptors that were retired, and for which era
+        self.followed: dict[int, EraRecord] = {}  # records by which this process passed to another era
+        self.recovering = 0  # the era that this process is about to begin: retired acceptors are read for it
         self.fenced: set[bytes] = set()  # states whose change of config or keys is known to be fenced off
         self.rtt_s = RTT_FIRST_S
 

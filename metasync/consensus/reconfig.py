@@ -86,8 +86,8 @@ def prepare(m: Member, instance: Instance, new: Config, births: Mapping[bytes, b
     base = instance.base
     members = {a.acceptor_id: m.links[a.acceptor_id] for _, a in new.acceptors if a.acceptor_id in m.links}
     for acceptor_id, nonce in births.items():
-        yield from _created(members[acceptor_id], birth_path(acceptor_id), encode_birth(acceptor_id, nonce))
-    first = yield from _give_genesis(m, births, members)
+        yield from created(members[acceptor_id], birth_path(acceptor_id), encode_birth(acceptor_id, nonce))
+    first = yield from give_genesis(m, births, members)
     names = {base.config, base.devices, first.config, first.devices}
     for name in names:
         yield from _copy(m, members, new, births.keys(), partial(_const, name), name, CONST_BYTES_MAX)
@@ -95,7 +95,7 @@ def prepare(m: Member, instance: Instance, new: Config, births: Mapping[bytes, b
         yield from _copy(m, members, new, births.keys(), partial(_meta, ref), ref.hash, META_BYTES_MAX)
     state = base
     while True:
-        yield from _give_state(m, members, new, births.keys(), state)
+        yield from give_state(m, members, new, births.keys(), state)
         if not state.v:
             return
         state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
@@ -114,7 +114,7 @@ def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
     random, keys = (yield Random(32)), m.keys
     digest, sealed = seal_object(keys, RecordKind.CONST, new.encode(), era=base.era, epoch=base.epoch, random=random)
     both = {a.acceptor_id for c in (old, new) for _, a in c.acceptors}
-    got = yield from _spread(
+    got = yield from spread(
         {a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), sealed
     )
     for config in (old, new):
@@ -172,7 +172,7 @@ def _timer(seconds: float) -> Task:
     yield Sleep(seconds)
 
 
-def _give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[bytes, str]) -> Task:
+def give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[bytes, str]) -> Task:
     """-> state 0; the new acceptors hold it too."""
 
     def opener(a: bytes) -> Callable[[bytes], tuple[State, bytes, bytes]]:
@@ -189,15 +189,15 @@ def _give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[byt
             except FormatError:
                 return False
 
-        yield from _created(members[a], genesis_path(a), again, is_it)
+        yield from created(members[a], genesis_path(a), again, is_it)
     return first
 
 
-def _give_state(m: Member, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State) -> Task:
+def give_state(m: Member, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State) -> Task:
     """A state as an object of its own. Its name tells which it is, so copies may differ in their bytes."""
     name, random = m.keys.state_name(state.hash), (yield Random(32))
     _, sealed = seal_object(m.keys, RecordKind.STATE, state.encode(), era=state.era, epoch=state.epoch, random=random)
-    got = yield from _spread(members, lambda a: const_path(a, name), sealed)
+    got = yield from spread(members, lambda a: const_path(a, name), sealed)
     _check_joined(joining, members, got, "a state")
     _enough(new, got, "a state")
 
@@ -224,7 +224,7 @@ def _copy(
 
         copies = [Copy(link, path_of(a), whole) for a, link in m.links.items()]
         data = yield from get_anywhere(copies, most, "an object that the newest version names")
-        got = yield from _spread(lacking, path_of, data)
+        got = yield from spread(lacking, path_of, data)
         _check_joined(joining, members, {**got, **have}, "an object of the newest version")
         have.update({a: "" for a, why in got.items() if not why})
     _enough(new, {**dict.fromkeys(members, "no copy"), **have}, "an object of the newest version")
@@ -235,7 +235,7 @@ def _has(link: str, path: str) -> Task:
     return reply.error is None and reply.value > 0
 
 
-def _spread(targets: Mapping[bytes, str], path_of: Callable[[bytes], str], data: bytes) -> Task:
+def spread(targets: Mapping[bytes, str], path_of: Callable[[bytes], str], data: bytes) -> Task:
     """Puts one object on all of them. -> {acceptor: "" or why not}."""
 
     def one(link: str, path: str) -> Task:
@@ -255,7 +255,7 @@ def _spread(targets: Mapping[bytes, str], path_of: Callable[[bytes], str], data:
 
 
 def _enough(config: Config, got: Mapping[bytes, str], what: str) -> None:
-    """Raises unless n - q + 1 + f acceptors of a config confirmed; `got` is what `_spread` returned."""
+    """Raises unless n - q + 1 + f acceptors of a config confirmed; `got` is what `spread` returned."""
     held = sum(got.get(a.acceptor_id, "no way to it") == "" for _, a in config.acceptors)
     if held < config.meta_copies:
         names = {a.acceptor_id: b.name for b, a in config.acceptors}
@@ -275,7 +275,7 @@ def _check_joined(joining: Iterable[bytes], members: Mapping[bytes, str], got: M
             )
 
 
-def _created(link: str, path: str, data: bytes, is_it: Callable[[bytes], bool] | None = None) -> Task:
+def created(link: str, path: str, data: bytes, is_it: Callable[[bytes], bool] | None = None) -> Task:
     """Creates an object of a new root; what is there already must be ours, from an earlier try."""
     why = BackendError("no try")
     for attempt in range(JOIN_TRIES):

@@ -54,6 +54,8 @@ class RecordKind(IntEnum):
     STATES = 15
     BLOCK = 16
     INVITATION = 17
+    ERA = 18
+    TOMBSTONE = 19
 
 
 @dataclass(frozen=True, slots=True)

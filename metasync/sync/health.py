@@ -11,6 +11,7 @@ from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
+from metasync.sync.eras import note_retired
 from metasync.sync.found import each
 from metasync.sync.session import LOOK_S, Session, together
 
@@ -79,7 +80,9 @@ def standings(s: Session) -> dict[str, str]:
     newest = s.newest_state()
     with contextlib.suppress(NoQuorumError):  # a look for news ends with a quorum: this one hears the others too
         s.runtime.run(s.group.newest_seen(newest, deadline_s=LOOK_S))
-    return _ailing(s.runtime.run(s.group.read_births(newest)))
+    births = s.runtime.run(s.group.read_births(newest))
+    note_retired(s)
+    return _ailing(births)
 
 
 def check_heads(s: Session, newest: State) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from metasync.store.contents import Contents
 from metasync.sync import guard, twins
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
+from metasync.sync.eras import rebased
 from metasync.sync.merge import Merge, merge
 from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
@@ -83,6 +84,7 @@ def integrate(
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
     agreed ones; nothing was changed.
     """
+    base = rebased(s, base, target)
     for _ in range(ROUNDS_MAX):
         try:
             return _integrate_once(s, base, target, dry_run=dry_run, force=force, pushing=pushing)
@@ -223,6 +225,7 @@ def _stage_kept(s: Session, base: Agreed, texts: Mapping[bytes, MergedText]) -> 
 
 def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False) -> PullReport:
     """Brings the folder to `target`, or says that it is there already. `GuardError`: see `integrate`."""
+    base = rebased(s, base, target)
     if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
     if target.state.master == base.state.master and not dry_run and not s.db.unplaced():

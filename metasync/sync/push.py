@@ -23,6 +23,7 @@ from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.sync import guard, health, joining, space
+from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
@@ -92,6 +93,7 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
     newest, asked = s.newest_or_own()
     a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked)
     for _ in range(ATTEMPTS_MAX):
+        base = rebased(s, base, newest)
         if newest.state.hash != base.state.hash:
             if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
                 s.adopt(newest.state)
@@ -193,7 +195,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     upload.finish()
     s.listener(Phase("agree"))
     with s.preparing(base.state):
-        root = _store_index(s, base, upload)
+        root = store_index(s, base, upload)
         devices = joining.changed_devices(s, base.state, base.devices)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     a.proposing = True  # from here on others may name the packs: the journal knows of them
@@ -257,7 +259,7 @@ def _complete(
         pieces = (entry.content,) if not entry.root else (entry.root, *a.chunks.get(entry.root, ()))
         if (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces)):
             continue
-        if not _reread(s, path, entry, ingest):
+        if not reread(s, path, entry, ingest):
             was = before.get(path)
             seen.busy.append(path)
             seen.put_rows.pop(path, None)
@@ -268,7 +270,7 @@ def _complete(
     a.chunks.update(ingest.chunks)
 
 
-def _reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
+def reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
     """Reads a file again to store it; False when it is not what the scan named."""
     parent, name = split(path)
     disk = s.tree.disk
@@ -306,7 +308,7 @@ def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) 
     return snapshot_id
 
 
-def _store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
+def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
     """Stores the index segment of this push's packs, merging tiers that are full; None when there are no packs."""
     new = {_unstored(segment): segment for segment in upload.index_segments()}
     if not new:

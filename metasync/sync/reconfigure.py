@@ -166,8 +166,8 @@ def _all_is_moved(s: Session, base: Agreed) -> bool:
                 return False
             if backend_id not in before.primary(record.name):
                 place = place._replace(storage_ids=place.storage_ids[-1:])
-            tasks.append((record, _has_copy([place], record)))
-    return not _where_not(s, tasks)
+            tasks.append((record, has_copy([place], record)))
+    return not where_not(s, tasks)
 
 
 def _check_copies(new: Config) -> None:
@@ -210,10 +210,10 @@ def _without_copy(s: Session, packs: Iterable[PackRecord], leaves: bytes) -> lis
     def others(record: PackRecord) -> list[Place]:
         return [p for p in s.transfer.read_order(record.name) if p.backend_id != leaves]
 
-    return _where_not(s, [(p, _has_copy(others(p), p)) for p in packs])
+    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
 
 
-def _where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, bool]]]) -> list[PackRecord]:
+def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, bool]]]) -> list[PackRecord]:
     """Runs questions about packs, some at a time. -> those with the answer no."""
     todo = iter(tasks)
     out: list[PackRecord] = []
@@ -229,7 +229,7 @@ def _where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any,
         out += [record for future in finished if (record := running.pop(future)) and not future.result()]
 
 
-def _has_copy(others: Iterable[Place], record: PackRecord) -> Generator[Any, Any, bool]:
+def has_copy(others: Iterable[Place], record: PackRecord) -> Generator[Any, Any, bool]:
     for place in others:
         for storage_id in reversed(place.storage_ids):
             path = pack_path(storage_id, record.generation, record.name)

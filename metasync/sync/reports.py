@@ -178,6 +178,36 @@ class BackendChange:
 
 
 @dataclass(frozen=True, slots=True)
+class RecoverReport:
+    """A restart of the workspace without backends that are lost for good. `version`: as which; None for a dry run.
+
+    newest, newest_fingerprint  the newest version known to be agreed, which it goes on from
+    carried        whether it has the content of a version after that, of which nobody can tell if it was agreed
+    lost_packs     of that content, packs of which no backend that is left holds a copy; `lost_bytes` in them
+    stored_again   bytes that this folder gave back; `missing`: files that it cannot give back either
+    resumed        a restart that was begun before was gone on with
+    before, after  what the workspace survives, in a sentence; `notes`: what is promised less than before
+    """
+
+    era: int
+    version: int | None
+    fingerprint: str
+    dry_run: bool
+    without: tuple[str, ...]
+    newest: int
+    newest_fingerprint: str
+    carried: bool
+    before: str
+    after: str
+    lost_packs: int = 0
+    lost_bytes: int = 0
+    stored_again: int = 0
+    missing: tuple[bytes, ...] = ()
+    resumed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why).
 

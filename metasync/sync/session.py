@@ -52,7 +52,7 @@ from metasync.store.contents import Contents
 from metasync.store.index import Index, IndexRoot, IndexSegment
 from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.store.transfer import Transfer
-from metasync.sync import evidence
+from metasync.sync import eras, evidence
 from metasync.sync.fsio import WorkTree
 from metasync.sync.ingest import Ingest, Sink
 from metasync.sync.places import transfer_of
@@ -61,6 +61,7 @@ from metasync.translators._base import Chain
 
 BASE_KEY: Final = "base"  # the state this folder is at
 NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never gone back behind
+ERA_KEY: Final = "era"  # the beginning of the newest era that this device passed to (`sync.eras`)
 KEPT_KEY: Final = "kept"  # id of a staged snapshot (with others behind it) that the next push names as a parent
 MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
@@ -228,13 +229,13 @@ class Session:
             state: State = self.runtime.run(self.group.get_recent(known, deadline_s=deadline_s))
         except NoQuorumError:
             reached = self.group.reached  # maybe under a config with backends that this device has no way to yet
-            if reached is not None and reached.v > known.v:
+            if reached is not None and (reached.era, reached.v) > (known.era, known.v):
                 with contextlib.suppress(MetaSyncError):
-                    self._remember(reached)
+                    self.remember(reached)
             raise
         finally:
             self._note_standings()
-        self._remember(state)
+        self.remember(state)
         return state
 
     def newest(self, *, offline_ok: bool = False) -> Agreed:
@@ -259,15 +260,19 @@ class Session:
         """The newest state that any reachable backend proves decided; there may be newer ones."""
         return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=LOOK_S)))
 
-    def _remember(self, state: State) -> None:
+    def remember(self, state: State) -> None:
         """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
         self.follow_keys(state)
         known = self.newest_state()
         mine = self.config_hash or known.config
-        configs = self._configs_of(state) if state.v >= known.v and state.config != mine else None
+        newer = (state.era, state.v) >= (known.era, known.v)
+        configs = self._configs_of(state) if newer and state.config != mine else None
+        before, records = self.base_state(), self.group.member.followed
         with self.db.transaction():
-            if state.v >= known.v:
+            if newer:
                 self.db.set(NEWEST_KEY, state.encode())
+            for key, value in eras.passing(self.db, records, known, state):
+                self.db.set(key, value)
             self.db.set(MEMORY_KEY, self.group.memory)
             if configs is not None and self.follow is not None:
                 self.names, self.former = self.follow(state.config, *configs)
@@ -277,6 +282,7 @@ class Session:
             older = self.__dict__.pop("transfer", None)
             if older is not None:
                 self.transfer.down.update(older.down)
+        eras.tell(self, records, known, state, before)
 
     def _configs_of(self, state: State) -> tuple[Config, Config | None]:
         """The config that a decided state names, and the one whose mapping it lets be read."""
@@ -290,6 +296,7 @@ class Session:
     def _note_standings(self) -> None:
         """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
         evidence.note(self.db, self.group.evidence, self.wall_ns())
+        eras.note_retired(self)
         for name, standing in self.group.standings.items():
             if standing.kind in ("ok", "unknown"):
                 continue
@@ -301,10 +308,11 @@ class Session:
     def load(self, state: State) -> Agreed:
         """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us."""
         self.follow_keys(state)
-        config, devices = self._cached([(d, self.group.get_const(d)) for d in (state.config, state.devices)])
+        named = eras.named_by(self.db.get(ERA_KEY), state)
+        config, devices = self._cached([(d, self.group.get_const(d)) for d in (named.config, named.devices)])
         root = IndexRoot()
-        if state.index.hash != ZERO_HASH:
-            root = pack_index.decode_root(self._cached([(state.index.hash, self.group.get_meta(state.index))])[0])
+        if named.index.hash != ZERO_HASH:
+            root = pack_index.decode_root(self._cached([(named.index.hash, self.group.get_meta(named.index))])[0])
         data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
         segments = tuple(self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True))
         index = Index(segments)
@@ -390,7 +398,7 @@ class Session:
             decided: Decided = self.runtime.run(self.group.propose(base, lambda: change, op_id=change.op_id))
         finally:
             self._note_standings()
-        self._remember(decided.state)
+        self.remember(decided.state)
         return decided
 
     def settle_journal(self) -> int | None:
@@ -400,7 +408,7 @@ class Session:
             return None
         journal = local_value(decode_journal, data)
         latest = self.ask_newest()
-        if latest.v < journal.v:
+        if latest.v < journal.v and latest.era == journal.base.era:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
         try:
             agreed: bool = self.runtime.run(self.group.find_op(latest, journal))

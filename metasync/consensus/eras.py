@@ -1,0 +1,258 @@
+"""Following a new era: a majority of the acceptors was lost, and an admin restarted the workspace (CONSENSUS 1.9).
+
+Only a record signed by the admin key takes a device off the chain that it knows. It is looked for when an acceptor
+shows a tombstone, or when no quorum answers, on all backends within reach. What this device knows to be decided and the
+record does not go on from is not forgotten: the states of the new era do not contain it, and `sync` merges it as a
+change of this device's own. Two records for one era are two restarts that cannot both be followed; then none is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from metasync.consensus import learn
+from metasync.consensus.ancestry import ancestor
+from metasync.consensus.erarecord import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member, check_config
+from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
+from metasync.consensus.states import ZERO_HASH, State
+from metasync.effects import Gather, Op, Reply, Task
+from metasync.errors import (
+    DamagedError,
+    ExcludedError,
+    ForkError,
+    FormatError,
+    NoQuorumError,
+    PassphraseError,
+    UpgradeError,
+)
+from metasync.keys.derive import RecordKind, sha256
+from metasync.keys.devices import decode_device_set
+from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_ring
+
+LOOK_S: Final = 5.0  # for records on backends that do not answer
+ERAS_READ_MAX: Final = 8  # of those that a backend lists: what is no record of ours costs no more than that
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+RINGS_MAX: Final = 64  # of one epoch, on one backend: one is in force, the others were left by changes that lost
+
+Learner = Callable[[Member, Callable[[State], Task], State, float], Task]
+
+
+def get_recent(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    """-> the newest decided State, as `learn.get_recent`, of the newest era that this device can learn of."""
+    return _over_eras(learn.get_recent, m, enter, known, deadline_s)
+
+
+def newest_seen(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    """-> the newest State that any reachable acceptor proves decided, as `learn.newest_seen`, of the newest era."""
+    return _over_eras(learn.newest_seen, m, enter, known, deadline_s)
+
+
+def _over_eras(look: Learner, m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    while True:
+        state, error = None, None
+        try:
+            state = yield from look(m, enter, known, deadline_s)
+        except (NoQuorumError, DamagedError) as e:
+            error = e
+        retired = any(stone.era > known.era for stone in m.tombstones.values())
+        if error is None and not retired:
+            return state
+        record = yield from find_record(m, known.era + 1, m.links.values())
+        if record is not None:
+            known = yield from follow(m, enter, known, record)
+        elif error is None:
+            return state  # retired in vain so far: the others still make a quorum
+        elif retired:
+            raise NoQuorumError(
+                f"{error.message}; a restart of the workspace without its lost backends was begun, and did not end",
+                next_step="Run `metasync recover` again where it was begun, or here.",
+            ) from error
+        else:
+            raise error
+
+
+def find_record(m: Member, number: int, links: Iterable[str]) -> Task:
+    """-> the EraRecord of an era that backends show, None if none does. `ForkError` when there are two.
+
+    Asks all of `links`. What is no record signed by the admin is none. Takes over the keys that open it.
+    """
+    asked = {link: _shown(link, number) for link in dict.fromkeys(links)}
+    got: Mapping[str, bytes | None] = yield Gather(asked, deadline_s=LOOK_S)
+    found: dict[bytes, EraRecord] = {}
+    holders: dict[bytes, list[str]] = {}
+    newer: UpgradeError | None = None
+    for link, data in sorted(got.items()):
+        if data is None:
+            continue
+        try:
+            record = yield from _opened(m, data, number, list(asked))
+        except UpgradeError as e:
+            newer = e
+        except FormatError:
+            continue  # anybody who may write there can have put it
+        else:
+            found[record.digest] = record
+            holders.setdefault(record.digest, []).append(link)
+    if len(found) > 1:
+        raise two_records(number, holders.values())
+    if not found and newer is not None:
+        raise newer
+    record = next(iter(found.values()), None)
+    if record is not None:
+        other = [s for s in m.tombstones.values() if s.era == number and s.digest not in (ZERO_HASH, record.digest)]
+        if other:
+            raise two_records(number, holders.values())
+    return record
+
+
+def newest_record(keys: WorkspaceKeys, backends: Iterable[str]) -> Task:
+    """-> the EraRecord of the newest era that these backends show, for a new device; None if there is none.
+
+    `ForkError` when there are two.
+    """
+    listed: Mapping[str, Reply] = yield Gather({b: _listed(b) for b in sorted(backends)})
+    shown = {b: [int(i.name) for i in reply.value if _NUMBER.fullmatch(i.name)]
+             for b, reply in listed.items() if reply.error is None}  # fmt: skip
+    for number in sorted({n for numbers in shown.values() for n in numbers}, reverse=True)[:ERAS_READ_MAX]:
+        got: Mapping[str, bytes | None] = yield Gather({b: _shown(b, number) for b in shown if number in shown[b]})
+        found: dict[bytes, EraRecord] = {}
+        for data in got.values():
+            if data is not None:
+                with contextlib.suppress(FormatError):  # anybody who may write there can have put it
+                    record = open_record(keys, data, number)
+                    found[record.digest] = record
+        if len(found) > 1:
+            raise two_records(number, [[b] for b in got])
+        if found:
+            return found.popitem()[1]
+    return None
+
+
+def _listed(link: str) -> Task:
+    return (yield Op(link, "list", ERAS, timeout_s=OP_TIMEOUT_S))
+
+
+def two_records(number: int, holders: Iterable[Iterable[str]]) -> ForkError:
+    """What is said, and all that is done, when the workspace was restarted twice."""
+    where = " and ".join(", ".join(sorted(h)) for h in holders)
+    return ForkError(
+        f"the workspace was restarted twice as era {number}, on different backends ({where}); nothing was changed here",
+        next_step="Agree with the others which of the two goes on. There, clone it into a new folder and copy over "
+        "what is missing; unlink the backends of the other one.",
+    )
+
+
+def _shown(link: str, number: int) -> Task:
+    """-> the bytes at a record's place on one backend, None if there is nothing or no answer."""
+    reply: Reply = yield Op(link, "get", era_path(number), max_bytes=RECORD_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    return reply.value if reply.error is None else None
+
+
+def _opened(m: Member, data: bytes, number: int, links: list[str]) -> Task:
+    """-> the EraRecord in these bytes. `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us."""
+    epoch = epoch_of(data)
+    if epoch in dict(m.keys.epoch_keys):
+        return open_record(m.keys, data, number)
+    shut = False
+    for link in links:
+        for ring in (yield from _rings(link, epoch)):
+            try:
+                keys: WorkspaceKeys = open_ring(ring, m.identity.seal_private, m.keys.ns_id)
+                record = open_record(keys, data, number)
+            except PassphraseError:
+                shut = True
+            except FormatError:
+                continue
+            else:
+                if record.first.keyring == sha256(ring):
+                    m.keys = keys
+                    return record
+    if shut:
+        raise ExcludedError(
+            f"the workspace was restarted as era {number} with keys that are not for this device ({m.identity.name})",
+            next_step="Clone the workspace into a new folder with the passphrase of today.",
+        )
+    raise FormatError("era record: of an epoch whose keyring cannot be had")
+
+
+def _rings(link: str, epoch: int) -> Task:
+    """-> the keyrings of an epoch that a backend shows."""
+    listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
+    if listed.error is not None:
+        return []
+    names = [item.name for item in listed.value if item.name.startswith(f"ring-{epoch}-")][:RINGS_MAX]
+    out = []
+    for name in names:
+        reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+            out.append(reply.value)
+    return out
+
+
+def follow(m: Member, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
+    """Passes to the era of a record. -> its first state. `ForkError` when it does not go on from what is `known`.
+
+    The record is followed though this device knows versions after its last one: only the lost backends held them.
+    """
+    if record.number <= known.era:
+        raise ForkError(f"a record of era {record.number}, and this device is in era {known.era}")
+    chain = m.device_sets[known.devices].chain if known.devices in m.device_sets else None
+    if chain is not None and record.chain.keys[: len(chain.keys)] != chain.keys:
+        raise ForkError(
+            f"the workspace was restarted as era {record.number} with an admin key that is not today's",
+            next_step="It was withdrawn by a change of keys: ask who did this. Nothing was changed here.",
+        )
+    yield from _check_descent(m, enter, known, record)
+    take_over(m, record)
+    yield from _load_devices(m, record)
+    return record.first
+
+
+def _load_devices(m: Member, record: EraRecord) -> Task:
+    """The device set of a record's first state, from its acceptors: others would be asked in vain, and take longer."""
+    digest = record.first.devices
+    opened = opener(m.keys, RecordKind.CONST, digest)
+    copies = [Copy(m.links[a.acceptor_id], const_path(a.acceptor_id, digest.hex()), opened)
+              for _, a in record.config.acceptors if a.acceptor_id in m.links]  # fmt: skip
+    with contextlib.suppress(DamagedError, NoQuorumError):  # whoever needs it says so
+        data = yield from get_anywhere(copies, CONST_BYTES_MAX, "the device set")
+        m.device_sets[digest] = decode_device_set(data, m.keys.ns_id)
+
+
+def take_over(m: Member, record: EraRecord) -> None:
+    """Makes the config of a record's first state known, and the ways to its acceptors: they lie where others did."""
+    ways = {link_of.backend_id: m.links[a.acceptor_id] for config in m.configs.values()
+            for link_of, a in config.acceptors if a.acceptor_id in m.links}  # fmt: skip
+    m.configs[record.first.config] = check_config(record.config)
+    m.links.update({a.acceptor_id: ways[b.backend_id] for b, a in record.config.acceptors if b.backend_id in ways})
+    m.remember_state(record.ended)
+    m.remember_state(record.first)
+    m.followed[record.number] = record
+
+
+def _check_descent(m: Member, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
+    """`ForkError` when `known` and the last state of the record's era are certainly not on one chain.
+
+    What only lost backends held cannot be walked; by agreement there is one chain.
+    """
+    ended = record.ended
+    if known.era != ended.era:
+        return
+    low, high = (known, ended) if known.v <= ended.v else (ended, known)
+    try:
+        instance: Instance = yield from enter(known)
+        m.remember_state(ended)
+        digest: Any = yield from ancestor(m, instance, high, low.v)
+    except (DamagedError, NoQuorumError):
+        return
+    if digest != low.hash:
+        raise ForkError(
+            f"the workspace was restarted as era {record.number} from version {ended.v} ({ended.fingerprint}), which "
+            f"contradicts version {known.v} as this device knows it ({known.fingerprint})",
+            next_step="Compare the fingerprints with another device. Nothing was changed here.",
+        )

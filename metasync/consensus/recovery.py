@@ -1,0 +1,339 @@
+"""Beginning a new era: what `metasync recover` writes when a majority of acceptors is lost (CONSENSUS 1.9).
+
+Theory of operation. Nobody can tell any more what the lost acceptors decided last. So nothing of the old era is decided
+here: the new one goes on from the newest state *known decided*, by what the reachable acceptors show or this device
+knows itself; the highest value they accepted after it is carried as *content* of the first state. The steps:
+
+    look     at the backends that are left, for a record of an earlier try; if there is one, that is the record
+    retire   the old acceptors within reach: a tombstone replaces their birth, and whoever reads it votes there no more
+    read     what they hold. What lands there from now on is counted by nobody who reads the birth after it; a proposer
+             that read it before may decide a value in the old era, and then merges it as a change of its own
+    furnish  new acceptors, under new ids, with all that the first state names; nothing refers to them yet
+    claim    the record, created at one backend after the other in the order of their ids: whoever finds another one
+             there follows that. From the first one on the era stands
+    tell     the tombstones, now with the record's digest
+
+A crash before the claim leaves acceptors that nothing names, and tombstones that the next run reads past; one after it,
+a record that the next run finds, and spreads. So no crash makes a second record. Two admins that reach no backend in
+common do, and that is told (`eras`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from metasync.config import Config
+from metasync.consensus import eras, learn
+from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.entries import ENTRY_BYTES_MAX
+from metasync.consensus.erarecord import (
+    RECORD_BYTES_MAX,
+    EraRecord,
+    Tombstone,
+    encode_tombstone,
+    era_path,
+    open_record,
+    read_tombstone,
+    seal_record,
+)
+from metasync.consensus.genesis import (
+    GENESIS_BYTES_MAX,
+    birth_matches,
+    birth_path,
+    encode_birth,
+    genesis_path,
+    open_genesis,
+)
+from metasync.consensus.instance import Instance
+from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.consensus.meta import Copy, const_path, get_anywhere, meta_path, patience_s, seal_object
+from metasync.consensus.paxos import look_around
+from metasync.consensus.reconfig import created, give_genesis, give_state, spread
+from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
+from metasync.effects import Gather, Op, Random, Reply, Task
+from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError
+from metasync.keys.chain import AdminChain
+from metasync.keys.derive import RecordKind
+
+READ_S: Final = 15.0  # for what the acceptors hold
+TRIES: Final = 3  # of each request that must succeed
+STEPS_MAX: Final = 1000  # versions that one acceptor may show to be decided beyond its base; 1 as a rule
+
+Enter = Callable[[State], Task]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is known of the era that ends: its newest decided state, and the value accepted after it, if any."""
+
+    ended: State
+    carried: State | None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the first state of a new era is to hold, as plaintext; all of it is stored anew, on the new acceptors.
+
+    `state`: whose master, generations and keys it takes: `Held.carried`, or else `Held.ended`. `births`: nonces of the
+    new acceptors. `make_root`: the index root from the names its segments get; None: an empty index. `op_id`: for a
+    first state that carries nothing.
+    """
+
+    config: Config
+    births: Mapping[bytes, bytes]
+    devices: bytes
+    state: State
+    op_id: bytes
+    segments: Sequence[bytes] = ()
+    make_root: Callable[[Sequence[Ref]], bytes] | None = None
+    retained: bytes = b""
+    carried: State | None = None
+    without: tuple[str, ...] = ()
+    at_s: int = 0
+    links: Mapping[bytes, str] = field(default_factory=dict)  # ways to the new acceptors
+
+
+def end_era(m: Member, enter: Enter, known: State, lost: Collection[bytes]) -> Task:
+    """Ends the era of `known`, a decided state, without the backends `lost` (ids). -> Held, for `begin`; or EraRecord.
+
+    The latter if it was ended before: then its record lies on all that are left. `BackendError`, `ForkError`.
+    """
+    number = known.era + 1
+    while True:
+        newest = known
+        if not m.tombstones:  # else they are read below, with what they say of the era that ended
+            newest = yield from learn.newest_seen(m, enter, known, READ_S)
+        instance: Instance = yield from enter(newest)
+        left = _left(m, instance.config, lost)
+        record: EraRecord | None = yield from eras.find_record(m, number, m.links.values())
+        if record is not None:
+            ids = {b.backend_id for b, _ in record.config.acceptors}
+            order = [left[a.acceptor_id] for b, a in instance.config.acceptors if b.backend_id in ids]
+            record = yield from claim(m, record, order)
+            yield from retire(m, number, instance.config, left, record.digest)
+            return record
+        yield from retire(m, number, instance.config, left)
+        what: Held = yield from held(m, enter, newest)
+        if what.ended.config == newest.config:
+            return what
+        known = what.ended  # decided meanwhile, with other acceptors
+
+
+def _left(m: Member, config: Config, lost: Collection[bytes]) -> dict[bytes, str]:
+    """The ways to the acceptors that are not lost. `NoQuorumError` when there is none to one of them."""
+    left = [(b.name, a.acceptor_id) for b, a in config.acceptors if b.backend_id not in lost]
+    unlinked = sorted(name for name, a in left if a not in m.links)
+    if unlinked or not left:
+        raise NoQuorumError(
+            f"this device has no way to {', '.join(unlinked) or 'any voting backend'}",
+            next_step="Link it (`metasync backend link`), or name it as lost too.",
+        )
+    return {a: m.links[a] for _, a in left}
+
+
+def retire(m: Member, number: int, old: Config, links: Mapping[bytes, str], digest: bytes = ZERO_HASH) -> Task:
+    """Puts tombstones in the place of the births of these acceptors of `old`, all confirmed. `BackendError`."""
+    births = {a.acceptor_id: a.birth for _, a in old.acceptors}
+    yield Gather({a.hex(): _retire_one(m, a, births[a], link, Tombstone(number, digest)) for a, link in links.items()})
+
+
+def _retire_one(m: Member, acceptor_id: bytes, birth: bytes, link: str, stone: Tombstone) -> Task:
+    path = birth_path(acceptor_id)
+    data = yield from _certain(Op(link, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S))
+    there = read_tombstone(data, acceptor_id, birth)
+    if there is None and not birth_matches(data, acceptor_id, birth):
+        raise BackendError(f"{link}: it was emptied or replaced: it is not the backend that voted", retryable=False)
+    if there is not None and there.era == stone.era and there.digest not in (ZERO_HASH, stone.digest):
+        if stone.digest == ZERO_HASH:
+            m.tombstones[acceptor_id] = there
+            return
+        raise eras.two_records(stone.era, [[link]])
+    if there != stone:
+        yield from _certain(Op(link, "put", path, encode_tombstone(acceptor_id, data[18:50], stone)))
+    m.tombstones[acceptor_id] = stone
+
+
+def held(m: Member, enter: Enter, known: State) -> Task:
+    """-> Held: the newest state that this device or an acceptor within reach knows to be decided, and what came after.
+
+    After `retire`, with its era: acceptors with other tombstones are not read.
+    """
+    m.recovering = known.era + 1
+    try:
+        return (yield from _held(m, enter, known))
+    finally:
+        m.recovering = 0
+
+
+def _held(m: Member, enter: Enter, known: State) -> Task:
+    ended: State = yield from learn.newest_seen(m, enter, known, READ_S)
+    for _ in range(STEPS_MAX):
+        instance: Instance = yield from enter(ended)
+        instance.begin()
+        yield from look_around(m, instance, READ_S, everybody=True)
+        instance.check_fork()
+        decided = instance.decided()
+        if decided is None:
+            return Held(ended, instance.evidence())
+        ended = decided
+    raise DamagedError(f"version {ended.v}: acceptors show ever more versions", next_step="Run metasync check.")
+
+
+def begin(m: Member, enter: Enter, ended: State, content: Content, chain: AdminChain, admin_private: bytes) -> Task:
+    """Writes all that the new era needs, and claims its record on all backends of `content.links`. -> EraRecord.
+
+    The record may be another process's, which was faster. `BackendError` naming a backend that failed: run again.
+    `ForkError` when there are two records.
+    """
+    first, objects = yield from _first(m, enter, ended, content)
+    instance = yield from enter(ended)
+    yield from _furnish(m, instance, first, content, objects)
+    record = EraRecord(ended, first, content.carried, content.config, content.without, content.at_s, chain)
+    data = seal_record(m.keys, record, admin_private, (yield Random(32)))
+    order = [content.links[a.acceptor_id] for _, a in content.config.acceptors]
+    record = yield from claim(m, open_record(m.keys, data, first.era), order)
+    kept = {b.backend_id for b, _ in content.config.acceptors}
+    lost = {b.backend_id for b in instance.config.backends} - kept
+    yield from retire(m, record.number, instance.config, _left(m, instance.config, lost), record.digest)
+    return record
+
+
+def _first(m: Member, enter: Enter, ended: State, content: Content) -> Task:
+    """-> the first state, and what is to lie beside the logs: {path in an acceptor's folder, from its id: bytes}."""
+    state, number = content.state, ended.era + 1
+    objects: list[tuple[Callable[[bytes], str], bytes]] = []
+
+    def stored(kind: RecordKind, plaintext: bytes) -> Task:
+        random = yield Random(32)
+        digest, data = seal_object(m.keys, kind, plaintext, era=number, epoch=state.epoch, random=random)
+        if kind is RecordKind.META:
+            objects.append((lambda a: meta_path(a, Ref(state.gen, digest)), data))
+        else:
+            objects.append((lambda a: const_path(a, digest.hex()), data))
+        return digest
+
+    refs = []
+    for plaintext in content.segments:
+        refs.append(Ref(state.gen, (yield from stored(RecordKind.META, plaintext))))
+    index = retained = NOTHING
+    if content.make_root is not None:
+        index = Ref(state.gen, (yield from stored(RecordKind.META, content.make_root(refs))))
+    if content.retained:
+        retained = Ref(state.gen, (yield from stored(RecordKind.META, content.retained)))
+    v, skip = yield from _number(m, (yield from enter(ended)), ended)
+    first = replace(
+        state,
+        era=number,
+        v=v,
+        prev=ended.hash,
+        skip=skip,
+        config=(yield from stored(RecordKind.CONST, content.config.encode())),
+        devices=(yield from stored(RecordKind.CONST, content.devices)),
+        index=index,
+        retained=retained,
+        writer=ZERO_ID,
+        op_id=content.op_id if content.carried is None else content.carried.op_id,
+    )
+    return first, objects
+
+
+def _number(m: Member, instance: Instance, ended: State) -> Task:
+    """-> (version of the first state after `ended`, its `skip` hash).
+
+    The next one, if all states that later versions need for their `skip` can be had. Else the next power of two: the
+    way back from there and from all after it leads to version 0 without them.
+    """
+    v, skip = ended.v + 1, ended.hash
+    m.remember_state(ended)
+    genesis: State = yield from _genesis(m)
+    m.remember_state(genesis)
+    try:
+        if skip_version(v) != ended.v:
+            skip = yield from ancestor(m, instance, ended, skip_version(v))
+        below, digest = skip_version(v), skip
+        while below:
+            state: State = yield from fetch_state(m, instance, below, digest, ended.epoch)
+            below, digest = skip_version(below), state.skip
+    except (DamagedError, NoQuorumError):
+        v, skip = 1 << ended.v.bit_length(), genesis.hash
+    return v, skip
+
+
+def _genesis(m: Member) -> Task:
+    """-> version 0, as the admin signed it."""
+    copies = [Copy(link, genesis_path(a), partial(_opened_genesis, m, a)) for a, link in m.links.items()]
+    return get_anywhere(copies, GENESIS_BYTES_MAX, "the genesis")
+
+
+def _opened_genesis(m: Member, acceptor_id: bytes, data: bytes) -> State:
+    return open_genesis(m.keys, data, acceptor_id)
+
+
+def _furnish(
+    m: Member,
+    instance: Instance,
+    first: State,
+    content: Content,
+    objects: Sequence[tuple[Callable[[bytes], str], bytes]],
+) -> Task:
+    """Gives the new acceptors all that they must hold; every one of them, for nothing else holds it."""
+    members = {a.acceptor_id: content.links[a.acceptor_id] for _, a in content.config.acceptors}
+    for a, nonce in content.births.items():
+        yield from created(members[a], birth_path(a), encode_birth(a, nonce))
+    yield from give_genesis(m, {a: content.births[a] for a in members}, members)
+    for path_of, data in objects:
+        got: Mapping[bytes, str] = yield from spread(members, path_of, data)
+        failed = {members[a]: why for a, why in got.items() if why}
+        if failed:
+            link, why = min(failed.items())
+            raise BackendError(f"{link}: it cannot take what the new era needs: {why}", next_step="Run again.")
+    yield from give_state(m, members, content.config, members, instance.base)
+    state = first
+    while True:
+        yield from give_state(m, members, content.config, members, state)
+        if not state.v:
+            return
+        state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
+
+
+def claim(m: Member, record: EraRecord, links: Sequence[str]) -> Task:
+    """Creates the record on these backends, one after the other. -> the EraRecord that stands.
+
+    Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then.
+    """
+    path = era_path(record.number)
+    standing = False
+    for link in links:
+        made = yield from _certain(Op(link, "create", path, record.data, timeout_s=patience_s(len(record.data))))
+        data = yield from _certain(Op(link, "get", path, max_bytes=RECORD_BYTES_MAX, timeout_s=OP_TIMEOUT_S))
+        if data == record.data:
+            standing = True
+            continue
+        try:
+            other = open_record(m.keys, data, record.number)
+        except FormatError as e:
+            raise BackendError(
+                f"{link}: {path} is taken by something that is no record ({e.message})",
+                next_step="Run again without this backend.",
+                retryable=False,
+            ) from e
+        if standing or made:
+            raise eras.two_records(record.number, [[link], [x for x in links if x != link]])
+        record, standing = other, True
+    return record
+
+
+def _certain(op: Op) -> Task:
+    """-> the value of a request that must succeed. A create that is repeated may find its own object."""
+    for attempt in range(TRIES):
+        reply: Reply = yield op
+        if reply.error is None:
+            return reply.value
+        if not reply.error.retryable or attempt == TRIES - 1:
+            raise BackendError(
+                f"{op.backend}: cannot {op.kind} {op.path}: {reply.error.message}", next_step="Run again."
+            )
+    raise AssertionError
