@@ -98,6 +98,9 @@ class State(Protocol):
     def drop_objects_except(self, ids: Collection[bytes]) -> int:
         """Empties the object cache but for `ids`; returns how many went."""
 
+    def drop_objects_of(self, data: bytes) -> None:
+        """Drops cached objects that have these bytes."""
+
     def objects_bytes(self) -> int:
         """How many bytes the cached objects take."""
 
@@ -268,6 +271,9 @@ class LocalDb:
             gone = [i for (i,) in self._execute("SELECT id FROM objects") if i not in keep]
             self._many("DELETE FROM objects WHERE id = ?", ((i,) for i in gone))
         return len(gone)
+
+    def drop_objects_of(self, data: bytes) -> None:
+        self._execute("DELETE FROM objects WHERE data = ?", (data,))
 
     def objects_bytes(self) -> int:
         return int(self._execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM objects")[0][0])

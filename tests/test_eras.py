@@ -14,6 +14,7 @@ from metasync.consensus.erarecord import era_path, open_record, seal_record
 from metasync.consensus.recovery import Content, Held, begin, end_era
 from metasync.effects import Op, Reply, Task
 from metasync.errors import BackendError, ForkError, FormatError, NoQuorumError, UnreachableError
+from metasync.keys.derive import sign_public
 
 ME, OTHER, THIRD = b"m" * 16, b"o" * 16, b"t" * 16
 
@@ -363,3 +364,22 @@ class TestRefused:
         room.world.wipe("a")
         with pytest.raises((BackendError, NoQuorumError)):
             recovered(room, "bc", one)
+
+    def test_an_admin_key_that_was_withdrawn_begins_no_era(self) -> None:
+        room = Room.made(34, "abc")
+        one = pushed(room, room.group(ME), room.ws.genesis, 1, only="ab")
+        recovered(room, "bc", one)
+        group = room.group(b"n" * 16)
+        chain = room.ws.devices.chain.extended(room.ws.admin, sign_public(b"2" * 32))
+        group.member.device_sets[one.devices] = replace(room.ws.devices, chain=chain)
+        with pytest.raises(ForkError, match="an admin key that is not today's"):
+            room.world.do(group.get_recent(one, deadline_s=3.0))
+
+    def test_tombstones_that_name_another_record_stop(self) -> None:
+        room = Room.made(35, "abc")
+        one = pushed(room, room.group(ME), room.ws.genesis, 1, only="ab")
+        recovered(room, "bc", one)
+        path = birth_path(room.ws.acceptor_of("a"))
+        room.world.stores["a"][path] = room.world.stores["a"][path][:54] + b"x" * 32
+        with pytest.raises(ForkError, match="restarted twice"):
+            room.world.do(room.group(b"n" * 16).get_recent(one, deadline_s=3.0))

@@ -13,13 +13,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import stat
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus.erarecord import EraRecord, Tombstone
 from metasync.consensus.states import STATE_BYTES, ZERO_HASH, State, decode_state
 from metasync.errors import MetaSyncError
-from metasync.events import Notice
 from metasync.objects.model import Kind
 from metasync.sync.rows import Row, load_rows, store_rows
 
@@ -53,38 +51,35 @@ def named_by(data: bytes | None, state: State) -> State:
     return state if first is None or state.era >= first.era else first
 
 
-def passing(
-    db: LocalDb, records: dict[int, EraRecord], known: State, state: State
-) -> Iterator[tuple[str, bytes | None]]:
-    """What to set in the local state, key by key, to pass from `known` to a state of a later era."""
-    from metasync.sync.session import BASE_KEY, ERA_KEY, Session
+def cross(s: Session, known: State, state: State) -> list[str]:
+    """Passes from `known` to a state of a later era, in the transaction that is open. -> what to tell the user.
 
-    before = base = Session.stored_state(db)
-    for number in range(known.era + 1, state.era + 1):
-        record = records.get(number)
-        if record is None:
-            continue
-        if (base.era, base.v) > (record.ended.era, record.ended.v) and base.era < number:
-            base = record.ended
-            yield BASE_KEY, base.encode()
-            yield LEFT_KEY, before.encode()
-        yield ERA_KEY, note(record)
-        yield RETIRED_KEY, None
+    The folder's base is set back where the new era does not contain it. Contents that were noted as agreed are so no
+    more then: what a checkout replaced may be on this disk alone.
+    """
+    from metasync.sync.session import AGREED_MARK, BASE_KEY, ERA_KEY
 
-
-def tell(s: Session, records: dict[int, EraRecord], known: State, state: State, before: State) -> None:
-    """Says that the workspace was restarted."""
+    told = []
+    records, before = s.group.member.followed, s.base_state()
+    base = before
     for number in range(known.era + 1, state.era + 1):
         record = records.get(number)
         if record is None:
             continue
         text = f"the workspace was restarted as era {number} without {', '.join(record.without)} on {day(record.at_s)}"
-        if before.hash != s.base_state().hash and before.era < number:
+        if base.era < number and (base.era, base.v) > (record.ended.era, record.ended.v):
+            base = record.ended
             text += (
                 f"; version {before.v}, which this folder is at, is not part of it: what the folder has beyond version "
-                f"{record.ended.v} is kept as changes of this device"
+                f"{base.v} is kept as changes of this device"
             )
-        s.listener(Notice(text, warning=True))
+            s.db.set(BASE_KEY, base.encode())
+            s.db.set(LEFT_KEY, before.encode())
+            s.db.drop_objects_of(AGREED_MARK)
+        s.db.set(ERA_KEY, note(record))
+        s.db.set(RETIRED_KEY, None)
+        told.append(text)
+    return told
 
 
 def day(at_s: int) -> str:

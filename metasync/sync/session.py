@@ -267,12 +267,10 @@ class Session:
         mine = self.config_hash or known.config
         newer = (state.era, state.v) >= (known.era, known.v)
         configs = self._configs_of(state) if newer and state.config != mine else None
-        before, records = self.base_state(), self.group.member.followed
         with self.db.transaction():
             if newer:
                 self.db.set(NEWEST_KEY, state.encode())
-            for key, value in eras.passing(self.db, records, known, state):
-                self.db.set(key, value)
+            told = eras.cross(self, known, state)
             self.db.set(MEMORY_KEY, self.group.memory)
             if configs is not None and self.follow is not None:
                 self.names, self.former = self.follow(state.config, *configs)
@@ -282,7 +280,8 @@ class Session:
             older = self.__dict__.pop("transfer", None)
             if older is not None:
                 self.transfer.down.update(older.down)
-        eras.tell(self, records, known, state, before)
+        for text in told:
+            self.listener(Notice(text, warning=True))
 
     def _configs_of(self, state: State) -> tuple[Config, Config | None]:
         """The config that a decided state names, and the one whose mapping it lets be read."""

@@ -116,6 +116,9 @@ class SimDb:
         self._all("objects", ((i, _ABSENT) for i in gone))
         return len(gone)
 
+    def drop_objects_of(self, data: bytes) -> None:
+        self._all("objects", ((i, _ABSENT) for i, (_, there) in [*self.tables["objects"].items()] if there == data))
+
     def objects_bytes(self) -> int:
         return sum(len(data) for _, data in self.tables["objects"].values())
 
