@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -47,17 +46,19 @@ class BackendChanges:
             name, parsed = _named(url, names)
             ways.refuse_inside(self.directory, {name: parsed})
             leaving = _entry(s.newest().config, replaces) if replaces is not None else None
+            machine = self._connections.machine
             if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
-                return change(s, _in_place_of(_adding(_yet_to_be(name, parsed)), leaving), dry_run=True)
-            with contextlib.closing(ways.opened(name, parsed, create=not dry_run)) as backend:
+                new = _yet_to_be(name, parsed, machine.entropy)
+                return change(s, _in_place_of(_adding(new, machine.entropy), leaving), dry_run=True)
+            with contextlib.closing(machine.opened(name, parsed, create=not dry_run)) as backend:
                 new = ways.new_backend(name, parsed, backend, self.on_event)
                 self._refuse_known(s.config, name, backend, leaving)
-                wanted = _in_place_of(_adding(new), leaving)
+                wanted = _in_place_of(_adding(new, machine.entropy), leaving)
                 if dry_run:
                     return change(s, wanted, dry_run=True)
                 backend_id = _id_of(wanted, s.config)
-                link = Link(parsed.location, os.urandom(NS_BYTES).hex(), backend.identity().hex())
-            self._connections.join(name, backend_id, link, ways.reached(name, parsed, link))
+                link = Link(parsed.location, machine.entropy(NS_BYTES).hex(), backend.identity().hex())
+            self._connections.join(name, backend_id, link, machine.reached(name, parsed, link))
             report = change(s, replace(wanted, joins=name))
             self._connections.has_joined()
             return report
@@ -172,10 +173,10 @@ def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
     return name, parsed
 
 
-def _yet_to_be(name: str, url: BackendUrl) -> NewBackend:
+def _yet_to_be(name: str, url: BackendUrl, entropy: Callable[[int], bytes]) -> NewBackend:
     """A folder that is not there."""
     capacity = url.capacity_bytes or DEFAULT_CAPACITY
-    return NewBackend(name, url.scheme, capacity, "log", os.urandom(2 * ID_BYTES), url.role == "both")
+    return NewBackend(name, url.scheme, capacity, "log", entropy(2 * ID_BYTES), url.role == "both")
 
 
 def _entry(config: Config, name: str) -> BackendEntry:
@@ -198,19 +199,19 @@ def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
     return replace(wanted, make=make, leaves=leaving.backend_id)
 
 
-def _adding(new: NewBackend) -> Wanted:
+def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
     wanted = Wanted(new.name, lambda config: config)
-    storage_id, nonce = os.urandom(ID_BYTES), os.urandom(BIRTH_NONCE_BYTES)
+    storage_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[storage_id] = nonce
     form = new.form if new.role_both else "none"
     entry = BackendEntry(
-        backend_id=os.urandom(ID_BYTES),
+        backend_id=entropy(ID_BYTES),
         name=new.name,
         scheme=new.scheme,
         capacity_bytes=new.capacity_bytes,
         identity=new.identity,
         storage=(Storage(storage_id, birth_digest(nonce)),),
-        acceptor=_drawn_acceptor(wanted, os.urandom, form) if form != "none" else None,
+        acceptor=_drawn_acceptor(wanted, entropy, form) if form != "none" else None,
     )
 
     def make(config: Config) -> Config:

@@ -70,6 +70,14 @@ class Machine:
         """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
         return ways.reached(name, parse_url(link.url), link, suspected=suspected)
 
+    def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
+        """A store that takes no part yet: see `ways.opened`."""
+        return ways.opened(name, url, create=create)
+
+    def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
+        """A store that is to be linked: see `ways.reached`."""
+        return ways.reached(name, url, link)
+
     def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
         """The keys of the device that `directory` is."""
         return load_secret(directory, db)
@@ -170,6 +178,8 @@ class Connections:
             self.db.set(PREVIOUS_KEY, previous.encode() if previous is not None else None)
             self.db.set(LINKS_KEY, encode_links(links))
         self.config, self.previous, self.links, self.config_hash = config, previous, links, config_hash
+        for name in [n for n, b in self.backends.items() if n not in links and isinstance(b, AbsentBackend)]:
+            del self.backends[name]  # it could not be had under a name that is agreed no more
         if self._group is not None:
             self._group.follow(config, config_hash, {a: n for a, n in self._acceptors().items() if n in self.views})
             self._group.member.others = self._others()
@@ -233,7 +243,7 @@ class Connections:
 
     def link(self, name: str, url: BackendUrl) -> None:
         """Remembers a new way to an agreed backend. `UsageError` if that is not the backend."""
-        with contextlib.closing(ways.reached(name, url)) as backend:
+        with contextlib.closing(self.machine.reached(name, url)) as backend:
             folder = self.find_folder(name, backend)
             self.links[name] = Link(url.location, folder, backend.identity().hex())
             self.db.set(LINKS_KEY, encode_links(self.links))
@@ -250,6 +260,7 @@ class Connections:
             for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend) and n in self.links]:
                 view = self.way(name)  # it may be back by now
                 if not isinstance(view, AbsentBackend):
+                    self.views[name] = view
                     self._runtime.add_backend(name, view)
             return self._runtime, self._group
         views = {name: self.way(name) for name in self.links}

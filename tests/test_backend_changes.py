@@ -334,6 +334,24 @@ def test_a_workspace_that_stays_open_follows_another_process(lab: Lab) -> None:
     assert other.check(read_data=True).lost == ()
 
 
+@pytest.mark.parametrize("back_first", [True, False])
+def test_a_process_that_could_not_open_a_backend_follows_its_new_name(lab: Lab, back_first: bool) -> None:
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"f": b"1"})
+    w.push()
+    d = lab.reopen(lab.clone(urls))
+    lab.store("b").rename(lab.store("away"))
+    assert d.status().newest == w.status().newest
+    w.backend_set("b", new_name="bee")
+    if not back_first:
+        d.pull()
+    lab.store("away").rename(lab.store("b"))
+    d.pull()
+    assert d.pull().version == w.status().newest
+    assert {b.name: b.state for b in d.backends()} == {"a": "ok", "bee": "ok", "c": "ok"}
+
+
 def test_an_add_that_fails_leaves_nothing_agreed(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     url = lab.url("d")

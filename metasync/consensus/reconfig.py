@@ -88,10 +88,10 @@ def prepare(m: Member, instance: Instance, new: Config, births: Mapping[bytes, b
     for acceptor_id, nonce in births.items():
         yield from created(members[acceptor_id], birth_path(acceptor_id), encode_birth(acceptor_id, nonce))
     first = yield from give_genesis(m, births, members)
-    names = {base.config, base.devices, first.config, first.devices}
+    names = sorted({base.config, base.devices, first.config, first.devices})
     for name in names:
         yield from _copy(m, members, new, births.keys(), partial(_const, name), name, CONST_BYTES_MAX)
-    for ref in {r for r in refs if r != NOTHING}:
+    for ref in sorted({r for r in refs if r != NOTHING}):
         yield from _copy(m, members, new, births.keys(), partial(_meta, ref), ref.hash, META_BYTES_MAX)
     state = base
     while True:
@@ -113,7 +113,7 @@ def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
     """Stores a new config where the old and the new acceptors find it. -> its hash."""
     random, keys = (yield Random(32)), m.keys
     digest, sealed = seal_object(keys, RecordKind.CONST, new.encode(), era=base.era, epoch=base.epoch, random=random)
-    both = {a.acceptor_id for c in (old, new) for _, a in c.acceptors}
+    both = sorted({a.acceptor_id for c in (old, new) for _, a in c.acceptors})
     got = yield from spread(
         {a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), sealed
     )

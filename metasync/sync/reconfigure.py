@@ -111,7 +111,7 @@ def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
             next_step="A backend can be renamed meanwhile; adding, removing and resizing wait until all is moved.",
         )
     gained = places.gaining(old, new)
-    for backend_id in gained - wanted.gained.keys():
+    for backend_id in sorted(gained - wanted.gained.keys()):
         storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
         wanted.gained[backend_id] = Storage(storage_id, birth_digest(nonce))
         wanted.births[storage_id] = nonce
