@@ -85,9 +85,7 @@ def never_back(operations: Iterable[Operation], clients: set[str]) -> None:
 def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:
     """All that versions name can be read from the stores, and all that users wrote is somewhere."""
     clients = [c for c in clients if not c.gone]
-    secret = clients[0].secret
-    assert secret is not None
-    library = Library(secret[0], stores)
+    library = Library(witness.keys, stores)
     state = witness.newest
     known = library.contents_of(state) if state.master != ZERO_HASH else set()
     for client in clients:

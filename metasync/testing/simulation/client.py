@@ -11,16 +11,20 @@ from metasync.consensus import decode_state
 from metasync.errors import (
     BackendError,
     DamagedError,
+    ExcludedError,
     ForkError,
     GuardError,
     MetaSyncError,
     NoQuorumError,
+    PassphraseError,
+    RevokedError,
+    UsageError,
     WorkspaceError,
 )
 from metasync.sync.session import BASE_KEY
 from metasync.testing.simulation.db import Tables, copied
 from metasync.testing.simulation.disk import Volume
-from metasync.testing.simulation.machine import Secret, SimMachine, workspace
+from metasync.testing.simulation.machine import CHEAP, PASSPHRASE, Secret, SimMachine, url_of, workspace
 from metasync.testing.simulation.network import Lines, Store
 from metasync.testing.simulation.plan import ClientPlan, Step
 from metasync.testing.simulation.user import User, tree_of
@@ -61,12 +65,14 @@ class Client:
         self.tables: Tables = {}
         self.secret: Secret | None = None
         self.user = User(plan.name, self.volume)
-        self.image: tuple[Volume, Tables] | None = None
+        self.image: tuple[Volume, Tables, Secret | None] | None = None
         self.boot: Boot | None = None
         self.workspace: Workspace | None = None
         self.never_restored = True  # this disk and the others: each has only what happened on it
         self.moved: Callable[[], set[bytes]] = set
         self.gone = False  # a copy that never came to be
+        self.revoked = False  # and was told so
+        self.agreed = Agreed()
         self.boots = 0
 
     def rng(self) -> random.Random:
@@ -85,7 +91,7 @@ class Client:
         """The whole plan, one step after the other."""
         for step in self.plan.steps:
             actor.sleep(step.pause_s)
-            if self.world.failure is not None:
+            if self.world.failure is not None or self.revoked:
                 return
             if step.pause_s > 86_400:
                 self.world.count("long sleep")
@@ -96,29 +102,34 @@ class Client:
         for _ in range(step.edits):
             self.user.edit(rng)
         if step.kind == "snap":
-            self.image = (self.volume.copy(), copied(self.tables))
+            self.image = (self.volume.copy(), copied(self.tables), self.secret)
         elif step.kind == "restore":
             self._restore()
         elif step.kind == "reopen":
             self.close()
         else:
             self.operate(actor, step, rng)
+            self.link(actor, rng)
+
+    def link(self, actor: Actor, rng: random.Random) -> None:
+        """The user tells this device the ways to backends that others added."""
+        if self.workspace is not None and not self.revoked and _unlinked(self.workspace):
+            self.operate(actor, Step("link", rng.getrandbits(32)), rng)
 
     def _restore(self) -> None:
         """The machine's disk fails, and its backup takes its place."""
         if self.image is None:
             return
         self.close()
-        volume, tables = self.image
+        volume, tables, self.secret = self.image
         self.volume, self.tables = volume.copy(), copied(tables)
         self.user.has(self.volume)
         self.world.count("disk restored")
 
-    def start_from(self, image: tuple[Volume, Tables], secret: Secret) -> None:
+    def start_from(self, image: tuple[Volume, Tables, Secret | None]) -> None:
         """Begins as the copy of another machine's disk."""
-        self.volume, self.tables = image[0].copy(), copied(image[1])
+        self.volume, self.tables, self.secret = image[0].copy(), copied(image[1]), image[2]
         self.user = User(self.name, self.volume)
-        self.secret = secret
         self.world.count("disk copied")
 
     # processes
@@ -130,10 +141,21 @@ class Client:
             self.boots += 1
             self.boot = boot = Boot(actor, self.boots)
             machine = SimMachine(
-                self.world, boot, self.name, self.volume, self.stores, self.lines, self.secret, self.plan.skew_s
+                self.world,
+                boot,
+                self.name,
+                self.volume,
+                self.stores,
+                self.lines,
+                self.secret,
+                self.plan.skew_s,
+                self._keep,
             )
             self.workspace = workspace(self.world, boot, self.tables, machine)
         return self.workspace
+
+    def _keep(self, secret: Secret) -> None:
+        self.secret = secret
 
     def close(self) -> None:
         if self.workspace is not None:
@@ -152,7 +174,10 @@ class Client:
             assert self.boot is not None
             self._arm(self.boot, step, rng)
             self.boot.proposed = op.op_ids
-            DO[step.kind](w, op, step)
+            if step.kind in CHANGES:
+                CHANGES[step.kind](w, op, step, self.agreed)
+            else:
+                DO[step.kind](w, op, step)
             op.outcome = "ok"
             self._judge_conflicts(op, step)
         except Crashed:
@@ -214,8 +239,16 @@ class Client:
         """Errors that no fault in the plan explains."""
         if isinstance(error, ForkError):
             self.world.count("fork named")
-        expected = (NoQuorumError, BackendError, GuardError, ForkError, WorkspaceError, DamagedError)
-        if not isinstance(error, expected) or "damaged: " in error.message:
+        if isinstance(error, ExcludedError) and self.agreed.is_excluded(self, isinstance(error, RevokedError)):
+            self.revoked = True
+            self.world.count("revoked told" if isinstance(error, RevokedError) else "excluded told")
+            return
+        expected: tuple[type[MetaSyncError], ...] = (
+            NoQuorumError, BackendError, GuardError, ForkError, WorkspaceError, DamagedError,
+        )  # fmt: skip
+        if op.kind in CHANGES:
+            expected = (*expected, UsageError, PassphraseError)
+        if not isinstance(error, expected) or "damaged: " in error.message or isinstance(error, ExcludedError):
             raise Violation(f"{self.name}: {op.kind} ended with {type(error).__name__}: {error.message}") from error
 
 
@@ -263,6 +296,99 @@ def _clone(w: Workspace, op: Operation, step: Step) -> None:
     report = w._finish_clone()  # the first half, on real folders, has its own tests
     op.version = None if report.problem else report.version
 
+
+class Agreed:
+    """What a user knows who changes backends or devices; the simulation puts its own in the place of this."""
+
+    def is_excluded(self, client: Client, revoked: bool) -> bool:
+        """Whether a device was revoked; if not, whether the keys changed before it was agreed."""
+        return False
+
+    def spare(self, number: int) -> str | None:
+        """The name of a store that takes no part."""
+        return None
+
+    def may_leave(self, name: str) -> bool:
+        """Whether a backend may be taken out, or out of the vote, within the budget of faults."""
+        return False
+
+    def changing(self, by: int) -> None:
+        """A change of the backends begins (1), or has ended (-1)."""
+
+    def left(self, name: str) -> None:
+        """A backend was removed."""
+
+    def device(self, number: int) -> bytes:
+        """The id of a device."""
+        return bytes(16)
+
+    def store_of(self, w: Workspace, name: str) -> str | None:
+        """The store that an agreed backend is."""
+        return None
+
+
+def _unlinked(w: Workspace) -> list[str]:
+    c = w._connections
+    return sorted(c.agreed_names - c.links.keys())
+
+
+def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    for name in _unlinked(w):
+        if (store := agreed.store_of(w, name)) is not None:
+            w.link(name, url_of(store))
+            op.notes.append("linked")
+
+
+def _change_backends(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    agreed.changing(1)
+    try:
+        report = _changed(w, step, agreed)
+    finally:
+        agreed.changing(-1)
+    if report is not None:
+        op.version, op.pushed = report.version, report.version is not None
+        if step.kind == "remove":
+            agreed.left(report.name)
+
+
+def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
+    names = sorted(w._connections.agreed_names)
+    name = names[step.target % len(names)]
+    if step.kind == "add":
+        spare = agreed.spare(step.target)
+        role = "?role=storage" if step.seed % 4 == 0 else ""
+        return None if spare is None else w.backend_add(url_of(spare) + role)
+    if step.kind == "rename":
+        return w.backend_set(name, new_name=f"n{step.seed % 1000}")
+    if step.kind == "promote":
+        return w.backend_set(name, role="both")
+    if not agreed.may_leave(name):
+        return None
+    return w.backend_remove(name) if step.kind == "remove" else w.backend_set(name, role="storage")
+
+
+def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    op.version = w.key_rotate(PASSPHRASE, kdf=CHEAP).version
+    op.pushed = True
+
+
+def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    op.version = w.device_revoke([agreed.device(step.target).hex()], PASSPHRASE, kdf=CHEAP).version
+    op.pushed = True
+    op.notes.append("revoked")
+
+
+CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
+    "link": _link,
+    "add": _change_backends,
+    "remove": _change_backends,
+    "rename": _change_backends,
+    "promote": _change_backends,
+    "demote": _change_backends,
+    "rotate": _rotate,
+    "revoke": _revoke,
+}
+"""Steps that change who takes part. They may be refused."""
 
 DO: Mapping[str, Callable[[Workspace, Operation, Step], None]] = {
     "push": _push,

@@ -9,21 +9,18 @@ from metasync.backends._base import Backend
 from metasync.backends._wrap import Prefixed
 from metasync.effects import Task
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
-from metasync.keys.slots import Cost
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
 from metasync.sync.found import Founded, NewBackend, found
 from metasync.sync.session import BASE_KEY, CLONING_KEY, META_KIND, UNFINISHED_KEY
 from metasync.testing.simulation.db import Tables, empty_tables
 from metasync.testing.simulation.disk import Node, Volume
-from metasync.testing.simulation.machine import Secret
+from metasync.testing.simulation.machine import CHEAP, PASSPHRASE, Secret, url_of
 from metasync.testing.simulation.network import Lines, SimStore, Store
 from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.world import Actor, Boot, World
 
 NAME: Final = "docs"
-PASSPHRASE: Final = "simulated"  # noqa: S105
 FOLDER: Final = "00" * 16  # the workspace's folder on every provider
-CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1)
 _DIR: Final = 0o40700
 
 
@@ -34,8 +31,17 @@ class Beginning(NamedTuple):
     admin: bytes
 
 
-def begin(world: World, actor: Actor, stores: Mapping[str, Store], lines: Lines, copies: int) -> Beginning:
-    """Founds a workspace on all stores."""
+def begin(
+    world: World,
+    actor: Actor,
+    stores: Mapping[str, Store],
+    lines: Lines,
+    copies: int,
+    *,
+    byzantine: bool = False,
+    encrypted: bool = True,
+) -> Beginning:
+    """Founds a workspace on these stores."""
     drawn: list[bytes] = []
 
     def entropy(n: int) -> bytes:
@@ -45,10 +51,10 @@ def begin(world: World, actor: Actor, stores: Mapping[str, Store], lines: Lines,
     views = {n: cast(Backend, Prefixed(cast(Backend, SimStore(s, "founder")), FOLDER)) for n, s in stores.items()}
     runtime = SimRuntime(world, Boot(actor, 0), "founder", lines, views)
     run = cast(Callable[[Task], Any], runtime.run)
-    backends = [NewBackend(n, "sim", 1 << 40, "log", SimStore(s, "").identity(), True) for n, s in stores.items()]
+    backends = [NewBackend(n, "file", 1 << 40, s.form, s.identity, True) for n, s in stores.items()]
     founded = found(
-        backends, name=NAME, passphrase=PASSPHRASE, copies=copies, encrypted=True, device_name="c0",
-        entropy=entropy, run=run, cost=CHEAP,
+        backends, name=NAME, passphrase=PASSPHRASE, copies=copies, encrypted=encrypted, device_name="c0",
+        entropy=entropy, run=run, cost=CHEAP, byzantine=byzantine,
     )  # fmt: skip
     return Beginning(founded, drawn[0])
 
@@ -67,7 +73,7 @@ def next_secret(world: World, b: Beginning, name: str) -> Secret:
 def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, *, unfinished: bool) -> Tables:
     """What `init`, or the first half of `clone`, leaves in `.metasync`."""
     made, tables = b.founded, empty_tables()
-    links = {s.name: Link(f"sim://{s.name}", FOLDER, SimStore(s, "").identity().hex()) for s in stores}
+    links = {s.name: Link(url_of(s.name), FOLDER, s.identity.hex()) for s in stores}
     tables["kv"] = {
         NAME_KEY: NAME.encode(),
         "device": secret[1].device_id,

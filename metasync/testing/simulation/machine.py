@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from metasync.backends._base import Backend
+from metasync.backends._base import Backend, BackendUrl
 from metasync.connections import Machine
 from metasync.errors import UnreachableError
 from metasync.events import Notice
 from metasync.keys.devices import Certificate, DeviceIdentity
 from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.slots import Cost
 from metasync.localdb import LocalDb
 from metasync.runtime import Runtime
 from metasync.sync.enrolment import Link
@@ -25,6 +27,14 @@ from metasync.testing.simulation.world import Boot, World
 from metasync.workspace import Workspace
 
 Secret = tuple[WorkspaceKeys, DeviceIdentity, Certificate]
+PASSPHRASE: Final = "simulated"  # noqa: S105
+CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1)
+_URL: Final = "file:///stores/"
+
+
+def url_of(store: str) -> str:
+    """The URL under which clients know a store."""
+    return _URL + store
 
 
 class SimMachine(Machine):
@@ -40,6 +50,7 @@ class SimMachine(Machine):
         lines: Lines,
         secret: Secret,
         skew_s: float,
+        keep: Callable[[Secret], None],
     ) -> None:
         self._world = world
         self._boot = boot
@@ -49,6 +60,7 @@ class SimMachine(Machine):
         self._lines = lines
         self._secret = secret
         self._skew_ns = int(skew_s * 1e9)
+        self._keep = keep
 
     def disk(self) -> Disk:
         return SimDisk(self._volume, self._boot)
@@ -64,8 +76,18 @@ class SimMachine(Machine):
         return cast(Runtime, sim)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
-        store = self._stores[name]
+        store = self._stores[link.url.rpartition("/")[2]]
         if store.is_down(self._client) and self._world.rng.random() < 0.5:
+            raise UnreachableError(f"{name}: it does not open")
+        return cast(Backend, SimStore(store, self._client))
+
+    def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
+        return self.reached(name, url)
+
+    def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
+        self._boot.step()
+        store = self._stores[url.path.rpartition("/")[2]]
+        if store.is_down(self._client):
             raise UnreachableError(f"{name}: it does not open")
         return cast(Backend, SimStore(store, self._client))
 
@@ -73,12 +95,14 @@ class SimMachine(Machine):
         return self._secret
 
     def place(self, directory: Path) -> bytes:
-        return bytes(32)
+        return hashlib.sha256(self._client.encode()).digest()
 
     def keep_secret(
         self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
     ) -> None:
+        self._boot.step()
         self._secret = (keys, device, certificate)
+        self._keep(self._secret)
 
     def lock(
         self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = 0

@@ -6,6 +6,7 @@ the runtime. `Lines` decides when a call takes effect and when, and whether, its
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from metasync.backends._wrap import layers
 from metasync.effects import Op, Reply
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime import call
+from metasync.testing.simulation.lies import Liar
 from metasync.testing.simulation.world import Boot, World
 
 LINGER_S: Final = 900.0  # the longest that a request lies around before it lands
+RACE_S: Final = 1.0  # so long after a create on a store without atomic creates, another one of that name succeeds too
 
 
 @dataclass
@@ -41,7 +44,10 @@ class Store:
 
     name: str
     world: World
+    form: LogForm = "log"
+    liar: Liar | None = None
     objects: dict[str, bytes] = field(default_factory=dict)
+    created: dict[str, float] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     down_until: float = 0.0
     full_until: float = 0.0
@@ -53,6 +59,10 @@ class Store:
         default_factory=dict
     )  # client -> what it is shown, and may write, alone
     landed: Callable[[Store, str, bytes], None] = lambda store, path, data: None
+
+    @functools.cached_property
+    def identity(self) -> bytes:
+        return bytes(16) + hashlib.sha256(self.name.encode()).digest()[:16]
 
     def is_down(self, client: str) -> bool:
         now = self.world.now
@@ -91,14 +101,30 @@ class SimStore:
 
     @property
     def form(self) -> LogForm:
-        return "log"
+        return self.store.form
 
     def create(self, path: str, data: bytes) -> bool:
-        if path in self.store.shown(self.client):
+        store = self.store
+        if store.liar is not None and store.liar.lies_about(path):
+            known = path in store.objects
+            said = store.liar.create(self.client, path, data, store.objects)
+            if said is not None:
+                if not known and path in store.objects:
+                    store.landed(store, path, data)
+                return said
+        if path in store.shown(self.client) and not self._races(path):
             return False
         self._room(data)
         self._keep(path, data)
         return True
+
+    def _races(self, path: str) -> bool:
+        """Whether a create of this name succeeds though another one did: the store looks first, and writes later."""
+        store = self.store
+        if store.form != "block":
+            return False
+        now = store.world.now
+        return now - store.created.setdefault(path, now) < RACE_S
 
     def put(self, path: str, data: bytes) -> None:
         self._room(data)
@@ -129,6 +155,12 @@ class SimStore:
         return len(self._find(path))
 
     def _find(self, path: str) -> bytes:
+        liar = self.store.liar
+        if liar is not None and liar.lies_about(path):
+            shown = liar.get(self.client, path, self.store.objects)
+            if shown is None:
+                raise NotFoundError(f"{path} is not there")
+            return shown
         try:
             return self.store.shown(self.client)[path]
         except KeyError:
@@ -144,14 +176,18 @@ class SimStore:
         return tuple(Listed(n, size) for n, size in sorted(found.items()))
 
     def delete(self, path: str) -> None:
-        if self.store.objects.pop(path, None) is not None and path.endswith("/ballast"):
+        if self.store.objects.pop(path, None) is None:
+            return
+        if path.endswith("/ballast"):
             self.store.world.count("ballast given up")
+        if "/px/" in path or "/bl/" in path:
+            self.store.world.count("log entry deleted")
 
     def space(self) -> Space:
         return Space(0 if self.store.is_full() else 1 << 40, 1 << 41)
 
     def identity(self) -> bytes:
-        return bytes(16) + hashlib.sha256(self.store.name.encode()).digest()[:16]
+        return self.store.identity
 
     def close(self) -> None:
         """Nothing is open."""

@@ -10,16 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from metasync.testing.simulation.lies import LIES
+
 PUSHES_LEAST: Final = 30
 CLIENTS_LEAST: Final = 3
 FAULTS_LEAST: Final = 5
 BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
 DAY_S: Final = 86_400.0
+SHARES: Final = {"liars": 0.25, "blocks": 0.25, "reconfig": 0.35, "rotation": 0.35, "floors": 0.25, "suspend": 0.3}
+APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors")  # not beyond the budget
 
 FEATURES: Final = (
     "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
     "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
-    "folding",
+    "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
 )  # fmt: skip
 
 
@@ -42,6 +46,7 @@ class Step:
     down_s: float = 0.0
     agitate: int = 0
     force: bool = True
+    target: int = 0  # which backend, or which client, of those that there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Pounce:
     lonely     the others are
     slow       all that this client sends for a while lies around for up to as long before it lands
     wipe       that provider is emptied, if the budget allows it, and another one hidden
+    suspend    the machine of the client that brought it about sleeps, its requests stay on their way
     """
 
     v: int
@@ -89,7 +95,13 @@ class Pounce:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that happens in one simulation but for the chance in the network, which `seed` gives."""
+    """All that happens in one simulation but for the chance in the network, which `seed` gives.
+
+    spares     stores beyond those that the workspace is founded on, to be added
+    bft        agreement bears liars; `liars`: (backend, kinds of lies)
+    blocks     backends without an atomic create
+    floors     logs are short-lived
+    """
 
     seed: int
     backends: int
@@ -99,6 +111,12 @@ class Plan:
     pounces: tuple[Pounce, ...] = ()
     features: tuple[str, ...] = ()
     beyond: bool = False  # providers lie or are rolled back, which is more than this mode of agreement bears
+    spares: int = 0
+    bft: bool = False
+    liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    blocks: tuple[int, ...] = ()
+    floors: bool = False
+    encrypted: bool = True
 
     @property
     def pushes(self) -> int:
@@ -114,28 +132,67 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"plan {seed}")
-    features = tuple(f for f in FEATURES if rng.random() < 0.4)
-    backends = rng.choice((3, 3, 3, 3, 4, 5))
+    drawn = {f for f in FEATURES if rng.random() < SHARES.get(f, 0.4)}
+    beyond = rng.random() < BEYOND_SHARE
+    backends = rng.choice((3, 3, 3, 3, 4, 5, 6))
+    if "liars" in drawn:
+        backends = rng.choice((4, 4, 5, 6))
+    drawn -= set(APART if beyond else ())
+    drawn -= {"blocks"} if "liars" in drawn else set()
+    blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
+    if blocks:
+        drawn -= {"restore"}
+        if backends - len(blocks) <= backends // 2 or drawn & {"wipe", "pounce", "suspend", "reconfig"}:
+            drawn -= {"copy"}  # it votes on those alone that are in log form, and these must always be a quorum
+    features = tuple(f for f in FEATURES if f in drawn)
     count = rng.choice((3, 3, 3, 4))
     names = [f"c{n}" for n in range(count)]
     pushes = _shares(rng, max(PUSHES_LEAST, rng.choice((30, 33))), count)
+    if "floors" in drawn:
+        pushes = [6] * (count - 1) + [max(18, 34 - 6 * count)]
     clients = [_client(rng, name, features, n) for name, n in zip(names, pushes, strict=True)]
     if "copy" in features:
         original = rng.randrange(count)
-        clients[original] = _with(rng, clients[original], "snap")
+        clients[original] = _with(rng, clients[original], Step("snap", rng.getrandbits(32)))
         copied = _client(rng, "copy", features, 3)
         clients.append(replace(copied, copy_of=names[original], tick_ns=clients[original].tick_ns,
                                folds=clients[original].folds))  # fmt: skip
+    clients = _with_changes(rng, drawn, clients)
     faults = _faults(rng, features, backends, [c.name for c in clients])
-    pounces = _pounces(rng) if "pounce" in features else ()
-    beyond = rng.random() < BEYOND_SHARE
+    pounces = _pounces(rng, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
     if beyond:
         faults += [_lie(rng, backends, [c.name for c in clients]) for _ in range(rng.randint(1, 2))]
-    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features, beyond)
+    liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    if "liars" in drawn:
+        kinds = tuple(rng.sample(LIES, rng.randint(1, len(LIES))))
+        liars = ((rng.randrange(backends), kinds),)
+    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features, beyond,
+                spares=rng.randint(1, 2) if "reconfig" in drawn else 0,
+                bft="liars" in drawn or (not blocks and backends in (4, 6) and rng.random() < 0.5),
+                liars=liars, blocks=blocks, floors="floors" in drawn, encrypted=rng.random() < 0.8)  # fmt: skip
     while plan.troubles < FAULTS_LEAST:
         more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
     return plan
+
+
+def _with_changes(rng: random.Random, drawn: set[str], clients: list[ClientPlan]) -> list[ClientPlan]:
+    """Steps that change backends, keys and devices, among those of some clients."""
+    kinds: list[str] = []
+    if "reconfig" in drawn:
+        common = ("add", "add", "rename") if "liars" in drawn else ("add", "remove", "demote", "promote", "rename")
+        kinds += rng.choices(common, k=rng.randint(2, 6))
+    if "rotation" in drawn:
+        kinds += ["rotate"] * rng.randint(1, 2)
+        kinds += ["revoke"] * (rng.random() < 0.6)
+    out = list(clients)
+    for kind in kinds:
+        who = rng.randrange(len(out))
+        step = Step(kind, rng.getrandbits(32), rng.expovariate(1.0), target=rng.randrange(60))
+        if "crash" in drawn and rng.random() < 0.3:
+            step = replace(step, crash_at=int(rng.choice((40, 200, 700)) * rng.random()) + 1, down_s=rng.uniform(0, 20))
+        out[who] = _with(rng, out[who], step, late=kind == "revoke")
+    return out
 
 
 def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
@@ -146,18 +203,19 @@ def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
     )
 
 
-def _pounces(rng: random.Random) -> tuple[Pounce, ...]:
+def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
     kinds = rng.sample(("crash", "cut off", "hide", "lonely", "slow", "wipe"), rng.randint(1, 4))
-    return tuple(
-        Pounce(
-            rng.randint(2, 30),
-            rng.choice(("promise", "vote", "vote", "decision")),
-            rng.choice(kinds),
-            rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5),
-            rng.choice((0.0, 1.0, 30.0)),
-        )
-        for _ in range(rng.randint(2, 10))
-    )
+    kinds += ["suspend"] * 2 * suspend
+
+    def one() -> Pounce:
+        kind = rng.choice(kinds)
+        length = rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5)
+        if kind == "suspend":
+            length = rng.choice((20.0, 400.0, 40 * DAY_S)) * rng.uniform(0.5, 1.5)
+        moment = rng.choice(("promise", "vote", "vote", "decision"))
+        return Pounce(rng.randint(2, 30), moment, kind, length, rng.choice((0.0, 1.0, 30.0)))
+
+    return tuple(one() for _ in range(rng.randint(2, 10)))
 
 
 def _shares(rng: random.Random, total: int, among: int) -> list[int]:
@@ -190,6 +248,8 @@ def _client(rng: random.Random, name: str, features: Iterable[str], pushes: int)
 
 def _step(rng: random.Random, kind: str, has: set[str], hurried: bool, edits: int = 0) -> Step:
     pause = rng.expovariate(1 / (0.4 if hurried else 8.0))
+    if "floors" in has and rng.random() < 0.12:
+        pause = rng.uniform(20, 60) * DAY_S
     if "long sleep" in has and rng.random() < 0.05:
         pause = rng.uniform(1, 400) * DAY_S
     crash, down = 0, 0.0
@@ -209,9 +269,11 @@ def _step(rng: random.Random, kind: str, has: set[str], hurried: bool, edits: in
     )
 
 
-def _with(rng: random.Random, client: ClientPlan, kind: str) -> ClientPlan:
+def _with(rng: random.Random, client: ClientPlan, step: Step, *, late: bool = False) -> ClientPlan:
+    """The client with one step more, in the first half of its plan, or `late`."""
     steps = list(client.steps)
-    steps.insert(rng.randrange(len(steps) // 2 + 1), Step(kind, rng.getrandbits(32)))
+    at = rng.randrange(len(steps) // 2 + 1)
+    steps.insert(len(steps) - at if late else at, step)
     return replace(client, steps=tuple(steps))
 
 

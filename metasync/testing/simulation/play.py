@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from metasync.testing.simulation import checks, seams
-from metasync.testing.simulation.client import Client, Operation
+from metasync.testing.simulation.client import Agreed, Client, Operation
 from metasync.testing.simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
+from metasync.testing.simulation.lies import Liar
 from metasync.testing.simulation.network import Lines, Rates, Store
 from metasync.testing.simulation.plan import Fault, Plan, Pounce, Step
 from metasync.testing.simulation.witness import Witness
 from metasync.testing.simulation.world import Actor, Boot, Violation, World
+from metasync.workspace import Workspace
 
 CALM_ROUNDS: Final = 8  # in which all clients must come to one tree after the last fault
 APPEND_S: Final = 0.05  # until it is looked again whether a store may be emptied
@@ -34,6 +37,62 @@ class Outcome:
     pushes: int = 0
 
 
+def make_stores(plan: Plan, world: World) -> dict[str, Store]:
+    """Those that the workspace is founded on, b0, b1, ..., and others, s0, s1, ..."""
+    out = {f"b{n}": Store(f"b{n}", world, "block" if n in plan.blocks else "log") for n in range(plan.backends)}
+    return out | {f"s{n}": Store(f"s{n}", world) for n in range(plan.spares)}
+
+
+class _Agreed(Agreed):
+    """What users know of each other's backends and devices."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+
+    @property
+    def _witness(self) -> Witness:
+        assert self._play.witness is not None
+        return self._play.witness
+
+    def is_excluded(self, client: Client, revoked: bool) -> bool:
+        assert client.secret is not None
+        device_id, devices = client.secret[1].device_id, self._witness.devices
+        if revoked:
+            return device_id in devices.revoked_ids
+        return devices.get(device_id) is None and devices.chain.epoch > 1
+
+    def spare(self, number: int) -> str | None:
+        taken = {e.identity for e in self._witness.config.backends}
+        free = [n for n, s in self._play.stores.items() if s.identity not in taken and n not in self._play._wiped]
+        return free[number % len(free)] if free else None
+
+    def may_leave(self, name: str) -> bool:
+        play, config = self._play, self._witness.config
+        entry = config.named(name)
+        if entry is None:
+            return False
+        wiped = {play.stores[n].identity for n in play._wiped} & {e.identity for e in config.backends}
+        return not wiped or entry.identity in wiped
+
+    def changing(self, by: int) -> None:
+        self._play._changing += by
+
+    def left(self, name: str) -> None:
+        play = self._play
+        taken = {e.identity for e in self._witness.config.backends}
+        for store in play.stores.values():
+            if store.identity not in taken and store.objects and play.world.rng.random() < 0.7:
+                play.world.at(play.world.rng.choice((0.1, 30.0, 400.0)), partial(play.empty_removed, store))
+
+    def device(self, number: int) -> bytes:
+        devices = self._witness.devices.certificates
+        return devices[number % len(devices)].device_id
+
+    def store_of(self, w: Workspace, name: str) -> str | None:
+        entry = w._connections.config.named(name)
+        return None if entry is None else self._play.stores_by[entry.identity].name
+
+
 class Play:
     """A world with its stores, clients and witness."""
 
@@ -42,7 +101,7 @@ class Play:
         self.world = World(plan.seed)
         if keep_log:
             self.world.log = []
-        self.stores = {f"b{n}": Store(f"b{n}", self.world) for n in range(plan.backends)}
+        self.stores = make_stores(plan, self.world)
         self.lines = Lines(self.world)
         self.history: list[Operation] = []
         self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
@@ -50,8 +109,10 @@ class Play:
         for client in self.clients:
             client.never_restored = not images
             client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
+            client.agreed = _Agreed(self)
         self.witness: Witness | None = None
-        self._wiped = 0
+        self._wiped: set[str] = set()
+        self._changing = 0  # changes of the backends that are under way
         self._healed = False
 
     def run(self) -> Outcome:
@@ -59,7 +120,7 @@ class Play:
         world = self.world
         out = Outcome(self.plan.seed)
         try:
-            with seams.installed():
+            with seams.installed(world, floors=self.plan.floors):
                 self._run()
         except Violation as e:
             out.failure = str(e)
@@ -92,6 +153,8 @@ class Play:
             return
         checks.history(self.history, self.witness)
         checks.nothing_lost(self.clients, self.stores, self.witness)
+        for store in self.stores.values():
+            world.count("lie told", store.liar.told if store.liar is not None else 0)
 
     def _until(self, done: Callable[[], bool]) -> None:
         world = self.world
@@ -105,19 +168,27 @@ class Play:
     # the beginning
 
     def _found(self, director: Actor) -> None:
-        b = begin(self.world, director, self.stores, self.lines, self.plan.copies)
-        config = b.founded.config
-        acceptors = {a.acceptor_id: (self.stores[e.name], a.birth) for e, a in config.acceptors}
-        self.witness = Witness(self.world, b.founded.keys, b.founded.state, acceptors)
+        plan = self.plan
+        first = {n: s for n, s in self.stores.items() if n.startswith("b")}
+        b = begin(
+            self.world, director, first, self.lines, plan.copies, byzantine=plan.bft, encrypted=plan.encrypted
+        )  # fmt: skip
+        by_identity = {s.identity: s for s in self.stores.values()}
+        for number, kinds in plan.liars:
+            self.stores[f"b{number}"].liar = Liar(plan.seed, kinds)
+        self.witness = Witness(self.world, b.founded.keys, b.founded.state, by_identity, self._openers)
         for store in self.stores.values():
             store.landed = self.witness.landed
-            store.keeps_past = self.plan.beyond
-        self.witness.tolerates_forks = self.plan.beyond
+            store.keeps_past = plan.beyond
+        self.witness.tolerates_forks = plan.beyond
         self.witness.on_moment = self._pounce
         for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
-            client.tables = local_state(b, list(self.stores.values()), client.secret, unfinished=n > 0)
+            client.tables = local_state(b, list(first.values()), client.secret, unfinished=n > 0)
             make_state_dir(client.volume)
+
+    def _openers(self) -> Iterator[bytes]:
+        return (c.secret[1].seal_private for c in self.clients if c.secret is not None)
 
     def _start(self, director: Actor) -> None:
         """The other devices clone, before any fault."""
@@ -133,8 +204,8 @@ class Play:
     def _live_as_copy(self, client: Client, actor: Actor) -> None:
         original = next(c for c in self.clients if c.name == client.plan.copy_of)
         for _ in range(CLONE_TRIES):
-            if original.image is not None and original.secret is not None:
-                client.start_from(original.image, original.secret)
+            if original.image is not None:
+                client.start_from(original.image)
                 client.live(actor)
                 return
             actor.sleep(5.0)
@@ -199,6 +270,8 @@ class Play:
         elif pounce.kind == "lonely":
             for other in others:
                 other.down_until = max(other.down_until, until)
+        elif pounce.kind == "suspend" and boot is not None:
+            boot.suspend(pounce.for_s)
         elif pounce.kind == "slow":
             self.lines.slow[client] = (until, pounce.for_s)
         elif pounce.kind == "wipe":
@@ -216,14 +289,38 @@ class Play:
             # open (CONSENSUS 1.10), and no finding.
             self.world.at(APPEND_S, lambda: None if self._healed else self._wipe(store))
             return
-        may = min(len(self.stores) - (len(self.stores) // 2 + 1), self.plan.copies - 1)
-        others = {checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects}
-        alone = [p for p in store.objects if checks.is_content(p) and checks.meaning(p) not in others]
-        if self._wiped >= may or alone:
+        if self._wiped or self._changing or not self._may_lose(store) or self._holds_alone(store):
             self.world.count("wipe beyond the budget left out")
             return
-        self._wiped += 1
+        self._wiped.add(store.name)
         self.world.count("wiped")
+        store.wipe()
+
+    def _may_lose(self, store: Store) -> bool:
+        """Whether agreement and the copies of everything bear the loss of what an agreed backend holds."""
+        assert self.witness is not None
+        config = self.witness.config
+        lying = sum(self.stores_by[e.identity].liar is not None for e, _ in config.acceptors)
+        agreed = any(e.identity == store.identity for e in config.backends)
+        return agreed and lying == 0 and min(config.n - config.quorum, self.plan.copies - 1) >= 1
+
+    @functools.cached_property
+    def stores_by(self) -> dict[bytes, Store]:
+        """The stores by what they say who they are."""
+        return {s.identity: s for s in self.stores.values()}
+
+    def _holds_alone(self, store: Store) -> bool:
+        others = {checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects}
+        return any(checks.is_content(p) and checks.meaning(p) not in others for p in store.objects)
+
+    def empty_removed(self, store: Store) -> None:
+        """A backend that was taken out is used for something else."""
+        assert self.witness is not None
+        agreed = any(e.identity == store.identity for e in self.witness.config.backends)
+        if agreed or self._changing or self._healed or self._holds_alone(store):
+            return
+        self.world.trace("emptied", store.name)
+        self.world.count("removed backend emptied")
         store.wipe()
 
     # the end
@@ -240,12 +337,15 @@ class Play:
 
     def _settle(self, actor: Actor) -> None:
         """All clients, in turns, until nothing changes any more."""
-        clients = [c for c in self.clients if not c.gone]
-        for client in clients:
+        for client in self.clients:
             client.close()
+        self._tell_revoked(actor)
+        clients = [c for c in self.clients if not (c.gone or c.revoked)]
         began = self.world.now
         for number in range(CALM_ROUNDS):
             for client in clients:
+                client.opened(actor)
+                client.link(actor, client.rng())
                 op = client.operate(actor, Step("sync", number), client.rng())
                 client.close()
                 if op.outcome != "ok" and number:
@@ -261,6 +361,20 @@ class Play:
         if op.outcome != "ok":
             raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
         clients[0].close()
+
+    def _tell_revoked(self, actor: Actor) -> None:
+        """Whose device was revoked is told so, and has no part in anything any more."""
+        for client in self.clients:
+            if not client.gone and not client.revoked and client.agreed.is_excluded(client, revoked=True):
+                for _ in range(2):
+                    client.opened(actor)
+                    client.link(actor, client.rng())
+                    op = client.operate(actor, Step("sync", 0), client.rng())
+                    client.close()
+                    if op.outcome == "ok":
+                        raise Violation(f"{client.name} was revoked, and its sync ends as if nothing were")
+                if not client.revoked:
+                    raise Violation(f"{client.name} was revoked, and is told {op.outcome}: {op.error}")
 
     def _name_lies(self, actor: Actor) -> None:
         """After lies that this mode of agreement does not bear: whoever says that all is well is on one history.

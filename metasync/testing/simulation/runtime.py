@@ -181,6 +181,11 @@ class SimRuntime:
             run.task.close()
 
     def _step(self, run: _Run, value: Any, error: BaseException | None) -> None:
+        if self._boot.asleep_until > self._world.now:
+            token = run.token
+            later = self._boot.asleep_until - self._world.now
+            self._world.at(later, lambda: self._step(run, value, error) if run.token == token else None)
+            return
         while not run.ended:
             run.token += 1
             try:

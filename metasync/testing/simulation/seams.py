@@ -11,16 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from metasync.consensus import Change, Decided, State
+from metasync.consensus import Change, Decided, State, ancestry, blockform, entries, learn, logform, witness
+from metasync.consensus import floors as floors_
+from metasync.consensus.entries import Kind
+from metasync.consensus.member import Member
+from metasync.consensus.replay import NEVER
+from metasync.sync import session
 from metasync.sync.session import Session
 from metasync.testing.simulation import runtime
+from metasync.testing.simulation.world import World
 
-_WAITING: Final = ("metasync.store.contents", "metasync.sync.upload", "metasync.sync.check")
+_WAITING: Final = (
+    "metasync.store.contents", "metasync.sync.upload", "metasync.sync.check", "metasync.sync.reconfigure",
+)  # fmt: skip
+_FLOOR_STEP: Final = 4  # versions between floors where there are floors: 1024 in earnest
+_LOGS_KEPT: Final = 6  # and 10,000
 _REMEMBERED_MAX: Final = 4096
 _PURE: Final[tuple[tuple[str, str], ...]] = (
     ("metasync.keys.derive", "derive"),
@@ -28,16 +39,21 @@ _PURE: Final[tuple[tuple[str, str], ...]] = (
     ("metasync.keys.derive", "sign_public"),
     ("metasync.keys.devices", "decode_device_set"),
     ("metasync.consensus.entries", "open_entry"),
+    ("metasync.consensus.entries", "open_block"),
     ("metasync.consensus.entries", "entry_path"),
+    ("metasync.consensus.entries", "block_path"),
     ("metasync.store.index", "decode_segment"),
     ("metasync.store.index", "decode_root"),
 )
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Everything in place; as it was, afterwards. Not for two threads at once."""
+def installed(world: World, *, floors: bool = False) -> Iterator[None]:
+    """Everything in place; as it was, afterwards. Not for two threads at once. `floors`: logs are short-lived."""
     with contextlib.ExitStack() as stack:
+        if floors:
+            _shorten(stack)
+        _count_events(stack, world)
         for module in _WAITING:
             stack.enter_context(mock.patch.object(sys.modules[module], "wait", runtime.wait))
         stack.enter_context(mock.patch.object(Session, "propose", _proposed(Session.propose)))
@@ -46,6 +62,58 @@ def installed() -> Iterator[None]:
                 function = getattr(sys.modules[module_name], name)
                 stack.enter_context(mock.patch.object(sys.modules[module_name], name, remembering(function)))
         yield
+
+
+def _shorten(stack: contextlib.ExitStack) -> None:
+    for module, name in ((entries, "VERSIONS_PER_FOLDER"), (ancestry, "VERSIONS_PER_FOLDER"), (floors_, "STEP"),
+                         (floors_, "BEHIND_LEAST")):  # fmt: skip
+        stack.enter_context(mock.patch.object(module, name, _FLOOR_STEP))
+    stack.enter_context(mock.patch.object(session, "LOGS_KEPT", _LOGS_KEPT))
+    stack.enter_context(mock.patch.dict(floors_.bound_logs.__kwdefaults__, keep=_LOGS_KEPT))
+
+
+def _count_events(stack: contextlib.ExitStack, world: World) -> None:
+    """Notes what nobody else can see: steps of the protocol that are interesting to have been taken."""
+
+    def patch(module: Any, name: str, told: Callable[..., None]) -> None:
+        real = getattr(module, name)
+        task = inspect.isgeneratorfunction(real)
+
+        @functools.wraps(real)
+        def wrapped(*a: Any, **k: Any) -> Any:
+            if task:
+                return watched(real(*a, **k), a)
+            result = real(*a, **k)
+            told(result, *a)
+            return result
+
+        def watched(running: Any, a: Any) -> Any:
+            result = yield from running
+            told(result, *a)
+            return result
+
+        stack.enter_context(mock.patch.object(module, name, wrapped))
+
+    def leapt(result: Any, *_: Any) -> None:
+        if result is not None:
+            world.count("floor jump")
+
+    def claimed(_: Any, m: Any, instance: Any, entry: Any) -> None:
+        if entry.kind is Kind.DECIDED and entry.device_id != m.identity.device_id:
+            world.count("fence met")
+
+    def taken(result: Any, *_: Any) -> None:
+        if result != NEVER:
+            world.count("prepared ahead")
+
+    def accused(_: Any, m: Any, instance: Any, acceptor_id: bytes, why: str) -> None:
+        world.count("liar named")
+
+    patch(learn, "_leap", leapt)
+    patch(logform, "note_claims", claimed)
+    patch(blockform, "note_claims", claimed)
+    patch(Member, "take_prepared", taken)
+    patch(witness, "accuse", accused)
 
 
 @functools.cache

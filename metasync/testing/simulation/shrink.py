@@ -23,7 +23,17 @@ def decode_plan(line: str) -> Plan:
     clients = tuple(ClientPlan(**{**c, "steps": tuple(Step(**s) for s in c["steps"])}) for c in d["clients"])
     faults = tuple(Fault(**f) for f in d["faults"])
     pounces = tuple(Pounce(**p) for p in d["pounces"])
-    return Plan(**{**d, "clients": clients, "faults": faults, "pounces": pounces, "features": tuple(d["features"])})
+    return Plan(
+        **{
+            **d,
+            "clients": clients,
+            "faults": faults,
+            "pounces": pounces,
+            "features": tuple(d["features"]),
+            "liars": tuple((n, tuple(kinds)) for n, kinds in d.get("liars", ())),
+            "blocks": tuple(d.get("blocks", ())),
+        }
+    )
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool], runs_max: int) -> Plan:

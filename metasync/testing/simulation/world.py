@@ -187,6 +187,7 @@ class Boot:
         self.on_call: Callable[[], None] | None = None
         self.proposed: list[bytes] = []
         self.down_s = 0.0  # how long the machine stays down if something from outside killed it
+        self.asleep_until = 0.0  # the machine is suspended: it sends nothing and takes in nothing before that
 
     def step(self) -> None:
         """At every call on what lies outside of the process: here it may die."""
@@ -207,7 +208,14 @@ class Boot:
             hook()
         self.actor.look()
 
+    def suspend(self, seconds: float) -> None:
+        """The machine sleeps, in the middle of whatever it is doing."""
+        world = self.actor.world
+        self.asleep_until = world.now + seconds
+        world.at(seconds, self.actor.look)
+
     def wait(self, until: Callable[[], bool]) -> None:
-        self.actor.wait(lambda: self.dead or until())
+        world = self.actor.world
+        self.actor.wait(lambda: self.dead or (self.asleep_until <= world.now and until()))
         if self.dead:
             raise Crashed
