@@ -81,7 +81,7 @@ def test_rings_of_all_epochs_come(lab: Lab) -> None:
         for _ in range(3):
             rotate(w)
         push(w, "x")
-    push(w, "y")
+    push(w := lab.reopen(w), "y")
     assert names_in(lab, "c") == names_in(lab, "a")
     assert len(names_in(lab, "c", "ring")) == 4
     with away(lab, "a"):  # the sleeper steps from epoch to epoch, each by its ring

@@ -61,7 +61,7 @@ from metasync.config import (  # noqa: E402
 )
 from metasync.consensus import blockform  # noqa: E402
 from metasync.consensus import entries as entries_module  # noqa: E402
-from metasync.consensus.entries import Kind, Round, Seen, seal_block, seal_floor, seal_hint  # noqa: E402
+from metasync.consensus.entries import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint  # noqa: E402
 from metasync.consensus.genesis import encode_birth, seal_genesis  # noqa: E402
 from metasync.consensus.heads import Head, seal_head  # noqa: E402
 from metasync.consensus.member import Remembered, encode_memory  # noqa: E402
@@ -633,12 +633,18 @@ def floors() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
         return case("floor", about, data, expect, **{"acceptor": ACCEPTOR, "floor": 1024, **more})
 
-    below = replace(BASE, v=1022)
-    e = entry(Kind.DECIDED, v=1023, base=below, round=Round(0, bytes(16)), value=replace(X, v=1023, prev=below.hash))
-    good = seal_floor(KEYS, e, ALICE.sign_private, drawn("floor"))
-    yield "floor", one("DECIDED of the last version below it", good, value=e)
+    def floor(v: int) -> tuple[Entry, bytes]:
+        base = replace(BASE, v=v - 1)
+        e = entry(Kind.DECIDED, v=v, base=base, round=Round(0, bytes(16)), value=replace(X, v=v, prev=base.hash))
+        return e, seal_floor(KEYS, e, ALICE.sign_private, drawn("floor"))
+
+    e, good = floor(12_000)
+    yield "floor", one("DECIDED of a version above it", good, value=e)
+    lowest, least = floor(1024)
+    yield "floor-lowest", one("of its own version", least, value=lowest)
+    yield "floor-bad-below", one("of the last version below it", floor(1023)[1], FORMAT)
     yield "floor-bad-other-acceptor", one("another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
-    yield "floor-bad-other-floor", one("of another version", good, FORMAT, floor=2048)
+    yield "floor-bad-other-floor", one("of a version below another floor", good, FORMAT, floor=12_288)
     hinted = seal_hint(KEYS, e, ALICE.sign_private, drawn("hint"))
     yield "floor-bad-hint", one("a hint of that version", hinted, FORMAT)
     yield "floor-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
