@@ -216,10 +216,11 @@ def test_a_ring_of_a_change_that_lost_is_not_spread(lab: Lab) -> None:
         lost = rotation._make(s, opened, slots, (), s.config)
     rotate(w)
     rotate(w)
-    ours = names_in(lab, "b")
-    for n in "ab":
+    ours = names_in(lab, "c")
+    for n in "bc":
+        ring_of(lab, n, 2).unlink()
+    for n in "ab":  # on more backends than the other one
         (folder_of(lab, n) / ring_path(lost.ring).rpartition("/")[2]).write_bytes(lost.ring)
-    ring_of(lab, "c", 2).unlink()
     assert w.check().meta_problems == ()
     assert names_in(lab, "c") == ours
 
@@ -335,6 +336,7 @@ def test_a_backend_removed_and_another_added_after_a_rotation_it_missed(lab: Lab
         push(w, "with e")
         fresh = lab.clone(lab.urls("e", "b"), device="fresh", passphrase=NEW)
         assert tree_of(fresh.directory) == tree_of(w.directory)
+        assert [x.state for x in fresh.device_list().devices if x.this] == ["admitted"]
         push(fresh, "from the fresh one")
         d.pull()
         d.link("e", lab.url("e"))

@@ -64,12 +64,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, device: str, what: Callable[[], o
 # --- a backend that lies
 
 
-def four(lab: Lab) -> tuple[Workspace, Workspace, Workspace]:
+def four(lab: Lab, *, byzantine: bool = True) -> tuple[Workspace, Workspace, Workspace]:
     """Three devices on four backends, of which one may lie."""
     urls = lab.urls("a", "b", "c", "d")
-    w = lab.init(urls)
+    w = lab.init(urls, byzantine=byzantine)
     with w._session("x") as s:
-        assert (s.config.mode, s.config.f) == ("bft", 1)
+        assert (s.config.mode, s.config.f, s.config.quorum) == ("bft" if byzantine else "crash", int(byzantine), 3)
     write(w.directory, {"notes": b"one\n"})
     w.push("first")
     d, p = lab.clone(urls), lab.clone(urls, device="phone")
@@ -119,9 +119,12 @@ def test_one_that_lies_hides_no_revocation(lab: Lab, how: str) -> None:
     assert tree_of(late.directory) == tree_of(d.directory)
 
 
-def test_a_revocation_is_not_complete_on_a_quorum_less_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four that allow for one that lies, three must be closed. Two went away after the decision."""
-    w, d, _ = four(lab)
+@pytest.mark.parametrize("byzantine", [True, False])
+def test_a_revocation_is_not_complete_on_a_quorum_less_one(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, byzantine: bool
+) -> None:
+    """Of four, three must be closed. Two went away after the decision."""
+    w, d, _ = four(lab, byzantine=byzantine)
     base = base_of(w)
     real = Group.fence
 
@@ -149,6 +152,20 @@ def test_following_asks_the_others_when_one_that_lies_gives_the_ring(lab: Lab) -
     d.pull()
     push(d, "x")
     assert d.device_list().epoch == 2
+
+
+def test_a_device_closes_no_version_that_it_had_no_part_in(lab: Lab) -> None:
+    """What it would write there everybody else takes for VOID; and so it must not count it itself."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    base = base_of(w)
+    rotate(w)
+    decided = base_of(w)
+    late = lab.clone(urls, device="late")
+    before = len(lab.objects("a", "px"))
+    with late._session("x") as s, pytest.raises(NoQuorumError, match="older than this device"):
+        s.runtime.run(s.group.fence(base, decided, deadline_s=1.0))
+    assert len(lab.objects("a", "px")) == before
 
 
 # --- stores without an atomic create
