@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,7 +102,7 @@ def enrol(
         for n, why in sorted(_problems(start.out, start.found, start.places, names).items()):
             on_event(Notice(f"{n}: {why}", warning=True))
         if expect is not None:
-            group = _group(start.opening, device, start.certificate, start.found, start.places)
+            group = _group(start.opening, device, start.certificate, start.found)
             _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
         links = {}
         for key, agreed in names.items():
@@ -140,7 +140,7 @@ def _start(
         certificate = device.certified(opening.admin_private, opening.keys.ns_id)
         found: Found = inner.run(bootstrap(opening.keys, list(places)))
         if (not everywhere and found.state.keyring == opening.digest) or _in_force(
-            opening, device, certificate, found, places, inner
+            opening, device, certificate, found, inner
         ):
             return _Start(out, opening, device, certificate, found, places, inner)
     raise ExcludedError(
@@ -155,13 +155,12 @@ def _in_force(
     device: DeviceIdentity,
     certificate: Certificate,
     found: Found,
-    places: Iterable[str],
     runtime: Runtime,
 ) -> bool:
     """True when the newest state that can be learned of names the keyring that was opened."""
     if found.state.epoch >= opening.keys.epoch and found.state.keyring != opening.digest:
         return False
-    group = _group(opening, device, certificate, found, places)
+    group = _group(opening, device, certificate, found)
     try:
         newest: State = runtime.run(group.get_recent(found.state))
     except NoQuorumError:
@@ -171,15 +170,11 @@ def _in_force(
     return newest.keyring == opening.digest
 
 
-def _group(
-    opening: join.Opening, device: DeviceIdentity, certificate: Certificate, found: Found, places: Iterable[str]
-) -> Group:
-    group = Group(
+def _group(opening: join.Opening, device: DeviceIdentity, certificate: Certificate, found: Found) -> Group:
+    return Group(
         opening.keys, device, found.config, found.state.config, found.devices, found.state.devices,
         incarnation=os.urandom(INCARNATION_BYTES), links=found.links, certificate=certificate.encode(),
     )  # fmt: skip
-    group.member.others = tuple(key for key in places if key not in found.links.values())
-    return group
 
 
 def _problems(

@@ -146,6 +146,17 @@ def test_status_tells_of_it_without_asking(lab: Lab, monkeypatch: pytest.MonkeyP
     assert not [x for x in w.status().warnings if "keyring" in x]
 
 
+def test_a_check_while_a_backend_is_away_doubts_no_keys(lab: Lab) -> None:
+    w, _, _ = three(lab)
+    with away(lab, "c"):
+        w = lab.reopen(w)
+        w.check()
+        assert not [x for x in w.status().warnings if "keyring" in x]
+        rotate(w)
+        w.check()
+        assert [x for x in w.status().warnings if x.startswith("c: the newest keyring")]
+
+
 def test_a_damaged_note_costs_a_look(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, _ = three(lab)
     w._db.set(keycopies.NOTE_KEY, b"[1]")

@@ -151,7 +151,9 @@ def _answers(s: Session, name: str) -> bool:
 def _settle(s: Session, state: State, found: Copies) -> None:
     """Deletes what is old, and notes where something is left to do."""
     left = keystore.remove(s, found.old)
-    silent = [n for n in s.names.values() if n not in found.files.names]
+    noted = _noted(s)
+    doubtful = {n for i, n in s.names.items() if i.hex() in noted.pending or noted.epoch != state.epoch}
+    silent = doubtful - found.files.names.keys()  # one that had all of it when it was heard last has it still
     _write_note(s, state.epoch, silent, (*left, *found.lacking))
 
 
