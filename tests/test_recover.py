@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write
 
+from metasync.backends.folder import FolderBackend
 from metasync.consensus import Group, paxos
 from metasync.consensus.entries import Kind
 from metasync.consensus.member import Outcome
 from metasync.effects import Sleep
-from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UsageError
+from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
+from metasync.sync.session import ERA_KEY
 from metasync.workspace import Workspace
 
 __all__ = ["lab"]
@@ -288,3 +291,66 @@ def test_an_interrupted_push_that_was_carried_is_found_again(lab: Lab, monkeypat
     other = lab.reopen(other)
     other.pull()
     assert files(one.directory) == files(other.directory) and files(one.directory)["unsure"] == b"unsure"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """From its nth write on the backend that is left does not answer; then it does, and the same command is run again.
+
+    A power cut is the same for what is on the backend; what the local state keeps is written in whole steps.
+    """
+    monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 0.5})
+    n, cut_off = part, True
+    while cut_off:
+        n += 4
+        left, *gone = (f"{name}{n}" for name in "abc")
+        one = lab.init(lab.urls(left, *gone), replicas=3, device=f"laptop{n}", name=f"docs{n}")
+        lab.hurry(1.5)
+        write(one.directory, {"f": b"1"})
+        one.push()
+        other = lab.clone(lab.urls(left, *gone), device=f"desktop{n}", name=f"docs{n}")
+        one.pull()
+        lose(lab, left)
+        one = lab.reopen(one)
+        write(one.directory, {"only mine": b"mine"})
+        one.push()
+        one.close()
+        bring_back(lab, left)
+        lose(lab, *gone)
+        other = lab.reopen(other)
+        cut_off = recover_until(n, other, gone, monkeypatch)
+        other = lab.reopen(other)
+        with contextlib.suppress(NoQuorumError):
+            other.pull()
+        if other._db.get(ERA_KEY) is None:
+            assert other.recover(gone, PASSPHRASE, confirm=f"docs{n}").era == 1
+        for w in (other, one := lab.reopen(one), other):
+            w.sync()
+        assert files(one.directory) == files(other.directory) and files(other.directory)["only mine"] == b"mine"
+        assert len(list(lab.store(left).rglob("eras/1"))) == 1
+        assert other.check().lost == ()
+        for w in (one, other):
+            w.close()
+    assert n >= 13
+
+
+def recover_until(n: int, w: Workspace, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Recovers, with no answer from the nth write on. -> whether it came to that."""
+    writes = 0
+
+    def dying(real: Any) -> Any:
+        def call(self: Any, *args: Any, **more: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes >= n:
+                raise UnreachableError("the line is dead")
+            return real(self, *args, **more)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for verb in ("put", "create"):
+            patch.setattr(FolderBackend, verb, dying(getattr(FolderBackend, verb)))
+        with contextlib.suppress(MetaSyncError):
+            w.recover(gone, PASSPHRASE, confirm=f"docs{n}")
+    return writes >= n

@@ -28,6 +28,7 @@ from typing import Final
 from metasync.config import Config
 from metasync.consensus import eras, learn
 from metasync.consensus.ancestry import ancestor, fetch_state
+from metasync.consensus.births import read_birth
 from metasync.consensus.entries import ENTRY_BYTES_MAX
 from metasync.consensus.erarecord import (
     RECORD_BYTES_MAX,
@@ -132,6 +133,17 @@ def _left(m: Member, config: Config, lost: Collection[bytes]) -> dict[bytes, str
             next_step="Link it (`metasync backend link`), or name it as lost too.",
         )
     return {a: m.links[a] for _, a in left}
+
+
+def answering(m: Member, enter: Enter, known: State) -> Task:
+    """-> names of the backends that vote after `known` and are what they were, or were retired for the next era."""
+    instance: Instance = yield from enter(known)
+    m.recovering = known.era + 1
+    try:
+        got = yield Gather({name: read_birth(m, instance, a) for a, name in instance.names.items()}, deadline_s=READ_S)
+    finally:
+        m.recovering = 0
+    return {name for name, right in got.items() if right}
 
 
 def retire(m: Member, number: int, old: Config, links: Mapping[bytes, str], digest: bytes = ZERO_HASH) -> Task:

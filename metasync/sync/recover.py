@@ -25,7 +25,7 @@ from metasync.consensus import (
     encode_birth,
 )
 from metasync.consensus.eras import find_record
-from metasync.consensus.recovery import Content, Held, begin, end_era
+from metasync.consensus.recovery import Content, Held, answering, begin, end_era
 from metasync.consensus.recovery import held as look
 from metasync.effects import Op
 from metasync.errors import (
@@ -180,18 +180,13 @@ def _refuse(s: Session, known: State, lost: Collection[bytes]) -> None:
             f"the {len(left)} other voting backends make a quorum of {needed}: nothing is lost for good",
             next_step="`metasync backend remove NAME` takes a dead backend out, one after the other.",
         )
-    s.group.member.recovering = known.era + 1
-    try:
-        standings = s.runtime.run(s.group.read_births(known))
-    finally:
-        s.group.member.recovering = 0
-    well = sorted(name for name, standing in standings.items() if standing.kind == "ok")
+    well = sorted(s.runtime.run(answering(s.group.member, s.group.enter, known)))
     if len(well) >= needed and not s.group.member.tombstones:
         raise UsageError(
             f"{', '.join(well)} answer, which is a quorum of {needed}: the workspace can go on as it is",
             next_step="`metasync backend remove NAME` takes a backend out without losing what it alone knows.",
         )
-    away = {name: standings[name] for name in left if name not in well}
+    away = {name: s.group.standings[name] for name in left if name not in well}
     if away:
         reasons = "; ".join(f"{name}: {x.reason or x.kind}" for name, x in sorted(away.items()))
         raise NoQuorumError(
