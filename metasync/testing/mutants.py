@@ -8,9 +8,12 @@ are for tests alone.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest import mock
 
@@ -23,49 +26,97 @@ from metasync.consensus.states import ZERO_HASH, State
 from metasync.effects import Op, Reply, Task
 from metasync.keys.derive import sha256
 from metasync.testing.simulation.network import SimStore
+from metasync.testing.simulation.plan import Plan
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A rule and how it is broken. `broken()` breaks it for as long as the context is open."""
+    """A rule and how it is broken. `broken()` breaks it for as long as the context is open.
+
+    `fits`: the plan as it is run, or None for one that cannot show anything.
+    """
 
     rule: str
     broken: Callable[[], AbstractContextManager[object]]
+    fits: Callable[[Plan], Plan | None] = lambda plan: plan
 
 
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 MISSING: Final = (
-    "liar-small-quorum", "liar-forges", "void-counts", "void-evidence", "void-newest", "block-no-reread",
-    "block-read-first", "block-owner-no-read", "block-hole", "block-no-journal", "block-learn-once", "no-fence",
-    "no-expiry", "no-confirm", "lone-decided", "revoke-unfenced", "fence-on-removed", "newest-config", "leap",
-    "no-floor", "floor-no-elapsed", "floor-clock-stops", "floor-no-wait", "floor-everywhere", "floor-skips",
-    "learn-no-floor", "read-no-floor", "epoch-name", "era-adopt", "era-drop", "era-no-merge", "era-two-records",
-    "gc-no-rebase-fence", "gc-no-rebase-epoch", "gc-no-rebase-reuse", "gc-no-rebase-delta", "gc-no-depth",
-    "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence", "gc-fence-sinks",
-    "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids", "trim-unverified",
-    "trim-last-only", "trim-any-place",
+    "liar-forges", "void-newest", "newest-config", "leap", "floor-everywhere", "era-adopt", "era-drop", "era-no-merge",
+    "era-two-records", "gc-no-rebase-fence", "gc-no-rebase-epoch", "gc-no-rebase-reuse", "gc-no-rebase-delta",
+    "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",
+    "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
+    "trim-unverified", "trim-last-only", "trim-any-place",
 )  # fmt: skip
 """Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
 
 
-def _mutant(name: str, rule: str) -> Callable[[Callable[[], Iterator[None]]], None]:
+def needs(*features: str) -> Callable[[Plan], Plan | None]:
+    """Plans that have one of these kinds of trouble at all."""
+    return lambda plan: plan if set(features) & set(plan.features) else None
+
+
+def without_wipes(*features: str) -> Callable[[Plan], Plan | None]:
+    """Plans with one of these kinds of trouble, and without what births alone are there for."""
+
+    def fitted(plan: Plan) -> Plan | None:
+        if not set(features) & set(plan.features):
+            return None
+        return replace(
+            plan,
+            faults=tuple(f for f in plan.faults if f.kind != "wipe"),
+            pounces=tuple(p for p in plan.pounces if p.kind != "wipe"),
+        )
+
+    return fitted
+
+
+@contextlib.contextmanager
+def rewritten(owner: Any, name: str, *changes: tuple[str, str]) -> Iterator[None]:
+    """A function, or a method, with parts of its text in the place of others, wherever it is known by its name."""
+    function = inspect.unwrap(getattr(owner, name))
+    text = textwrap.dedent(inspect.getsource(function))
+    for old, new in changes:
+        if old not in text:
+            raise ValueError(f"{name} has changed: {old!r} is not in it")
+        text = text.replace(old, new)
+    made: dict[str, Any] = {}
+    exec(compile("from __future__ import annotations\n" + text, f"<{name}>", "exec"), function.__globals__, made)  # noqa: S102
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(owner, name, made[name]))
+        for module in [m for n, m in sys.modules.items() if n.startswith("metasync.") and m is not owner]:
+            if getattr(module, name, None) is function:
+                stack.enter_context(mock.patch.object(module, name, made[name]))
+        yield
+
+
+def mutant(
+    name: str, rule: str, fits: Callable[[Plan], Plan | None] = lambda plan: plan
+) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Makes what a generator does before and after its `yield` a mutant."""
+
     def keep(body: Callable[[], Iterator[None]]) -> None:
-        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body))
+        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body), fits)
 
     return keep
 
 
-@_mutant("no-promise", "an acceptor accepts below the round it promised")
+@mutant("no-promise", "an acceptor accepts below the round it promised")
 def _no_promise() -> Iterator[None]:
     def effective(promised: Round, votes: Mapping[Round, State], rnd: Round, value: State, base: State) -> bool:
         return (rnd.n != 0 or rnd.incarnation == base.writer) and votes.get(rnd, value) == value
 
-    with mock.patch.object(replay, "accept_effective", effective):
+    asks = (
+        "log.promised > rnd",
+        "log.promised > rnd and kind is Kind.PREPARE",
+    )  # before an entry is written, it is asked too
+    with mock.patch.object(replay, "accept_effective", effective), rewritten(logform, "_standing", asks):
         yield
 
 
-@_mutant("reuse-incarnation", "a process that was started again uses the incarnation of the one before")
+@mutant("reuse-incarnation", "a process that was started again uses the incarnation of the one before")
 def _reuse_incarnation() -> Iterator[None]:
     real = consensus.Group
 
@@ -76,13 +127,13 @@ def _reuse_incarnation() -> Iterator[None]:
         yield
 
 
-@_mutant("small-quorum", "a quorum is so small that two of them need not share an acceptor")
+@mutant("small-quorum", "a quorum is so small that two of them need not share an acceptor")
 def _small_quorum() -> Iterator[None]:
     with mock.patch.object(config, "quorum", lambda n, f: max(1, n // 2)):
         yield
 
 
-@_mutant("no-evidence", "the proposer sends its own value in spite of accepted ones that it saw")
+@mutant("no-evidence", "the proposer sends its own value in spite of accepted ones that it saw")
 def _no_evidence() -> Iterator[None]:
     def evidence(self: Instance) -> State | None:
         return None
@@ -91,7 +142,7 @@ def _no_evidence() -> Iterator[None]:
         yield
 
 
-@_mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
+@mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
 def _low_evidence() -> Iterator[None]:
     def evidence(self: Instance) -> State | None:
         votes = [(rnd, value) for log in self.logs.values() for rnd, value in log.votes.items()]
@@ -101,7 +152,7 @@ def _low_evidence() -> Iterator[None]:
         yield
 
 
-@_mutant("any-owner", "round 0 may be used by whoever knows the base")
+@mutant("any-owner", "round 0 may be used by whoever knows the base")
 def _any_owner() -> Iterator[None]:
     def owns(m: Any, instance: Instance) -> bool:
         return instance.v not in m.rounds_used and instance.top_round() == NEVER
@@ -114,7 +165,7 @@ def _any_owner() -> Iterator[None]:
         yield
 
 
-@_mutant("owner-again", "the owner uses round 0 of one version for two values")
+@mutant("owner-again", "the owner uses round 0 of one version for two values")
 def _owner_again() -> Iterator[None]:
     def owns(m: Any, instance: Instance) -> bool:
         return bool(instance.base.writer == m.incarnation)
@@ -123,7 +174,7 @@ def _owner_again() -> Iterator[None]:
         yield
 
 
-@_mutant("one-vote", "a learner takes one vote for a decision")
+@mutant("one-vote", "a learner takes one vote for a decision")
 def _one_vote() -> Iterator[None]:
     def decided(self: Instance, *, births: bool = True) -> State | None:
         for acceptor_id, log in self.logs.items():
@@ -135,7 +186,7 @@ def _one_vote() -> Iterator[None]:
         yield
 
 
-@_mutant("open-base", "version v+1 is entered on a value of v that was accepted somewhere, not decided")
+@mutant("open-base", "version v+1 is entered on a value of v that was accepted somewhere, not decided")
 def _open_base() -> Iterator[None]:
     real = learn._resolve
 
@@ -154,7 +205,7 @@ def _hashes(instance: Instance, acceptor_id: bytes) -> list[bytes]:
     return log.hashes
 
 
-@_mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
+@mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
 def _climb_blind() -> Iterator[None]:
     def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
         _hashes(instance, acceptor_id).append(ZERO_HASH)
@@ -165,7 +216,7 @@ def _climb_blind() -> Iterator[None]:
         yield
 
 
-@_mutant("overwrite", "the backend's create overwrites")
+@mutant("overwrite", "the backend's create overwrites")
 def _overwrite() -> Iterator[None]:
     def create(self: SimStore, path: str, data: bytes) -> bool:
         self.put(path, data)
@@ -175,7 +226,7 @@ def _overwrite() -> Iterator[None]:
         yield
 
 
-@_mutant("exists-is-mine", '"taken" is read as "mine, and effective"')
+@mutant("exists-is-mine", '"taken" is read as "mine, and effective"')
 def _exists_is_mine() -> Iterator[None]:
     def create(m: Any, op: Op) -> Task:
         reply: Reply = yield op
@@ -185,7 +236,7 @@ def _exists_is_mine() -> Iterator[None]:
         yield
 
 
-@_mutant("jump-index", "an entry is created beyond the first unread index")
+@mutant("jump-index", "an entry is created beyond the first unread index")
 def _jump_index() -> Iterator[None]:
     real = logform.append
 
@@ -199,7 +250,7 @@ def _jump_index() -> Iterator[None]:
         yield
 
 
-@_mutant("no-birth", "births are not checked: a wiped root promises and votes")
+@mutant("no-birth", "births are not checked: a wiped root promises and votes")
 def _no_birth() -> Iterator[None]:
     def read_birth(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
         instance.born.add(acceptor_id)
@@ -210,7 +261,7 @@ def _no_birth() -> Iterator[None]:
         yield
 
 
-@_mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
+@mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
 def _no_birth_promise() -> Iterator[None]:
     def promises(self: Instance, rnd: Round) -> int:
         return sum(log.usable and log.closed is None and log.promised == rnd for log in self.logs.values())
@@ -219,7 +270,7 @@ def _no_birth_promise() -> Iterator[None]:
         yield
 
 
-@_mutant("no-journal", "nothing is noted down before the first ACCEPT")
+@mutant("no-journal", "nothing is noted down before the first ACCEPT")
 def _no_journal() -> Iterator[None]:
     def journal(self: Any) -> Task:
         self.sent = True
@@ -230,7 +281,7 @@ def _no_journal() -> Iterator[None]:
         yield
 
 
-@_mutant("no-settle", "a value that may be decided is not helped to its end before a read says what is newest")
+@mutant("no-settle", "a value that may be decided is not helped to its end before a read says what is newest")
 def _no_settle() -> Iterator[None]:
     def resolve(m: Any, instance: Instance, deadline: float) -> Task:
         return instance.decided()
@@ -240,7 +291,7 @@ def _no_settle() -> Iterator[None]:
         yield
 
 
-@_mutant("half-quorum-read", "a read says what is newest by fewer acceptors than a quorum")
+@mutant("half-quorum-read", "a read says what is newest by fewer acceptors than a quorum")
 def _half_quorum_read() -> Iterator[None]:
     def quiet(self: Instance) -> bool:
         return any(log.usable and a in self.born and a in self.ended and not log.votes for a, log in self.logs.items())
@@ -249,4 +300,4 @@ def _half_quorum_read() -> Iterator[None]:
         yield
 
 
-__all__ = ["MISSING", "MUTANTS", "Mutant"]
+__all__ = ["MISSING", "MUTANTS", "Mutant", "mutant", "needs", "rewritten", "without_wipes"]

@@ -239,6 +239,8 @@ class Client:
         """Errors that no fault in the plan explains."""
         if isinstance(error, ForkError):
             self.world.count("fork named")
+            if not self.agreed.forks:
+                raise Violation(f"{self.name}: {op.kind} calls a sound history a fork: {error.message}") from error
         if isinstance(error, ExcludedError) and self.agreed.is_excluded(self, isinstance(error, RevokedError)):
             self.revoked = True
             self.world.count("revoked told" if isinstance(error, RevokedError) else "excluded told")
@@ -298,7 +300,12 @@ def _clone(w: Workspace, op: Operation, step: Step) -> None:
 
 
 class Agreed:
-    """What a user knows who changes backends or devices; the simulation puts its own in the place of this."""
+    """What a user knows who changes backends or devices; the simulation puts its own in the place of this.
+
+    `forks`: backends do more than this mode of agreement bears.
+    """
+
+    forks = False
 
     def is_excluded(self, client: Client, revoked: bool) -> bool:
         """Whether a device was revoked; if not, whether the keys changed before it was agreed."""
@@ -321,6 +328,9 @@ class Agreed:
     def device(self, number: int) -> bytes:
         """The id of a device."""
         return bytes(16)
+
+    def shut_out(self, device_id: bytes, version: int) -> None:
+        """A device's revocation is complete."""
 
     def store_of(self, w: Workspace, name: str) -> str | None:
         """The store that an agreed backend is."""
@@ -373,8 +383,11 @@ def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
 
 
 def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    op.version = w.device_revoke([agreed.device(step.target).hex()], PASSPHRASE, kdf=CHEAP).version
-    op.pushed = True
+    device_id = agreed.device(step.target)
+    report = w.device_revoke([device_id.hex()], PASSPHRASE, kdf=CHEAP)
+    op.version, op.pushed = report.version, True
+    if report.complete and report.version is not None:
+        agreed.shut_out(device_id, report.version)
     op.notes.append("revoked")
 
 

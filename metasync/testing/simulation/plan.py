@@ -81,6 +81,7 @@ class Pounce:
     cut off    it reaches none of the other providers for a while
     hide       the provider where it just landed is out of reach for everybody for a while
     lonely     the others are
+    swap       the others are, and then that one is in their place
     slow       all that this client sends for a while lies around for up to as long before it lands
     wipe       that provider is emptied, if the budget allows it, and another one hidden
     suspend    the machine of the client that brought it about sleeps, its requests stay on their way
@@ -136,7 +137,7 @@ def make_plan(seed: int) -> Plan:
     beyond = rng.random() < BEYOND_SHARE
     backends = rng.choice((3, 3, 3, 3, 4, 5, 6))
     if "liars" in drawn:
-        backends = rng.choice((4, 4, 5, 6))
+        backends = rng.choice((4, 5, 5, 6))
     drawn -= set(APART if beyond else ())
     drawn -= {"blocks"} if "liars" in drawn else set()
     blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
@@ -204,7 +205,7 @@ def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
 
 
 def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
-    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "slow", "wipe"), rng.randint(1, 4))
+    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "swap", "slow", "wipe"), rng.randint(1, 4))
     kinds += ["suspend"] * 2 * suspend
 
     def one() -> Pounce:

@@ -15,6 +15,7 @@ from metasync.testing.simulation.founding import begin, first_secret, local_stat
 from metasync.testing.simulation.lies import Liar
 from metasync.testing.simulation.network import Lines, Rates, Store
 from metasync.testing.simulation.plan import Fault, Plan, Pounce, Step
+from metasync.testing.simulation.thief import Thief
 from metasync.testing.simulation.witness import Witness
 from metasync.testing.simulation.world import Actor, Boot, Violation, World
 from metasync.workspace import Workspace
@@ -48,6 +49,7 @@ class _Agreed(Agreed):
 
     def __init__(self, play: Play) -> None:
         self._play = play
+        self.forks = play.plan.beyond
 
     @property
     def _witness(self) -> Witness:
@@ -87,6 +89,15 @@ class _Agreed(Agreed):
     def device(self, number: int) -> bytes:
         devices = self._witness.devices.certificates
         return devices[number % len(devices)].device_id
+
+    def shut_out(self, device_id: bytes, version: int) -> None:
+        play = self._play
+        stolen = next(c for c in play.clients if c.secret is not None and c.secret[1].device_id == device_id)
+        assert stolen.secret is not None
+        thief = Thief(play.world, self._witness, stolen.secret)
+        for seconds in (0.0, 0.3, 2.0, 20.0):
+            play.world.at(seconds, lambda: thief.strike(version))
+            play.world.at(seconds, lambda: thief.strike(self._witness.newest.v + 1))
 
     def store_of(self, w: Workspace, name: str) -> str | None:
         entry = w._connections.config.named(name)
@@ -270,6 +281,10 @@ class Play:
         elif pounce.kind == "lonely":
             for other in others:
                 other.down_until = max(other.down_until, until)
+        elif pounce.kind == "swap":
+            for other in others:
+                other.down_until = max(other.down_until, until)
+            self.world.at(pounce.for_s, lambda: self._hide(store, pounce.for_s))
         elif pounce.kind == "suspend" and boot is not None:
             boot.suspend(pounce.for_s)
         elif pounce.kind == "slow":
@@ -277,6 +292,10 @@ class Play:
         elif pounce.kind == "wipe":
             self._wipe(store)
             others[0].down_until = max(others[0].down_until, until)
+
+    def _hide(self, store: Store, seconds: float) -> None:
+        if not self._healed:
+            store.down_until = max(store.down_until, self.world.now + seconds)
 
     def _mend(self, store: Store, what: Iterable[str]) -> None:
         fresh = Rates()

@@ -59,6 +59,7 @@ class _Instance:
     devices: DeviceSet
     least: int
     rounds: set[_Round] = field(default_factory=set)
+    values: dict[_Round, bytes] = field(default_factory=dict)
     moments: set[str] = field(default_factory=set)
     tally: dict[tuple[_Round, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))
     block_votes: bool = False
@@ -88,7 +89,6 @@ class Witness:
         self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
         self._openers = openers
         self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
-        self._values: dict[bytes, State] = {}
         self._instances: dict[int, _Instance] = {}
         self._configs: dict[bytes, Config] = {}
         self._sets: dict[bytes, DeviceSet] = {}
@@ -150,7 +150,7 @@ class Witness:
             store = self.stores[entry.identity]
             lies = store.liar is not None
             acceptors.append(_Acceptor(store, a.acceptor_id, a.birth, v, a.form == "block", lies))
-        least = max(1, config.quorum - sum(a.lies for a in acceptors))
+        least = max(1, (config.n + config.f) // 2 + 1 - sum(a.lies for a in acceptors))
         self._instances[v] = _Instance(base, config, devices, least)
         for acceptor in acceptors:
             for writer in [c.device_id for c in devices.certificates] if acceptor.blocks else [b""]:
@@ -240,7 +240,8 @@ class Witness:
         acceptor.promised = rnd
         acceptor.votes[rnd] = value.hash
         self._rival(instance, rnd)
-        self._values[value.hash] = value
+        if instance.values.setdefault(rnd, value.hash) != value.hash and not self.tolerates_forks:
+            raise Violation(f"two values were proposed in one round of version {acceptor.v}")
         tally = instance.tally[rnd, value.hash]
         tally.add(acceptor.acceptor_id)
         if acceptor.blocks:

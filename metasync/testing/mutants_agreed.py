@@ -1,0 +1,244 @@
+"""Broken rules of what is agreed on beside versions: liars, blocks, backends, keys and floors. See `mutants`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any, Final
+from unittest import mock
+
+from metasync import config
+from metasync.consensus import blockform, floors, learn, logform, reconfig
+from metasync.consensus.births import read_birth
+from metasync.consensus.blocks import Blocks
+from metasync.consensus.group import Group
+from metasync.consensus.instance import Instance
+from metasync.consensus.replay import Log
+from metasync.effects import Now, Task
+from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten, without_wipes
+from metasync.testing.simulation.runtime import SimRuntime
+
+_BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
+
+# Liars and stolen devices.
+
+
+@mutant("liar-small-quorum", "a quorum of crash mode where an acceptor may lie", needs("liars"))
+def _liar_small_quorum() -> Iterator[None]:
+    with mock.patch.object(config, "quorum", lambda n, f: n // 2 + 1):
+        yield
+
+
+@mutant("void-counts", "entries of a device that the base does not admit take effect", needs("rotation"))
+def _void_counts() -> Iterator[None]:
+    with rewritten(Log, "_judged", ("return entry, False", "return entry, True")):
+        yield
+
+
+@mutant("void-evidence", "entries of a device that the base does not admit count as evidence", needs("rotation"))
+def _void_evidence() -> Iterator[None]:
+    more = "self.void += 1\n        if not admitted and entry.kind is Kind.ACCEPT:\n            "
+    with rewritten(Log, "feed", ("self.void += 1", more + "self.accepted = (entry.round, entry.value)")):
+        yield
+
+
+@mutant("lone-decided", "DECIDED in one log is believed", needs("rotation"))
+def _lone_decided() -> Iterator[None]:
+    with rewritten(Instance, "decided", ("closed.items() if count >= self.quorum", "closed.items()")):
+        yield
+
+
+@mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
+def _revoke_unfenced() -> Iterator[None]:
+    def write_decided(self: Group, base: Any, state: Any) -> Task:
+        return len(self.newest_config.acceptors)
+        yield
+
+    with mock.patch.object(Group, "write_decided", write_decided):
+        yield
+
+
+# Blocks.
+
+
+def _just_the_birth(m: Any, instance: Any, acceptor_id: bytes) -> Task:
+    """In the place of a complete read."""
+    began = yield Now()
+    yield from read_birth(m, instance, acceptor_id)
+    instance.note_read(acceptor_id, began)
+
+
+@mutant("block-no-reread", "a block ACCEPT counts for its writer once it stands, without a read after", needs("blocks"))
+def _block_no_reread() -> Iterator[None]:
+    real = blockform._read_all
+
+    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+        read = _just_the_birth if own_too else real
+        return (yield from read(m, instance, acceptor_id))
+
+    with mock.patch.object(blockform, "_read_all", read_all):
+        yield
+
+
+@mutant("block-read-first", "the others' blocks are read before one's own is written", needs("blocks"))
+def _block_read_first() -> Iterator[None]:
+    real, write = blockform._read_all, blockform._write
+
+    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+        read = _just_the_birth if own_too else real
+        return (yield from read(m, instance, acceptor_id))
+
+    def read_and_write(m: Any, instance: Any, acceptor_id: bytes, *message: Any) -> Task:
+        failed = yield from real(m, instance, acceptor_id)
+        return failed or (yield from write(m, instance, acceptor_id, *message))
+
+    with mock.patch.object(blockform, "_read_all", read_all), mock.patch.object(blockform, "_write", read_and_write):
+        yield
+
+
+@mutant("block-owner-no-read", "the owner's round 0 counts on a block acceptor without the read", needs("blocks"))
+def _block_owner_no_read() -> Iterator[None]:
+    old = "failed = yield from _read_all(m, instance, acceptor_id, own_too=True)"
+    new = "failed = yield from (_birth if rnd.n == 0 else _whole)(m, instance, acceptor_id)"
+
+    def whole(m: Any, instance: Any, acceptor_id: bytes) -> Task:
+        return (yield from blockform._read_all(m, instance, acceptor_id, own_too=True))
+
+    with (
+        mock.patch.object(blockform, "_birth", _just_the_birth, create=True),
+        mock.patch.object(blockform, "_whole", whole, create=True),
+        rewritten(blockform, "append", (old, new)),
+    ):
+        yield
+
+
+@mutant("block-hole", "block k+1 is written before block k is confirmed", needs("blocks"))
+def _block_hole() -> Iterator[None]:
+    old, new = "return m.fault(instance, acceptor_id, error)", "return _confirmed(m, instance, acceptor_id, journal)"
+    with rewritten(blockform, "_send", (old, new)):
+        yield
+
+
+@mutant("block-no-journal", "a restarted process writes other bytes under a used name", needs("blocks"))
+def _block_no_journal() -> Iterator[None]:
+    def claim(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        blocks, me = instance.blocks(acceptor_id), m.identity.device_id
+        while not blocks.chains[me].ended:
+            found = yield from blockform._read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx)
+            if isinstance(found, Exception):
+                return m.fault(instance, acceptor_id, found)
+            blockform._take_in(m, instance, acceptor_id, me, [found])
+        return None
+
+    with mock.patch.object(blockform, "_claim", claim):
+        yield
+
+
+@mutant("block-learn-once", "a learner does not read all blocks again after it saw the ACCEPT", needs("blocks"))
+def _block_learn_once() -> Iterator[None]:
+    real = Blocks.judge
+
+    def judge(self: Blocks, before: Any) -> None:
+        real(self, self.known())
+
+    with mock.patch.object(Blocks, "judge", judge):
+        yield
+
+
+# Changes of the backends. Births alone would do against an emptied one: these are broken without them, and nothing else
+# is emptied.
+
+
+def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
+    m.fenced.add(value.hash)
+    return
+    yield
+
+
+@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", without_wipes("reconfig"))
+def _no_fence() -> Iterator[None]:
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfig, "fence", _fence):
+        yield
+
+
+@mutant("no-expiry", "promises and votes collected long ago are counted", without_wipes("reconfig"))
+def _no_expiry() -> Iterator[None]:
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Instance, "is_fresh", return_value=True):
+        yield
+
+
+@mutant("no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum", without_wipes("reconfig"))
+def _no_confirm() -> Iterator[None]:
+    def none(self: Group, base: Any, deadline_s: float) -> Task:
+        return
+        yield
+
+    with (
+        MUTANTS[_BIRTHS].broken(),
+        mock.patch.object(Group, "_make_sure_of_fence", none),
+        mock.patch.object(reconfig, "fence", _fence),
+    ):
+        yield
+
+
+@mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", without_wipes("reconfig"))
+def _fence_on_removed() -> Iterator[None]:
+    stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
+    with MUTANTS[_BIRTHS].broken(), rewritten(reconfig, "fence", stands):
+        yield
+
+
+@mutant("epoch-name", "an absence counts that was found under the name of another key epoch", needs("rotation"))
+def _epoch_name() -> Iterator[None]:
+    with rewritten(learn, "get_recent", ("decided.epoch != current.epoch", "False")):
+        yield
+
+
+# Floors.
+
+_TRUSTED: Final = "(yield from floors.trusted(m, acceptor_id, instance.v))"
+
+
+@mutant("no-floor", "the floor is not looked at before a create is trusted", needs("floors"))
+def _no_floor() -> Iterator[None]:
+    with rewritten(logform, "_beside", (_TRUSTED, "True")), rewritten(logform, "_read_taken", (_TRUSTED, "True")):
+        yield
+
+
+@mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', needs("floors"))
+def _learn_no_floor() -> Iterator[None]:
+    with rewritten(logform, "look", (_TRUSTED, "True")):
+        yield
+
+
+@mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", needs("floors"))
+def _floor_no_elapsed() -> Iterator[None]:
+    with rewritten(floors, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
+        yield
+
+
+@mutant("floor-clock-stops", "time is taken from a clock that stands still while the machine sleeps", needs("floors"))
+def _floor_clock_stops() -> Iterator[None]:
+    def at_once(self: SimRuntime, effect: Any) -> Any:
+        value = real(self, effect)
+        return value - self._boot.slept_s if isinstance(effect, Now) else value
+
+    real = SimRuntime._at_once
+    with mock.patch.object(SimRuntime, "_at_once", at_once):
+        yield
+
+
+@mutant("floor-no-wait", "logs are deleted without the grace", needs("floors"))
+def _floor_no_wait() -> Iterator[None]:
+    kept = floors.bound_logs.__kwdefaults__
+    assert kept is not None
+    with mock.patch.dict(kept, grace_s=0.0):
+        yield
+
+
+@mutant("floor-skips", "an acceptor gets a floor without having the one before", needs("floors"))
+def _floor_skips() -> Iterator[None]:
+    real = floors._create
+    never = FunctionType(real.__code__, {**vars(floors), "STEP": 1 << 62}, real.__name__)
+    with mock.patch.object(floors, "_create", never):
+        yield
