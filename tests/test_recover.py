@@ -334,7 +334,23 @@ def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: p
     assert n >= 13
 
 
-def recover_until(n: int, w: Workspace, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
+def test_a_restart_that_was_begun_is_given_up_when_the_lost_are_back(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = two_devices(lab)
+    lose(lab, "b", "c")
+    one = lab.reopen(one)
+    assert recover_until(4, one, ["b", "c"], monkeypatch, name="docs")
+    bring_back(lab, "b", "c")
+    one = lab.reopen(one)
+    with pytest.raises(UsageError, match="b, c answer, which is a quorum of 2"):
+        one.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    write(one.directory, {"goes on": b"in the old era"})
+    assert one.push().version
+    other = lab.reopen(other)
+    other.pull()
+    assert files(other.directory) == files(one.directory)
+
+
+def recover_until(n: int, w: Workspace, gone: list[str], monkeypatch: pytest.MonkeyPatch, name: str = "") -> bool:
     """Recovers, with no answer from the nth write on. -> whether it came to that."""
     writes = 0
 
@@ -352,5 +368,5 @@ def recover_until(n: int, w: Workspace, gone: list[str], monkeypatch: pytest.Mon
         for verb in ("put", "create"):
             patch.setattr(FolderBackend, verb, dying(getattr(FolderBackend, verb)))
         with contextlib.suppress(MetaSyncError):
-            w.recover(gone, PASSPHRASE, confirm=f"docs{n}")
+            w.recover(gone, PASSPHRASE, confirm=name or f"docs{n}")
     return writes >= n

@@ -181,9 +181,11 @@ def _refuse(s: Session, known: State, lost: Collection[bytes]) -> None:
             next_step="`metasync backend remove NAME` takes a dead backend out, one after the other.",
         )
     well = sorted(s.runtime.run(answering(s.group.member, s.group.enter, known)))
-    if len(well) >= needed and not s.group.member.tombstones:
+    retired = {b.name for b, a in config.acceptors if a.acceptor_id in s.group.member.tombstones}  # by an earlier try
+    voters = [name for name in well if name not in retired]
+    if len(voters) >= needed:
         raise UsageError(
-            f"{', '.join(well)} answer, which is a quorum of {needed}: the workspace can go on as it is",
+            f"{', '.join(voters)} answer, which is a quorum of {needed}: the workspace can go on as it is",
             next_step="`metasync backend remove NAME` takes a backend out without losing what it alone knows.",
         )
     away = {name: s.group.standings[name] for name in left if name not in well}
