@@ -299,10 +299,10 @@ def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: p
 
     A power cut is the same for what is on the backend; what the local state keeps is written in whole steps.
     """
-    monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 0.5})
     n, cut_off = part, True
     while cut_off:
         n += 4
+        monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 30.0})
         left, *gone = (f"{name}{n}" for name in "abc")
         one = lab.init(lab.urls(left, *gone), replicas=3, device=f"laptop{n}", name=f"docs{n}")
         lab.hurry(1.5)
@@ -318,7 +318,9 @@ def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: p
         bring_back(lab, left)
         lose(lab, *gone)
         other = lab.reopen(other)
+        monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 0.5})
         cut_off = recover_until(n, other, gone, monkeypatch)
+        monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 30.0})
         other = lab.reopen(other)
         with contextlib.suppress(NoQuorumError):
             other.pull()
