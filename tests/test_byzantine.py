@@ -214,6 +214,30 @@ def test_created_but_not_kept_is_found_out_by_the_next_process(world: World, ws:
     assert all(kind.kind == "ok" for name, kind in again.standings.items() if name != "b")
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_an_answer_that_is_damaged_on_its_way_names_nobody(world: World, ws: Workspace, first: int) -> None:
+    state = pushed(world, group_of(ws, 1), ws.genesis, b"1")
+    memory = group_of(ws, 2, 1)
+    assert world.do(memory.get_recent(ws.genesis)) == state
+    state = pushed(world, group_of(ws, 3, 2), state, b"2")
+    asked = [0]
+
+    def proxy(who: str, op: Op, store: Store) -> Reply:
+        if op.kind != "get" or "/px/" not in op.path or op.path not in store:
+            return store.do(op)
+        asked[0] += 1
+        return Reply(b"<html>Sign in</html>") if asked[0] == first + 1 else store.do(op)
+
+    world.liars["b"] = proxy
+    again = group_of(ws, 4, 1, memory=memory.memory)
+    assert world.do(again.get_recent(ws.genesis)) == state
+    world.run()
+    assert world.do(again.propose(state, lambda: change(b"3" * 16))).mine
+    world.run()
+    assert asked[0] > first
+    assert again.evidence == ()
+
+
 def test_a_store_that_shows_another_past_is_named_by_what_others_saw_there(world: World, ws: Workspace) -> None:
     """Nothing that this device remembers itself is missing: another device's signed word is what tells."""
     one, two = group_of(ws, 1), group_of(ws, 2, 1)

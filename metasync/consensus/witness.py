@@ -10,6 +10,8 @@ read there is, and so is the word of an admitted device that it read one.
 
 from __future__ import annotations
 
+from typing import Final
+
 from metasync.consensus.entries import (
     ENTRY_BYTES_MAX,
     Entry,
@@ -25,6 +27,8 @@ from metasync.consensus.replay import Log
 from metasync.effects import Op, Reply, Task
 from metasync.errors import FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
+
+AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
 
 
 def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
@@ -42,7 +46,7 @@ def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
         log = instance.logs[acceptor_id]
         if not isinstance(log, Log):
             continue  # its writer's own blocks
-        hashes = log.hashes if seen.v == instance.v else []
+        hashes = log.hashes if seen.v == instance.v and log.usable else []  # else it may have been damaged on its way
         if seen.idx < len(hashes):
             if hashes[seen.idx] != seen.hash:
                 teller = entry.device_id.hex()[:8]
@@ -73,7 +77,10 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         epochs.append(remembered.epoch - 1)  # it may be of the version before a rotation
     for epoch in epochs:
         path = m.seen_place(instance, epoch, seen)
-        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        for _ in range(AUDIT_TRIES):
+            reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+            if reply.error is not None or sha256(reply.value) == seen.hash:
+                break
         if not isinstance(reply.error, NotFoundError):
             break
     if isinstance(reply.error, NotFoundError):
