@@ -26,25 +26,28 @@ from metasync.consensus.states import ZERO_HASH, State
 from metasync.effects import Op, Reply, Task
 from metasync.keys.derive import sha256
 from metasync.testing.simulation.network import SimStore
-from metasync.testing.simulation.plan import Plan
+from metasync.testing.simulation.plan import Plan, Pounce
 
 
 @dataclass(frozen=True)
 class Mutant:
     """A rule and how it is broken. `broken()` breaks it for as long as the context is open.
 
-    `fits`: the plan as it is run, or None for one that cannot show anything.
+    `fits`: the plan as it is run, or None for one that cannot show anything. `beside`: what a failure says that another
+    rule explains which had to be broken along with this one.
     """
 
     rule: str
     broken: Callable[[], AbstractContextManager[object]]
     fits: Callable[[Plan], Plan | None] = lambda plan: plan
+    beside: str = ""
 
 
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 MISSING: Final = (
-    "liar-forges", "void-newest", "newest-config", "leap", "floor-everywhere", "era-adopt", "era-drop", "era-no-merge",
+    "liar-forges", "void-newest", "newest-config", "leap", "floor-everywhere", "floor-clock-stops",
+    "era-adopt", "era-drop", "era-no-merge",
     "era-two-records", "gc-no-rebase-fence", "gc-no-rebase-epoch", "gc-no-rebase-reuse", "gc-no-rebase-delta",
     "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",
     "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
@@ -93,12 +96,12 @@ def rewritten(owner: Any, name: str, *changes: tuple[str, str]) -> Iterator[None
 
 
 def mutant(
-    name: str, rule: str, fits: Callable[[Plan], Plan | None] = lambda plan: plan
+    name: str, rule: str, fits: Callable[[Plan], Plan | None] = lambda plan: plan, beside: str = ""
 ) -> Callable[[Callable[[], Iterator[None]]], None]:
     """Makes what a generator does before and after its `yield` a mutant."""
 
     def keep(body: Callable[[], Iterator[None]]) -> None:
-        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body), fits)
+        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body), fits, beside)
 
     return keep
 
@@ -165,7 +168,13 @@ def _any_owner() -> Iterator[None]:
         yield
 
 
-@mutant("owner-again", "the owner uses round 0 of one version for two values")
+def _swapped(plan: Plan) -> Plan:
+    """The first vote of many versions stands on a provider that is alone, and then hidden: its proposer tries again."""
+    pounces = tuple(Pounce(v, "vote", "swap", 40.0 + v % 3) for v in range(4, 30, 5))
+    return replace(plan, pounces=(*plan.pounces, *pounces))
+
+
+@mutant("owner-again", "the owner uses round 0 of one version for two values", _swapped)
 def _owner_again() -> Iterator[None]:
     def owns(m: Any, instance: Instance) -> bool:
         return bool(instance.base.writer == m.incarnation)

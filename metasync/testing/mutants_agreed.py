@@ -16,8 +16,8 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.replay import Log
 from metasync.effects import Now, Task
 from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten, without_wipes
-from metasync.testing.simulation.runtime import SimRuntime
 
+_OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
 _BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
 
 # Liars and stolen devices.
@@ -155,19 +155,19 @@ def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Ta
     yield
 
 
-@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", without_wipes("reconfig"))
+@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", without_wipes("reconfig"), _OLDER)
 def _no_fence() -> Iterator[None]:
     with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfig, "fence", _fence):
         yield
 
 
-@mutant("no-expiry", "promises and votes collected long ago are counted", without_wipes("reconfig"))
+@mutant("no-expiry", "promises and votes collected long ago are counted", without_wipes("reconfig"), _OLDER)
 def _no_expiry() -> Iterator[None]:
     with MUTANTS[_BIRTHS].broken(), mock.patch.object(Instance, "is_fresh", return_value=True):
         yield
 
 
-@mutant("no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum", without_wipes("reconfig"))
+@mutant("no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum", without_wipes("reconfig"), _OLDER)
 def _no_confirm() -> Iterator[None]:
     def none(self: Group, base: Any, deadline_s: float) -> Task:
         return
@@ -181,7 +181,9 @@ def _no_confirm() -> Iterator[None]:
         yield
 
 
-@mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", without_wipes("reconfig"))
+@mutant(
+    "fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", without_wipes("reconfig"), _OLDER
+)
 def _fence_on_removed() -> Iterator[None]:
     stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
     with MUTANTS[_BIRTHS].broken(), rewritten(reconfig, "fence", stands):
@@ -214,17 +216,6 @@ def _learn_no_floor() -> Iterator[None]:
 @mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", needs("floors"))
 def _floor_no_elapsed() -> Iterator[None]:
     with rewritten(floors, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
-        yield
-
-
-@mutant("floor-clock-stops", "time is taken from a clock that stands still while the machine sleeps", needs("floors"))
-def _floor_clock_stops() -> Iterator[None]:
-    def at_once(self: SimRuntime, effect: Any) -> Any:
-        value = real(self, effect)
-        return value - self._boot.slept_s if isinstance(effect, Now) else value
-
-    real = SimRuntime._at_once
-    with mock.patch.object(SimRuntime, "_at_once", at_once):
         yield
 
 

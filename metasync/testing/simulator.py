@@ -198,7 +198,8 @@ def _caught(name_and_seed: tuple[str, int]) -> tuple[int, str]:
     if plan is None:
         return seed, ""
     with broken.broken():
-        return seed, simulated(plan).failure
+        failure = simulated(plan).failure
+    return seed, "" if broken.beside and broken.beside in failure else failure
 
 
 def run_mutants(names: Sequence[str], first: int, most: int, jobs: int) -> int:

@@ -329,6 +329,9 @@ class Agreed:
         """The id of a device."""
         return bytes(16)
 
+    def revoking(self, client: str) -> None:
+        """A device's revocation begins."""
+
     def shut_out(self, device_id: bytes, version: int) -> None:
         """A device's revocation is complete."""
 
@@ -384,6 +387,7 @@ def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
 
 def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     device_id = agreed.device(step.target)
+    agreed.revoking(op.client)
     report = w.device_revoke([device_id.hex()], PASSPHRASE, kdf=CHEAP)
     op.version, op.pushed = report.version, True
     if report.complete and report.version is not None:

@@ -159,6 +159,9 @@ def make_plan(seed: int) -> Plan:
         clients.append(replace(copied, copy_of=names[original], tick_ns=clients[original].tick_ns,
                                folds=clients[original].folds))  # fmt: skip
     clients = _with_changes(rng, drawn, clients)
+    if "floors" in drawn:
+        clients[0] = _with_sleeps(rng, clients[0], (0.3,), (150, 400))
+        clients[count - 1] = _with_sleeps(rng, clients[count - 1], (0.6, 0.75, 0.9), (31, 40))
     faults = _faults(rng, features, backends, [c.name for c in clients])
     pounces = _pounces(rng, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
     if beyond:
@@ -175,6 +178,17 @@ def make_plan(seed: int) -> Plan:
         more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
     return plan
+
+
+def _with_sleeps(
+    rng: random.Random, client: ClientPlan, where: Iterable[float], days: tuple[float, float]
+) -> ClientPlan:
+    """The client with long pauses after these parts of its plan: who deletes logs, or who finds them deleted."""
+    steps = list(client.steps)
+    for part in where:
+        at = int(part * len(steps))
+        steps[at] = replace(steps[at], pause_s=rng.uniform(*days) * DAY_S)
+    return replace(client, steps=tuple(steps))
 
 
 def _with_changes(rng: random.Random, drawn: set[str], clients: list[ClientPlan]) -> list[ClientPlan]:
@@ -249,7 +263,7 @@ def _client(rng: random.Random, name: str, features: Iterable[str], pushes: int)
 
 def _step(rng: random.Random, kind: str, has: set[str], hurried: bool, edits: int = 0) -> Step:
     pause = rng.expovariate(1 / (0.4 if hurried else 8.0))
-    if "floors" in has and rng.random() < 0.12:
+    if "floors" in has and rng.random() < 0.03:
         pause = rng.uniform(20, 60) * DAY_S
     if "long sleep" in has and rng.random() < 0.05:
         pause = rng.uniform(1, 400) * DAY_S

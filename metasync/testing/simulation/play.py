@@ -90,6 +90,13 @@ class _Agreed(Agreed):
         devices = self._witness.devices.certificates
         return devices[number % len(devices)].device_id
 
+    def revoking(self, client: str) -> None:
+        """One provider is often out of its reach, so that one log stays open."""
+        world = self._play.world
+        if world.rng.random() < 0.7:
+            store = world.rng.choice(list(self._play.stores.values()))
+            store.cut_off[client] = max(store.cut_off.get(client, 0.0), world.now + 20.0)
+
     def shut_out(self, device_id: bytes, version: int) -> None:
         play = self._play
         stolen = next(c for c in play.clients if c.secret is not None and c.secret[1].device_id == device_id)
@@ -359,7 +366,9 @@ class Play:
         for client in self.clients:
             client.close()
         self._tell_revoked(actor)
-        clients = [c for c in self.clients if not (c.gone or c.revoked)]
+        # A device that never was agreed before the keys changed is told to clone anew, or that it cannot go on.
+        left = [c for c in self.clients if not (c.gone or c.revoked)]
+        clients = [c for c in left if not c.agreed.is_excluded(c, revoked=False)]
         began = self.world.now
         for number in range(CALM_ROUNDS):
             for client in clients:

@@ -43,6 +43,7 @@ class Thief:
             keys = open_keys(keys.ns_id, base.epoch)
         incarnation = self._rng.randbytes(16)
         change = Change(op_id=self._rng.randbytes(16))
+        witness.stolen.add(change.op_id)
         value = successor(base, change, skip=self._skip(base), writer=incarnation)
         rnd = Round(HIGH, incarnation)
         messages: list[tuple[Kind, Round, State | None]] = [(Kind.PREPARE, rnd, None), (Kind.ACCEPT, rnd, value)]

@@ -86,6 +86,7 @@ class Witness:
         self.chain = [genesis]
         self.forked = False
         self.tolerates_forks = False
+        self.stolen: set[bytes] = set()  # changes that nobody proposes who may
         self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
         self._openers = openers
         self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
@@ -262,6 +263,8 @@ class Witness:
     def _decide(self, v: int, rnd: _Round, value: State) -> None:
         instance = self._instances[v]
         if instance.decided is None:
+            if value.op_id in self.stolen:
+                raise Violation(f"version {v} is what a stolen device made up")
             instance.decided = value.hash
             self.chain.append(value)
             self.world.trace("decided", v, value.hash.hex()[:16])

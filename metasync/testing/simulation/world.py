@@ -187,7 +187,6 @@ class Boot:
         self.on_call: Callable[[], None] | None = None
         self.proposed: list[bytes] = []
         self.down_s = 0.0  # how long the machine stays down if something from outside killed it
-        self.slept_s = 0.0
         self.asleep_until = 0.0  # the machine is suspended: it sends nothing and takes in nothing before that
 
     def step(self) -> None:
@@ -213,7 +212,6 @@ class Boot:
         """The machine sleeps, in the middle of whatever it is doing."""
         world = self.actor.world
         self.asleep_until = world.now + seconds
-        self.slept_s += seconds
         world.at(seconds, self.actor.look)
 
     def wait(self, until: Callable[[], bool]) -> None:
