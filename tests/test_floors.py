@@ -114,6 +114,25 @@ def test_a_sleeper_gets_past_the_floor(world: World, ws: Workspace, behind: int)
     assert not sleeper.evidence
 
 
+def test_what_a_sleeper_left_in_a_deleted_log_is_no_rollback(world: World, ws: Workspace) -> None:
+    """The create of a machine that slept takes the free index 0, and is not counted. Who remembers what lay there
+    before must not hold the backends to it."""
+    sleeper, group = group_of(ws, 2, 1), group_of(ws, 1)
+    known = push(world, sleeper, ws.genesis, 3)
+    state = push(world, group, known, 1)
+    other = group_of(ws, 4, 2)
+    assert world.do(other.get_recent(ws.genesis)) == state
+    state = push(world, group, state, 60)
+    collect(world, group, state)
+    world.now += 40 * DAY_S
+    assert not world.do(sleeper.propose(known, lambda: change(b"x" * 16))).mine
+    world.run()
+    assert any(f"{ws.acceptor_of('a').hex()}/px/0/" in p for p in world.stores["a"]), "its entry lies there"
+    again = group_of(ws, 5, 2, memory=other.memory)
+    assert world.do(again.get_recent(ws.genesis)) == state
+    assert not again.evidence
+
+
 def test_a_sleeping_owner_does_not_commit_in_the_past(world: World, ws: Workspace) -> None:
     sleeper, group = group_of(ws, 2, 1), group_of(ws, 1)
     known = push(world, sleeper, ws.genesis, 3)

@@ -83,18 +83,18 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
                 break
         if not isinstance(reply.error, NotFoundError):
             break
-    if isinstance(reply.error, NotFoundError):
+    gone = isinstance(reply.error, NotFoundError)
+    if gone or (reply.error is None and sha256(reply.value) != seen.hash):
+        # Below a floor it was deleted, and what a machine that slept has sent since may lie in its place.
         if (yield from _is_below_floor(m, backend, acceptor_id, seen.v)):
-            m.memory.pop(acceptor_id, None)
-            m.unaudited.discard(acceptor_id)
+            if m.memory.get(acceptor_id) is remembered:
+                m.memory.pop(acceptor_id, None)
+                m.unaudited.discard(acceptor_id)
             return True
-        m.suspects[acceptor_id] = f"{_entry(seen)}{told} is gone"
+        m.suspects[acceptor_id] = f"{_entry(seen)}{told} is {'gone' if gone else 'another'}"
         return False
     if reply.error is not None:
         m.fault(instance, acceptor_id, reply.error)
-        return False
-    if sha256(reply.value) != seen.hash:
-        m.suspects[acceptor_id] = f"{_entry(seen)}{told} is another"
         return False
     if m.memory.get(acceptor_id) is remembered:
         m.unaudited.discard(acceptor_id)
