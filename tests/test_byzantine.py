@@ -17,7 +17,7 @@ from test_paxos import History, broken, check, client, patience
 from metasync.config import byzantine_f, quorum
 from metasync.consensus import Group, State
 from metasync.consensus import instance as instance_module
-from metasync.effects import Op, Reply
+from metasync.effects import Op, Reply, Sleep
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError
 
 RUNS = int(os.environ.get("METASYNC_PAXOS_RUNS", "320")) // 2
@@ -265,6 +265,7 @@ def test_a_store_that_shows_another_past_is_named_by_what_others_saw_there(world
 def _looks(group: Group, known: State, times: int) -> Any:
     for _ in range(times):
         known = yield from group.get_recent(known)
+        yield Sleep(6.0)
     return known
 
 

@@ -143,7 +143,7 @@ def test_over_lagging_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, calls:
     nets: list[LaggingBackend] = []
 
     def make(number: int, inner: Backend) -> Backend:
-        nets.append(LaggingBackend(inner, seed=number, lag=(0, 0), monotonic=monotonic))
+        nets.append(LaggingBackend(inner, seed=number + 40, lag=(0, 0), monotonic=monotonic))
         return nets[-1]
 
     Net(monkeypatch, make)
@@ -156,7 +156,7 @@ def test_over_lagging_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, calls:
     settle()
     for net in nets:
         net._lag = (0, calls)
-    converge(lab, one, other, settle=settle)
+    converge(lab, one, other, rounds=8, settle=settle)
     assert sum(net.stale_reads for net in nets) > 0
     versions = {item.version: item for item in one.log()}
     assert {item.version: item for item in other.log()} == versions, "one history"

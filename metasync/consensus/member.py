@@ -94,6 +94,7 @@ class Member:
         self.memory: dict[bytes, Remembered] = {m.seen.acceptor_id: m for m in decode_memory(memory)}
         self.unaudited: set[bytes] = set(self.memory)
         self.told_by: dict[bytes, bytes] = {}  # acceptors whose last entry another device saw, and which device
+        self.told_at: dict[bytes, float] = {}  # and when this device was told
         self.standings: dict[str, Standing] = {}
         self.rolled_back: dict[bytes, str] = {}
         self.replaced: dict[bytes, str] = {}

@@ -24,11 +24,12 @@ from metasync.consensus.entries import (
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
 from metasync.consensus.replay import Log
-from metasync.effects import Op, Reply, Task
+from metasync.effects import Now, Op, Reply, Task
 from metasync.errors import FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
 
 AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
+LAG_S: Final = 5.0  # before an entry that another device has just seen must be there for this one, too
 
 
 def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
@@ -56,6 +57,7 @@ def note_claims(m: Member, instance: Instance, entry: Entry) -> None:
         if old is None or (old.seen.v, old.seen.idx) < (seen.v, seen.idx):
             m.memory[acceptor_id] = Remembered(instance.base.epoch, seen)
             m.told_by[acceptor_id] = entry.device_id
+            m.told_at[acceptor_id] = instance.now
             m.unaudited.add(acceptor_id)
 
 
@@ -91,6 +93,8 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
                 m.memory.pop(acceptor_id, None)
                 m.unaudited.discard(acceptor_id)
             return True
+        if teller and (yield Now()) - m.told_at.get(acceptor_id, 0.0) < LAG_S:
+            return False  # the store may show it a little later to this device than to that one
         m.suspects[acceptor_id] = f"{_entry(seen)}{told} is {'gone' if gone else 'another'}"
         return False
     if reply.error is not None:
