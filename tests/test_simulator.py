@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from metasync.effects import Sleep
 from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
@@ -23,7 +24,10 @@ from metasync.testing.simulation import Plan, Play, checks, make_plan
 from metasync.testing.simulation.client import Operation
 from metasync.testing.simulation.db import SimDb, copied, empty_tables
 from metasync.testing.simulation.disk import SimDisk, Volume
+from metasync.testing.simulation.lies import LIES, Liar
+from metasync.testing.simulation.network import Lines
 from metasync.testing.simulation.plan import Step
+from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.shrink import decode_plan, encode_plan, shrunk
 from metasync.testing.simulation.witness import Witness
 from metasync.testing.simulation.world import Actor, Boot, Crashed, Stuck, Violation, World
@@ -67,10 +71,81 @@ def test_a_batch_counts_what_it_saw(capsys: pytest.CaptureFixture[str]) -> None:
     assert "owner round" in out
 
 
-@pytest.mark.parametrize("name", ["small-quorum", "any-owner", "climb-blind", "overwrite", "no-settle"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small-quorum",
+        "any-owner",
+        "climb-blind",
+        "overwrite",
+        "no-settle",
+        "no-promise",
+        "block-no-reread",
+        "epoch-name",
+    ],
+)
 def test_a_broken_rule_is_caught(name: str) -> None:
-    with MUTANTS[name].broken():
-        assert any(Play(make_plan(seed)).run().failure for seed in range(1, 12))
+    broken = MUTANTS[name]
+    plans = [plan for seed in range(1, 60) if (plan := broken.fits(make_plan(seed))) is not None]
+    with broken.broken():
+        assert any(Play(plan).run().failure for plan in plans[:12])
+
+
+def test_mutants_break_what_they_say_and_mend_it_again() -> None:
+    """Each can be put in and taken out: those that replace parts of a function's text find these parts."""
+    for broken in MUTANTS.values():
+        with broken.broken():
+            pass
+    assert Play(make_plan(3)).run().failure == ""
+
+
+def test_plans_are_within_what_can_be_borne() -> None:
+    for seed in range(400):
+        plan = make_plan(seed)
+        assert not (plan.liars and plan.blocks)
+        assert len(plan.liars) <= (plan.bft and plan.backends >= 4)
+        assert not (plan.beyond and (plan.liars or plan.blocks or plan.spares or plan.floors))
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_what_a_liar_does_with_an_entry(kind: str) -> None:
+    liar, objects = Liar(1, (kind,)), {"f/a/px/0/other": b"other"}
+    said = liar.create("c0", "f/a/px/0/mine", b"mine", objects)
+    if said is None:
+        objects["f/a/px/0/mine"] = b"mine"
+    shown = [liar.get("c0", "f/a/px/0/mine", objects) for _ in range(40)]
+    foreign = [liar.get("c0", "f/a/px/0/other", objects) for _ in range(40)]
+    expected = {
+        "omit": (None, {b"mine", None}, {b"other", None}),
+        "cut": (True, {b"mine"}, {None}),
+        "deaf": (None, {None}, {None}),
+        "apart": (True, {b"mine"}, {b"other"}),
+        "replay": (None, {b"mine", b"other"}, {b"mine", b"other"}),
+        "swap": (None, {b"mine"}, {b"mine", b"other"}),
+        "yes": (True, {None}, {b"other"}),
+    }
+    assert (said, set(shown), set(foreign)) == expected[kind]
+
+
+def test_a_machine_that_sleeps_takes_nothing_in_and_goes_on() -> None:
+    world = World(1)
+    told: list[float] = []
+
+    def body(actor: Actor) -> None:
+        boot = Boot(actor, 1)
+        runtime = SimRuntime(world, boot, "c", Lines(world), {})
+        world.at(1.0, lambda: boot.suspend(100.0))
+
+        def task() -> Any:
+            for _ in range(2):
+                yield Sleep(2.0)
+                told.append(world.now)
+
+        runtime.run(task())
+
+    actor = world.spawn("c", body)
+    world.director.wait(lambda: actor.ended)
+    assert told == [101.0, 103.0]
 
 
 def test_a_failing_seed_is_told_shrunk_and_kept(

@@ -20,6 +20,13 @@ from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten, without_
 _OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
 _BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
 
+
+def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
+    m.fenced.add(value.hash)
+    return
+    yield
+
+
 # Liars and stolen devices.
 
 
@@ -50,11 +57,7 @@ def _lone_decided() -> Iterator[None]:
 
 @mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
 def _revoke_unfenced() -> Iterator[None]:
-    def write_decided(self: Group, base: Any, state: Any) -> Task:
-        return len(self.newest_config.acceptors)
-        yield
-
-    with mock.patch.object(Group, "write_decided", write_decided):
+    with mock.patch.object(reconfig, "fence", _fence):
         yield
 
 
@@ -147,12 +150,6 @@ def _block_learn_once() -> Iterator[None]:
 
 # Changes of the backends. Births alone would do against an emptied one: these are broken without them, and nothing else
 # is emptied.
-
-
-def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
-    m.fenced.add(value.hash)
-    return
-    yield
 
 
 @mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", without_wipes("reconfig"), _OLDER)
