@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from workspace_kit import Lab, flip, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync.errors import NoQuorumError
+from metasync.sync.session import Session
 from metasync.testing.faults import Fault, Plan
 from metasync.workspace import Workspace
 
@@ -235,3 +236,37 @@ def test_a_store_given_twice_is_one_store(lab: Lab) -> None:
     w = lab.reopen(w)
     assert pushes(w) == 3
     assert blamed(w) == {"c"}
+
+
+def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The push was agreed and its answer lost; the file it brought is deleted; a second push scans, and fails."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"kept": b"1"})
+    w.push()
+    d = lab.clone(urls)
+    write(w.directory, {"doubtful": b"2"})
+    propose = Session.propose
+
+    def unheard(self: Session, *change: Any) -> Any:
+        propose(self, *change)
+        raise NoQuorumError("the answer was lost")
+
+    def unsent(self: Session, *change: Any) -> Any:
+        raise NoQuorumError("nobody is there")
+
+    with monkeypatch.context() as m:
+        m.setattr(Session, "propose", unheard)
+        with pytest.raises(NoQuorumError):
+            w.push()
+    (Path(w.directory) / "doubtful").unlink()
+    with monkeypatch.context() as m:
+        m.setattr(Session, "propose", unsent)
+        m.setattr(Session, "settle_journal", lambda self: None)
+        m.setattr(Session, "newest_or_own", lambda self: (self.base(), True))
+        write(w.directory, {"kept": b"3"})
+        with pytest.raises(NoQuorumError):
+            w.push()
+    w.sync()
+    d.pull()
+    assert set(tree_of(d.directory)) == set(tree_of(w.directory)) == {b"kept"}

@@ -72,6 +72,7 @@ class Scan:
     put_rows     rows to store: new, changed, or trusted from now on
     delete_rows  rows to drop: paths neither here nor in the base. A deleted path keeps its row until the base has
                  let go of it, so that a push that failed still knows of the deletion
+    forgotten    those of them that are gone
     deleted      paths of the base that were deleted here
     unreadable   files and directories that can't be read: they keep the base's entry (and all below)
     busy         files that changed while they were read
@@ -86,6 +87,7 @@ class Scan:
     tree: dict[bytes, Entry] = field(default_factory=dict)
     put_rows: dict[bytes, Row] = field(default_factory=dict)
     delete_rows: list[bytes] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
     deleted: list[bytes] = field(default_factory=list)
     unreadable: list[Noted] = field(default_factory=list)
     busy: list[bytes] = field(default_factory=list)
@@ -416,6 +418,7 @@ class _Scanner:
         out.skipped += verdict.notes
         out.missing = verdict.missing
         out.delete_rows += verdict.forgotten + verdict.missing
+        out.forgotten = verdict.forgotten
         for path in out.delete_rows:
             out.put_rows.pop(path, None)
         for path in verdict.kept:

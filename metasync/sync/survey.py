@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from metasync.consensus import JOURNAL_KEY
 from metasync.localdb import State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
@@ -23,10 +24,15 @@ def survey(
 
 
 def store_survey(db: State, seen: Scan) -> None:
-    """Stores what a scan saw: it is true of the disk, whatever becomes of it."""
+    """Stores what a scan saw: it is true of the disk, whatever becomes of it.
+
+    A push whose end is not known may have been agreed with paths that are gone since and that only rows know: these
+    rows stay, because without them nobody deleted what the base then turns out to hold.
+    """
+    stay = set(seen.forgotten) if db.get(JOURNAL_KEY) is not None else set()
     with db.transaction():
         store_rows(db, seen.put_rows.items())
-        db.delete_rows(seen.delete_rows)
+        db.delete_rows([p for p in seen.delete_rows if p not in stay])
         store_texts(db, seen.rules)
         came_back = [p for p, why in db.unplaced().items() if why == MISSING and p in seen.put_rows]
         db.delete_unplaced(came_back)  # by the user's hand: it had no row
