@@ -8,7 +8,6 @@ to the backends are the *code*, which goes from hand to hand. Neither holds a lo
 from __future__ import annotations
 
 import base64
-import binascii
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -71,7 +70,7 @@ def decode_code(text: str) -> Code:
             Way(r.text16(_TEXT_BYTES_MAX), r.text16(_TEXT_BYTES_MAX), r.text16(_TEXT_BYTES_MAX)) for _ in range(r.u8())
         )
         r.end()
-    except (FormatError, binascii.Error) as e:
+    except (FormatError, ValueError) as e:  # binascii.Error among them, and letters that are none of Base64's
         raise UsageError(
             "the invitation is not whole: characters are missing, or were changed", next_step="Copy all of it again."
         ) from e
