@@ -14,6 +14,7 @@ import pytest
 from workspace_kit import Lab, flip, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync.errors import NoQuorumError
+from metasync.sync.rows import load_rows
 from metasync.sync.session import Session
 from metasync.testing.faults import Fault, Plan
 from metasync.workspace import Workspace
@@ -267,6 +268,7 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
         write(w.directory, {"kept": b"3"})
         with pytest.raises(NoQuorumError):
             w.push()
+    assert b"doubtful" in load_rows(w._db), "else nothing tells that it was deleted here"
     w.sync()
     d.pull()
     assert set(tree_of(d.directory)) == set(tree_of(w.directory)) == {b"kept"}
