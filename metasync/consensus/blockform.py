@@ -352,6 +352,8 @@ def _claim(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         _take_in(m, instance, acceptor_id, me, [found])
         if not blocks.usable:
             return Outcome("failed", blocks.poison)
+    if not blocks.usable:  # what was read of the own blocks before may have been damaged on its way
+        return Outcome("failed", blocks.poison)
     another = ends and chain.next_idx == ends and chain.last_hash != sha256(journal.data)
     if another or (chain.next_idx > ends and not overtaken):
         raise _twice(instance, acceptor_id)
