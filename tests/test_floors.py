@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from paxos_world import Workspace, World, change, make_workspace
 
+from metasync.config import Form
 from metasync.consensus import Group, State, ancestry, entries, floors, logform
 from metasync.consensus.entries import Entry, Kind, Round, floor_path, seal_floor
 from metasync.consensus.floors import GRACE_S, Progress
@@ -201,25 +202,50 @@ def test_a_floor_that_no_device_made_stops_nobody(world: World, ws: Workspace) -
         state = push(world, group_of(ws, 3, 1), state, 1)
 
 
-def test_a_floor_by_a_device_that_joined_late(world: World, ws: Workspace) -> None:
-    """It is no device of the versions below the floor; its word is on the newest, which admits it."""
-    group = group_of(ws, 1)
-    state = push(world, group, ws.genesis, 40)
+@pytest.mark.parametrize("form", ["log", "block"])
+def test_a_floor_by_a_device_that_joined_late(world: World, form: Form) -> None:
+    """It is no device of the versions below the floor; its word is on the newest, which admits it. In block form the
+    way back leads over its blocks, whose names hold the writer, of whom a sleeper has not heard yet."""
+    ws = make_workspace(world, forms=dict.fromkeys(NAMES, form))
+    group, disk = group_of(ws, 1), dict[str, bytes]()
+    state = pushed(world, group, ws.genesis, 40, disk)
     newcomer = new_device("late", world.rng.randbytes(DEVICE_ENTROPY_BYTES))
     certificate = newcomer.certified(ws.admin, ws.keys.ns_id)
-    joining = Group(
+    more = ws.devices.with_device(certificate)
+    digest = world.do(group.put_const(state, more.encode()))
+    state = run(world, group.propose(state, lambda: Change(b"j" * 16, devices=digest)), disk).state
+    joined = Group(
         ws.keys, newcomer, ws.config, ws.genesis.config, ws.devices, ws.genesis.devices,
         incarnation=b"late" * 4, links=ws.links, certificate=certificate.encode(),
     )  # fmt: skip
-    digest = world.do(joining.put_const(state, ws.devices.with_device(certificate).encode()))
-    state = world.do(joining.propose(state, lambda: Change(b"j" * 16, devices=digest))).state
-    state = push(world, joining, state, 8)
-    progress = collect(world, joining, state)
+    state = pushed(world, joined, state, 9, {})
+    progress = collect(world, joined, state)
     assert progress.made == 40
-    assert folders(world, ws, "a") == {"5", "6"}
+    if form == "log":
+        assert folders(world, ws, "a") == {"5", "6"}
     sleeper = group_of(ws, 5, 1)
     assert world.do(sleeper.get_recent(ws.genesis)) == state
     assert all(s.kind != "poisoned" for s in sleeper.standings.values())
+
+
+def run(world: World, task: Task, disk: dict[str, bytes]) -> Any:
+    process = world.start("one", task, disk)
+    world.run(lambda: process.done)
+    if process.error is not None:
+        raise process.error
+    return process.result
+
+
+def pushed(world: World, group: Group, base: State, times: int, disk: dict[str, bytes]) -> State:
+    """As `push`, by a device with a disk, which block form asks for."""
+    for _ in range(times):
+        op = (base.v + 1).to_bytes(16, "big")
+        decided = run(world, group.propose(base, lambda op=op: change(op)), disk)
+        assert decided.mine
+        world.do(group.write_hint(base, decided.state))
+        base = decided.state
+    world.run()
+    return base
 
 
 def test_no_floor_is_skipped_on_any_acceptor(world: World, ws: Workspace) -> None:

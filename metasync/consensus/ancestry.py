@@ -23,6 +23,9 @@ from metasync.errors import FormatError
 ERAS_MAX: Final = 8  # an acceptor that is in none of the last eras is not there to be asked
 
 
+WRITERS_MAX: Final = 1024  # devices whose first blocks are asked for
+
+
 def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
     """-> the hash of version `v <= state.v` in the chain that ends with `state`.
 
@@ -91,8 +94,10 @@ def _in_blocks(
     m: Member, instance: Instance, reachable: Sequence[tuple[bytes, str]], epochs: Sequence[int], v: int, digest: bytes
 ) -> list[Copy]:
     """The first blocks of version v + 1 by every device there is, or was."""
-    era, devices = instance.base.era, instance.devices
-    writers = [c.device_id for c in devices.certificates] + list(devices.revoked_ids)
+    era = instance.base.era
+    sets = [instance.devices, *m.device_sets.values()]  # of states ahead, too: who joined later wrote first blocks
+    known = (i for devices in sets for i in (*(c.device_id for c in devices.certificates), *devices.revoked_ids))
+    writers = list(dict.fromkeys(known))[:WRITERS_MAX]
 
     def opener(acceptor_id: bytes, epoch: int, writer: bytes) -> Callable[[bytes], State]:
         base = replace(instance.base, epoch=epoch)

@@ -139,7 +139,7 @@ def make_plan(seed: int) -> Plan:
     if "liars" in drawn:
         backends = rng.choice((4, 5, 5, 6))
     drawn -= set(APART if beyond else ())
-    drawn -= {"blocks"} if drawn & {"liars", "floors"} else set()
+    drawn -= {"blocks"} if "liars" in drawn else set()
     blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
     if blocks:
         drawn -= {"restore"}
