@@ -227,8 +227,14 @@ class Connections:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Linked backends that cannot be had now, and why."""
-        return {n: b.why.message for n, b in self.backends.items() if isinstance(b, AbsentBackend)}
+        """Linked backends that cannot be had now, and why; of removed ones those that may hold what is to be moved."""
+        out = {}
+        for name, backend in self.backends.items():
+            if isinstance(backend, AbsentBackend) and name in self.agreed_names:
+                out[name] = backend.why.message
+            elif isinstance(backend, AbsentBackend) and self.config.prev_config is not None:
+                out[f"{name.partition('~')[0]} (removed)"] = backend.why.message.removeprefix(f"{name}: ")
+        return out
 
     @property
     def is_read_only(self) -> bool:
