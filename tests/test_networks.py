@@ -157,7 +157,8 @@ def test_over_lagging_backends(lab: Lab, monkeypatch: pytest.MonkeyPatch, calls:
     for net in nets:
         net._lag = (0, calls)
     converge(lab, one, other, rounds=8, settle=settle)
-    assert sum(net.stale_reads for net in nets) > 0
+    if calls > 12 or not monotonic:  # else hardly a read follows a write so closely
+        assert sum(net.stale_reads for net in nets) > 0
     versions = {item.version: item for item in one.log()}
     assert {item.version: item for item in other.log()} == versions, "one history"
 
