@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -32,11 +32,8 @@ class Membership:
     directory: Path
     _connections: Connections
 
-    def _operation(self, what: str) -> AbstractContextManager[Session]:
-        raise NotImplementedError
-
-    def _session(self, what: str) -> AbstractContextManager[Session]:
-        raise NotImplementedError
+    _operation: Callable[[str], AbstractContextManager[Session]]
+    _session: Callable[[str], AbstractContextManager[Session]]
 
     def device_list(self) -> DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 class Past:
     """Mixed into `Workspace`. What only these operations need is imported by them: a push does not pay for it."""
 
-    def _operation(self, what: str) -> AbstractContextManager[Session]:
-        raise NotImplementedError
-
-    def _session(self, what: str) -> AbstractContextManager[Session]:
-        raise NotImplementedError
+    _operation: Callable[[str], AbstractContextManager[Session]]
+    _session: Callable[[str], AbstractContextManager[Session]]
 
     # Versions are named as on the command line (`sync.versions`); paths are relative to `directory`, joined by "/".
 
