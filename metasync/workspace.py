@@ -285,8 +285,9 @@ class Workspace(Past, BackendChanges, Membership):
         Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
         """
         with self._operation("pull") as s:
-            s.settle_journal()
-            return pulling.pull(s, s.base(), s.newest(), dry_run=dry_run, force=force)
+            newest = s.newest()
+            s.settle_journal(newest.state)  # it may be a push of this device that never learned its end, or lie on one
+            return pulling.pull(s, s.base(), newest, dry_run=dry_run, force=force)
 
     def sync(self, message: str = "", *, dry_run: bool = False, force: bool = False) -> tuple[PullReport, PushReport]:
         """Pulls and pushes until both sides agree. `force`: see `push` and `pull`."""

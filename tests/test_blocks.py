@@ -288,8 +288,56 @@ def test_decided_closes_an_acceptor() -> None:
     assert p.do(1, fence).kind == "done"
     late, its = p.instance(0, p.ws.genesis), p.groups[0].member
     rnd = Round(9, its.incarnation)
-    assert p.do(0, append(its, late, acceptor, Kind.PREPARE, rnd, None, rnd)).kind == "closed"
+    assert p.do(0, append(its, late, acceptor, Kind.PREPARE, rnd, None, rnd)).kind == "done"
+    blocks = set(p.blocks_on("b"))
+    assert late.promises(rnd) == 1, "it takes nothing any more, which is as good as a promise"
+    other = successor(p.ws.genesis, change(b"2" * 16), skip=decided.skip, writer=its.incarnation)
+    assert p.do(0, append(its, late, acceptor, Kind.ACCEPT, rnd, other, rnd)).kind == "closed"
+    assert p.do(0, append(its, late, acceptor, Kind.ACCEPT, rnd, decided, rnd)).kind == "done"
+    assert set(p.blocks_on("b")) == blocks, "something was written where all is closed"
     assert late.decided() == decided
+
+
+def test_a_version_that_one_of_three_closed_and_voted_for_goes_on() -> None:
+    """The other voter was emptied. What is closed is as good as a promise and a vote, or nobody could ever go on."""
+    p = Place(ALL)
+    decided = p.push(0, p.ws.genesis, b"1")
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    p.do(0, append(m, at, p.ws.acceptor_of("c"), Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER))
+    for path in p.blocks_on("a"):
+        p.world.stores["a"].pop(path)  # as if it had never heard of it
+    p.world.stores["b"].clear()
+    assert p.newest(1) == decided
+
+
+@pytest.mark.parametrize("one_read_is_enough", [False, True])
+def test_closed_is_a_promise_only_when_all_was_read_after_it(
+    monkeypatch: pytest.MonkeyPatch, one_read_is_enough: bool
+) -> None:
+    """A device is read, then it votes, and only then another one closes the acceptor: the vote must be looked for."""
+    if one_read_is_enough:
+        judge = Blocks.judge
+        monkeypatch.setattr(Blocks, "judge", lambda self, before: judge(self, self.known()))
+    p = Place({"b": "block"})
+    voter, closer, learner = chain_order(p)
+    acceptor = p.ws.acceptor_of("b")
+    base = p.ws.genesis
+    at = {i: p.instance(i, base) for i in range(3)}
+    rnd = Round(1, b"w" * 16)
+    value = successor(base, change(b"x" * 16), skip=base.hash, writer=b"w" * 16)
+    steps = iter(range(99))
+
+    def between(op: Op) -> None:
+        if "/bl/" in op.path and next(steps) == 1:
+            for device, kind in ((voter, Kind.ACCEPT), (closer, Kind.DECIDED)):
+                sent = append(p.groups[device].member, at[device], acceptor, kind, rnd, value, rnd)
+                assert p.do(device, sent).kind == "done"
+
+    slowly(p, learner, look(p.groups[learner].member, at[learner], acceptor), between)
+    seen = at[learner].blocks(acceptor)
+    assert seen.closed == value
+    assert seen.shut
+    assert seen.accepted == (None if one_read_is_enough else (rnd, value))
 
 
 # Copies of an identity.

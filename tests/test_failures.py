@@ -263,7 +263,7 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
     (Path(w.directory) / "doubtful").unlink()
     with monkeypatch.context() as m:
         m.setattr(Session, "propose", unsent)
-        m.setattr(Session, "settle_journal", lambda self: None)
+        m.setattr(Session, "settle_journal", lambda self, latest=None: None)
         m.setattr(Session, "newest_or_own", lambda self: (self.base(), True))
         write(w.directory, {"kept": b"3"})
         with pytest.raises(NoQuorumError):
@@ -272,3 +272,62 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
     w.sync()
     d.pull()
     assert set(tree_of(d.directory)) == set(tree_of(w.directory)) == {b"kept"}
+
+
+def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
+    """Two devices at version 2; the first one's push of version 3 was agreed, it did not hear of it, and wrote on."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"f.txt": b"one\n"})
+    w.push()
+    d = lab.clone(urls)
+    w.pull()
+    write(w.directory, {"f.txt": b"pushed\none\n"})
+    propose = Session.propose
+
+    def unheard(self: Session, *change: Any) -> Any:
+        assert propose(self, *change).mine
+        raise NoQuorumError("the answer was lost")
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(Session, "propose", unheard)
+        m.setattr(Session, "remember", lambda self, state: None)
+        with pytest.raises(NoQuorumError):
+            w.push()
+    w = lab.reopen(w)
+    write(w.directory, {"f.txt": b"later\npushed\none\n"})
+    return w, d
+
+
+def test_a_pull_that_hears_of_its_own_push_only_as_it_looks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a first look misses, the next one brings: it is still this device's own push, and no side of a conflict."""
+    w, d = in_doubt(lab)
+    look = Session.ask_newest
+    looks: list[Session] = []
+
+    def late(self: Session, **more: Any) -> Any:
+        looks.append(self)
+        return self.newest_state() if len(looks) == 1 else look(self, **more)
+
+    monkeypatch.setattr(Session, "ask_newest", late)
+    for _ in range(2):
+        assert w.pull().conflicts == ()
+    assert w.push().version == 4
+    d.pull()
+    assert {n.data for n in tree_of(w.directory).values()} == {b"later\npushed\none\n"}
+    assert tree_of(d.directory) == tree_of(w.directory)
+
+
+def test_a_push_that_finds_its_own_push_below_another_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open when it began; then another device has it agreed and pushes on top, before this one looks."""
+    w, d = in_doubt(lab)
+    write(d.directory, {"other": b"other"})
+    assert d.sync()[1].version == 4
+    monkeypatch.setattr(Session, "settle_journal", lambda self, latest=None: None)
+    report = w.push()
+    assert (report.found_again, report.version) == (3, 5)
+    assert report.pulled is not None
+    assert report.pulled.conflicts == ()
+    d.pull()
+    assert {n.data for n in tree_of(w.directory).values()} == {b"later\npushed\none\n", b"other"}
+    assert tree_of(d.directory) == tree_of(w.directory)

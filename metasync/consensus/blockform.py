@@ -191,7 +191,8 @@ def append(
 ) -> Task:
     """Writes one message as this device's next block, then reads all the others. -> Outcome.
 
-    A message that stands already, from a try that was given up, is not written again, only read for.
+    A message that stands already, from a try that was given up, is not written again, only read for; and where DECIDED
+    stands nothing more is written.
     """
     blocks = instance.blocks(acceptor_id)
     if m.backend_of(instance, acceptor_id) is None:
@@ -205,19 +206,23 @@ def append(
     failed = yield from _claim(m, instance, acceptor_id)
     if failed is not None:
         return failed
-    if not blocks.stands(kind, rnd):
+    if blocks.closed is None and not blocks.stands(kind, rnd):
         refused = _refused(m, blocks, kind, rnd, stale)
         failed = refused or (yield from _write(m, instance, acceptor_id, kind, rnd, value))
         if failed is not None:
             return failed
-    before = blocks.known()
-    failed = yield from _read_all(m, instance, acceptor_id, own_too=True)
-    if failed is not None:
-        return failed
-    blocks.judge(before)
+    for _ in range(READS_MAX):
+        before = blocks.known()
+        own_too = blocks.chains[m.identity.device_id].next_idx > 0
+        failed = yield from _read_all(m, instance, acceptor_id, own_too=own_too)
+        if failed is not None:
+            return failed
+        blocks.judge(before)
+        if blocks.closed is None or blocks.shut:
+            break
     instance.note_read(acceptor_id, began)
     m.timed((yield Now()) - began)
-    return vouched(m, instance, acceptor_id, _outcome(blocks, kind, rnd))
+    return vouched(m, instance, acceptor_id, _outcome(blocks, kind, rnd, value))
 
 
 def _barred(m: Member, blocks: Blocks) -> Task:
@@ -234,8 +239,6 @@ def _refused(m: Member, blocks: Blocks, kind: Kind, rnd: Round, stale: Round) ->
     """What is known to speak against a message before it is written."""
     if not blocks.usable:
         return Outcome("failed", blocks.poison)
-    if blocks.closed is not None:
-        return Outcome("closed")
     if kind is not Kind.DECIDED and blocks.promised > rnd:
         return Outcome("rejected")
     if kind is Kind.PREPARE and blocks.promised > stale and blocks.promised.incarnation != m.incarnation:
@@ -243,12 +246,12 @@ def _refused(m: Member, blocks: Blocks, kind: Kind, rnd: Round, stale: Round) ->
     return None
 
 
-def _outcome(blocks: Blocks, kind: Kind, rnd: Round) -> Outcome:
+def _outcome(blocks: Blocks, kind: Kind, rnd: Round, value: State | None) -> Outcome:
     """What came of a message that stands, after a complete read."""
     if kind is Kind.ACCEPT and rnd in blocks.votes:
         return Outcome("done")
     if blocks.closed is not None:
-        return Outcome("done" if kind is Kind.DECIDED else "closed")
+        return Outcome("done" if value in (None, blocks.closed) else "closed")
     return Outcome("done") if kind is Kind.PREPARE and blocks.grants(rnd) else Outcome("rejected")
 
 

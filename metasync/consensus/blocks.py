@@ -8,6 +8,8 @@ acceptor's answer is not in the bytes: it is in *when* they were read.
     PREPARE(r)    is promised once it stands and a complete read that began after that shows no round above r
     ACCEPT(r, x)  counts once it stands, or was seen, and a complete read that began after that shows no round above r
 
+    DECIDED(x)    is as good as any promise once it was seen, and a complete read began after that
+
 A *complete read* asks for every admitted device's blocks to the first that is absent. Of two messages on one acceptor,
 whichever was read for later began its read when the other stood: either the ACCEPT is seen by whoever promises the
 higher round, or the PREPARE is seen by whoever would count the ACCEPT. Once counted, a vote stays counted. What was
@@ -45,6 +47,7 @@ class Known(NamedTuple):
 
     prepares: frozenset[Round]
     accepts: frozenset[Round]
+    closed: bool
 
 
 class Blocks:
@@ -61,6 +64,7 @@ class Blocks:
         self.accepted: tuple[Round, State] | None = None  # in the highest round seen, counted or not
         self.votes: dict[Round, State] = {}  # counted
         self.closed: State | None = None
+        self.shut = False  # closed, and a complete read since then shows what was accepted before
         self.poison = ""
         self.newer = False
         self.fork = False
@@ -103,10 +107,11 @@ class Blocks:
 
     def known(self) -> Known:
         """To be taken before a complete read begins, and given to `judge` after it."""
-        return Known(frozenset(self._prepares), frozenset(self._accepts))
+        return Known(frozenset(self._prepares), frozenset(self._accepts), self.closed is not None)
 
     def judge(self, before: Known) -> None:
         """After a complete read: what stood before it, in the highest round there is, is promised, and counts."""
+        self.shut = self.shut or (before.closed and not self.poison)
         if self.closed is not None or self.poison:
             return
         if self.promised in before.prepares:
@@ -115,8 +120,10 @@ class Blocks:
             self.votes[self.promised] = self._accepts[self.promised]
 
     def undetermined(self) -> bool:
-        """True when one more complete read may count the newest ACCEPT."""
-        return self.usable and self.closed is None and self.promised in self._accepts.keys() - self.votes.keys()
+        """True when one more complete read may count the newest ACCEPT, or the end of this version here."""
+        if self.closed is not None:
+            return self.usable and not self.shut
+        return self.usable and self.promised in self._accepts.keys() - self.votes.keys()
 
     def feed(self, device_id: bytes, data: bytes) -> Entry | None:
         """Takes in the bytes found at a device's next index. Returns the message, None if it poisons.

@@ -16,6 +16,7 @@ from typing import Any, Final
 from metasync.consensus import learn
 from metasync.consensus.ancestry import ancestor
 from metasync.consensus.erarecord import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
+from metasync.consensus.following import rings_on
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, check_config
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
@@ -32,7 +33,7 @@ from metasync.errors import (
 )
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.devices import decode_device_set
-from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_ring
+from metasync.keys.ring import WorkspaceKeys, open_ring
 
 LOOK_S: Final = 5.0  # for records on backends that do not answer
 ERAS_READ_MAX: Final = 8  # of those that a backend lists: what is no record of ours costs no more than that
@@ -160,7 +161,7 @@ def _opened(m: Member, data: bytes, number: int, links: list[str]) -> Task:
         return open_record(m.keys, data, number)
     shut = False
     for link in links:
-        for ring in (yield from _rings(link, epoch)):
+        for ring in (yield from rings_on(link, lambda e: e == epoch)):
             try:
                 keys: WorkspaceKeys = open_ring(ring, m.identity.seal_private, m.keys.ns_id)
                 record = open_record(keys, data, number)
@@ -178,20 +179,6 @@ def _opened(m: Member, data: bytes, number: int, links: list[str]) -> Task:
             next_step="Clone the workspace into a new folder with the passphrase of today.",
         )
     raise FormatError("era record: of an epoch whose keyring cannot be had")
-
-
-def _rings(link: str, epoch: int) -> Task:
-    """-> the keyrings of an epoch that a backend shows."""
-    listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
-    if listed.error is not None:
-        return []
-    names = [item.name for item in listed.value if item.name.startswith(f"ring-{epoch}-")][:RINGS_MAX]
-    out = []
-    for name in names:
-        reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
-            out.append(reply.value)
-    return out
 
 
 def follow(m: Member, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:

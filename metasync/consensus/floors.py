@@ -35,13 +35,13 @@ from metasync.consensus.entries import (
     seal_floor,
     shown_epoch,
 )
-from metasync.consensus.following import find_keys
+from metasync.consensus.following import AGAIN, find_keys
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import const_path, put_everywhere, seal_object
 from metasync.consensus.states import State
 from metasync.effects import Gather, Now, Op, Random, Reply, Task, Work
-from metasync.errors import FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
@@ -85,15 +85,20 @@ def opened(m: Member, instance: Instance) -> Task:
     """-> {acceptor: what its floor says}. One that shows something else in a floor's place is out.
 
     A floor that was made after the keys were changed is opened with the keys of then, which this device looks for.
+    `ExcludedError` when there are keyrings of then, none of them for this device, and without those floors no quorum.
     """
     out: dict[bytes, SignedEntry] = {}
+    shut_out: set[bytes] = set()
     floor = covering(instance.v)
     links = [link for a in instance.names if (link := m.backend_of(instance, a))]
     for acceptor_id, data in instance.floored.items():
         candidates = [m.keys]
         epoch = shown_epoch(data)
         if epoch > m.keys.epoch:
-            candidates += yield from find_keys(m, epoch, links)
+            found, shut = yield from find_keys(m, epoch, links)
+            candidates += found
+            if shut:
+                shut_out.add(acceptor_id)
         why = ""
         for keys in candidates:
             try:
@@ -103,10 +108,19 @@ def opened(m: Member, instance: Instance) -> Task:
             else:
                 m.keys = keys
                 break
-        if acceptor_id not in out:
+        if acceptor_id not in out and acceptor_id not in shut_out:
             if epoch > m.keys.epoch and len(candidates) == 1:
                 why = f"it is sealed with keys of epoch {epoch}, and no keyring gives them to this device"
             m.broken(instance, acceptor_id, f"its floor of version {floor} cannot be read: {why}")
+    if shut_out and len(instance.names) - len(shut_out - out.keys()) < instance.quorum:
+        raise ExcludedError(
+            f"the workspace's keys were changed, and the new ones are not for this device ({m.identity.name}): "
+            "it was revoked, or was never agreed as one of its devices",
+            next_step=AGAIN,
+        )
+    for acceptor_id in shut_out - out.keys():
+        why = f"its floor of version {floor} is sealed with keys that are not for this device"
+        m.broken(instance, acceptor_id, why)
     return out
 
 

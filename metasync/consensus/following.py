@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Final
 
 from metasync.consensus.member import OP_TIMEOUT_S, Member
@@ -46,24 +45,38 @@ def fetch_ring(state: State, links: Sequence[str]) -> Task:
     return get_anywhere(copies, RING_BYTES_MAX, f"the keyring of epoch {state.epoch}")
 
 
+def rings_on(link: str, wanted: Callable[[int], bool]) -> Task:
+    """-> the bytes of the keyrings of epochs that are `wanted`, as they lie on one backend, newest first."""
+    listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
+    names = [item.name for item in listed.value] if listed.error is None else []
+    epochs = {name: epoch for name in names if (epoch := _epoch_of(name)) >= 0 and wanted(epoch)}
+    out = []
+    for name in sorted(epochs, key=epochs.__getitem__, reverse=True)[:RINGS_MAX]:
+        reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+            out.append(reply.value)
+    return out
+
+
 def find_keys(m: Member, epoch: int, links: Sequence[str]) -> Task:
-    """-> all keys that keyrings of this epoch or later, as they lie on backends, hold for this device, newest first.
+    """-> (keys, shut): all keys that keyrings of this epoch or later, as they lie on backends, hold for this device,
+    newest first; and whether there are such that hold none for it.
 
     For records of an epoch whose agreed state, which names its ring, can't be reached one version after the other. Each
     is signed by the admin's keys back to `ns_id`, and holds the keys of older epochs; one that was never agreed may be
     among them, so what is newer than the newest state is dropped in the end (`WorkspaceKeys.until`).
     """
-    found: dict[str, WorkspaceKeys] = {}
+    found: dict[bytes, WorkspaceKeys] = {}
+    shut = False
     for link in links:
-        listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
-        names = [item.name for item in listed.value] if listed.error is None else []
-        rings = {name: e for name in names if name not in found and (e := _epoch_of(name)) >= epoch}
-        for name in sorted(rings, key=rings.__getitem__, reverse=True)[:RINGS_MAX]:
-            reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-            if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
-                with suppress(FormatError, PassphraseError, UpgradeError):
-                    found[name] = open_ring(reply.value, m.identity.seal_private, m.keys.ns_id)
-    return sorted(found.values(), key=lambda keys: keys.epoch, reverse=True)
+        for ring in (yield from rings_on(link, lambda e: e >= epoch)):
+            try:
+                found[sha256(ring)] = open_ring(ring, m.identity.seal_private, m.keys.ns_id)
+            except PassphraseError:
+                shut = True
+            except (FormatError, UpgradeError):
+                continue
+    return sorted(found.values(), key=lambda keys: keys.epoch, reverse=True), shut
 
 
 def _epoch_of(name: str) -> int:

@@ -131,7 +131,7 @@ class Instance:
         One whose log is closed takes nothing any more, which is as good as a promise.
         """
         return sum(
-            log.usable and (log.closed is not None or log.grants(rnd)) and a in self.vouched and self.is_fresh(a)
+            log.usable and (log.shut or log.grants(rnd)) and a in self.vouched and self.is_fresh(a)
             for a, log in self.logs.items()
         )
 
@@ -159,7 +159,7 @@ class Instance:
             if later or (log.closed is not None and log.closed.hash != key):
                 return False
             voted = rnd in log.votes and log.votes[rnd].hash == key
-            held += voted or log.closed is not None
+            held += voted or log.shut
         return held >= self.quorum
 
     def top_round(self) -> Round:

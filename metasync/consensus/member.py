@@ -6,13 +6,24 @@ The requests on acceptors are in `births`, `logform` and `acceptors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 from metasync.codec import Reader, ascending, u8, u16, u32, u64
 from metasync.config import Config
 from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import SEEN_MAX, Entry, Kind, Round, Seen, block_path, entry_path, seal_entry
+from metasync.consensus.entries import (
+    SEEN_MAX,
+    Entry,
+    Kind,
+    Round,
+    Seen,
+    block_path,
+    entry_path,
+    open_block,
+    open_entry,
+    seal_entry,
+)
 from metasync.consensus.erarecord import EraRecord, Tombstone
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER, Log
@@ -144,6 +155,21 @@ class Member:
         if isinstance(instance.logs[seen.acceptor_id], Blocks):
             return block_path(self.keys, epoch, era, seen.acceptor_id, seen.v, self.identity.device_id, seen.idx)
         return entry_path(self.keys, epoch, era, seen.acceptor_id, seen.v, seen.idx)
+
+    def opens(self, instance: Instance, epoch: int, seen: Seen, data: bytes) -> bool:
+        """Whether bytes are an entry of that place at all, whoever made it."""
+        base, me = replace(instance.base, epoch=epoch), self.identity.device_id
+        a, v, idx = seen.acceptor_id, seen.v, seen.idx
+        try:
+            if isinstance(instance.logs[a], Blocks):
+                open_block(self.keys, data, base=base, acceptor_id=a, v=v, device_id=me, idx=idx)
+            else:
+                open_entry(self.keys, data, ns_id=base.ns_id, era=base.era, epoch=epoch, acceptor_id=a, v=v, idx=idx)
+        except FormatError:
+            return False
+        except UpgradeError:
+            pass
+        return True
 
     def seen_elsewhere(self, acceptor_id: bytes) -> tuple[Seen, ...]:
         """For an entry: what other acceptors in log form last showed."""

@@ -79,6 +79,11 @@ class Log:
         """True when nobody can have counted a vote here, as far as the log was read."""
         return not self.votes and self.closed is None
 
+    @property
+    def shut(self) -> bool:
+        """True when nothing is accepted here any more, and all that was is known."""
+        return self.closed is not None
+
     def grants(self, rnd: Round) -> bool:
         """True when `rnd` was promised, and nothing higher since."""
         return self.promised == rnd

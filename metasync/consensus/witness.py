@@ -25,7 +25,7 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
 from metasync.consensus.replay import Log
 from metasync.effects import Now, Op, Reply, Task
-from metasync.errors import FormatError, NotFoundError, UpgradeError
+from metasync.errors import BackendError, FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
 
 AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
@@ -86,7 +86,11 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
         if not isinstance(reply.error, NotFoundError):
             break
     gone = isinstance(reply.error, NotFoundError)
-    if gone or (reply.error is None and sha256(reply.value) != seen.hash):
+    other = reply.error is None and sha256(reply.value) != seen.hash
+    if other and not m.opens(instance, epoch, seen, reply.value):  # on its way, again and again: that is no other entry
+        m.fault(instance, acceptor_id, BackendError(f"{_entry(seen)} is damaged"))
+        return False
+    if gone or other:
         # Below a floor it was deleted, and what a machine that slept has sent since may lie in its place.
         if (yield from _is_below_floor(m, backend, acceptor_id, seen.v)):
             if m.memory.get(acceptor_id) is remembered:

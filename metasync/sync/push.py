@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from metasync.codec import u64
 from metasync.config import Replicate
-from metasync.consensus import JOURNAL_KEY, Change, Ref, decode_journal
+from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, decode_journal
 from metasync.errors import FormatError, MetaSyncError, UpgradeError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
@@ -30,7 +30,7 @@ from metasync.sync.names import unportable
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.reports import Changes, PullReport, PushReport
 from metasync.sync.scan import Scan
-from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session
+from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.upload import Upload, known_in
 
@@ -48,7 +48,7 @@ class _Attempts:
     op_id: bytes
     message: str
     force: bool
-    pending: bytes | None = None
+    pending: Journal | None = None
     found_again: int | None = None
     pulls: list[PullReport] = field(default_factory=list)
     upload: Upload | None = None
@@ -84,7 +84,7 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
     crash.
     """
     journal = s.db.get(JOURNAL_KEY)
-    pending = decode_journal(journal).op_id if journal is not None else None
+    pending = local_value(decode_journal, journal) if journal is not None else None
     text = message.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
     if (length := len(text.encode())) > MESSAGE_BYTES_MAX:
         raise UsageError(
@@ -95,9 +95,9 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
     for _ in range(ATTEMPTS_MAX):
         base = rebased(s, base, newest)
         if newest.state.hash != base.state.hash:
-            if newest.state.op_id == a.pending and newest.state.v == base.state.v + 1:
-                s.adopt(newest.state)
-                a.found_again = newest.state.v
+            base = _found_again(s, base, newest, a)
+            if newest.state.hash == base.state.hash:
+                pass
             elif newest.state.master != base.state.master:
                 a.pulls.append(integrate(s, base, newest, force=force, pushing=True))
             else:
@@ -118,6 +118,20 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
         f"others pushed {ATTEMPTS_MAX} times while this push was trying; nothing is lost, and nothing was pushed",
         next_step="Run again.",
     )
+
+
+def _found_again(s: Session, base: Agreed, newest: Agreed, a: _Attempts) -> Agreed:
+    """What the folder is at, once it is known what became of a push of this device that never learned its end."""
+    journal = a.pending
+    if journal is None or newest.state.v < journal.v:
+        return base
+    a.pending = None
+    own = s.agreed_as(journal, newest.state) if journal.base.hash == base.state.hash else None
+    if own is None:
+        return base
+    s.adopt(own)
+    a.found_again = own.v
+    return newest if own.hash == newest.state.hash else s.load(own)
 
 
 def preview(s: Session, base: Agreed) -> PushReport:

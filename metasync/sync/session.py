@@ -19,6 +19,7 @@ from metasync.consensus import (
     Change,
     Decided,
     Group,
+    Journal,
     Ref,
     State,
     decode_journal,
@@ -400,20 +401,19 @@ class Session:
         self.remember(decided.state)
         return decided
 
-    def settle_journal(self) -> int | None:
-        """The version that an interrupted push was agreed as, if it was; the folder is then at that version."""
+    def settle_journal(self, latest: State | None = None) -> int | None:
+        """The version that an interrupted push was agreed as, if it was; the folder is then at that version.
+
+        `latest`: the newest state, where it was asked for already.
+        """
         data = self.db.get(JOURNAL_KEY)
         if data is None:
             return None
         journal = local_value(decode_journal, data)
-        latest = self.ask_newest()
+        latest = latest or self.ask_newest()
         if latest.v < journal.v and latest.era == journal.base.era:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
-        try:
-            agreed: bool = self.runtime.run(self.group.find_op(latest, journal))
-        except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
-            agreed = False
-        state: State | None = self.runtime.run(self.group.state_at(latest, journal.v)) if agreed else None
+        state = self.agreed_as(journal, latest)
         if state is not None and state.epoch != journal.base.epoch:
             self.group.unfenced.append((journal.base, state))
             self.follow_keys(latest)
@@ -422,6 +422,14 @@ class Session:
         else:
             self.db.set(JOURNAL_KEY, None)
         return journal.v if state is not None and state.master != journal.base.master else None
+
+    def agreed_as(self, journal: Journal, latest: State) -> State | None:
+        """The state that a journalled proposal was decided as; None if it was not, or `latest` is not so far yet."""
+        try:
+            agreed: bool | None = self.runtime.run(self.group.find_op(latest, journal))
+        except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
+            return None
+        return self.runtime.run(self.group.state_at(latest, journal.v)) if agreed else None
 
     def adopt(self, state: State) -> None:
         """Takes an own push that had been agreed unnoticed as what the folder is at.
