@@ -272,7 +272,9 @@ class Workspace(Past, BackendChanges, Membership):
                 return pushing.preview(s, s.base())
             found_again = s.settle_journal()
             newcomers.let_in(s)
-            report = pushing.push(s, s.base(), message, force=force)
+            with newcomers.asking(s):
+                report = pushing.push(s, s.base(), message, force=force)
+            newcomers.let_in(s, late=True)
             space.note_sent(s)
             space.put_back(s)
             keycopies.bring(s)

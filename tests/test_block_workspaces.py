@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
+from workspace_kit import PASSPHRASE, Lab, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync import ways
 from metasync.backends._base import Backend, BackendUrl, LogForm
@@ -126,6 +126,26 @@ def test_of_several_writers_more_than_one_wins() -> None:
 
 
 # Joining.
+
+
+def test_a_device_enters_with_help_when_a_store_in_log_form_is_out(racing: Lab) -> None:
+    """Two in log form would be a quorum; one was emptied, and on the third a device that is not in writes nothing."""
+    urls = racing.urls("dav", "one", "two")
+    w = racing.init(urls)
+    write(w.directory, {"f": b"f"})
+    w.push()
+    wipe(racing.store("one"))
+    racing.hurry(2.0)
+    c = racing.clone(racing.urls("dav", "two"))
+    write(c.directory, {"mine": b"mine"})
+    with pytest.raises(NoQuorumError):
+        c.push()
+    racing.hurry(30.0)
+    write(w.directory, {"f": b"more"})
+    w.push()
+    assert c.sync()[1].version is not None
+    w.pull()
+    assert tree_of(w.directory) == tree_of(c.directory)
 
 
 def test_a_device_is_taken_in_by_one_that_is_in(racing: Lab) -> None:

@@ -11,7 +11,7 @@ from metasync.keys.devices import DeviceSet
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.keys.notes import expired, joined, used_by, without_invitations
 from metasync.sync.invitation import used_up
-from metasync.sync.newcomers import may_enter
+from metasync.sync.newcomers import asking, may_enter
 from metasync.sync.session import INVITED_KEY, LOOK_S, Agreed, Session
 
 
@@ -20,7 +20,8 @@ def arrive(s: Session, *, read_only: bool) -> tuple[Agreed, str]:
     try:
         if read_only or not may_enter(s):
             return s.newest(), ""
-        enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
+        with asking(s):
+            enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
         used_up(s)
         return s.load(s.newest_state()), ""
     except NoQuorumError as e:  # better an older version than none, if that is said

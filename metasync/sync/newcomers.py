@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from metasync.config import Config
@@ -32,16 +33,39 @@ def logs_suffice(config: Config) -> bool:
 
 
 def may_enter(s: Session) -> bool:
-    """True when this device is in, or can have itself agreed. Else it asks those who are in, and says so."""
+    """True when this device is in, or may have itself agreed. Else it asks those who are in, and says so."""
     if logs_suffice(s.config) or s.devices_of(s.ask_newest()).get(s.device.device_id) is not None:
         return True
-    _ask(s)
+    ask(s)
     text = "this device can read, but not push yet: run `metasync push` on one that can, which takes this one in"
     s.listener(Notice(text, warning=True))
     return False
 
 
-def _ask(s: Session) -> None:
+@contextlib.contextmanager
+def asking(s: Session) -> Iterator[None]:
+    """What a device does that may not be in: where it finds no quorum, it asks those who are in."""
+    try:
+        yield
+    except NoQuorumError:
+        state = s.newest_state()
+        if _has_blocks(s.config) and s.devices_of(state).get(s.device.device_id) is None:
+            ask(s)
+        raise
+
+
+def _has_blocks(config: Config) -> bool:
+    return any(a.form == "block" for _, a in config.acceptors)
+
+
+def _logs_work(s: Session) -> bool:
+    """True when acceptors in log form that were not found to be out make a quorum alone."""
+    standings = s.group.standings
+    fine = [e.name for e, a in s.config.acceptors if a.form == "log" and standings[e.name].kind in ("ok", "unknown")]
+    return len(fine) >= s.config.quorum
+
+
+def ask(s: Session) -> None:
     """Leaves this device's certificate where a device that is in will find it."""
     state = s.newest_state()
     head = s.group.write_head(state, head=state.master, prev=state.master, backends=sorted(s.names.values()))
@@ -49,10 +73,15 @@ def _ask(s: Session) -> None:
         s.runtime.run(head)
 
 
-def let_in(s: Session) -> tuple[str, ...]:
-    """Has those agreed who ask to be let in. -> their names. One listing per backend; nothing where they need none."""
-    if logs_suffice(s.config):
+def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
+    """Has those agreed who ask to be let in. -> their names. One listing per backend; nothing where they need none.
+
+    `late`: after a push, which tells which backends are out: for those who could enter by themselves otherwise.
+    """
+    if logs_suffice(s.config) and not (late and _has_blocks(s.config) and not _logs_work(s)):
         return ()
+    if late and not logs_suffice(s.config):
+        return ()  # that was done before
     state = s.newest_state()
     devices = s.devices_of(state)
     if devices.get(s.device.device_id) is None:
