@@ -132,6 +132,7 @@ class Play:
         self._wiped: set[str] = set()
         self._changing = 0  # changes of the backends that are under way
         self._healed = False
+        self._lost: set[Client] = set()  # who can find no quorum any more, by what is not promised
 
     def run(self) -> Outcome:
         """The whole simulation, in this thread and the clients'."""
@@ -376,8 +377,11 @@ class Play:
                 client.link(actor, client.rng())
                 op = client.operate(actor, Step("sync", number), client.rng())
                 client.close()
+                if op.outcome != "ok" and self._cut_off(op):
+                    continue
                 if op.outcome != "ok" and number:
                     raise Violation(f"after all faults, {client.name}'s sync ended with {op.outcome}: {op.error}")
+            clients = [c for c in clients if c not in self._lost]
             if self._agree(clients):
                 self.world.count("rounds to converge", number + 1)
                 break
@@ -390,6 +394,21 @@ class Play:
             raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
         clients[0].close()
 
+    def _cut_off(self, op: Operation) -> bool:
+        """Whether a device asleep over a revocation may find no quorum for good: a promise that is not made.
+
+        The thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one
+        more than the quorum bears in that version. Whoever was awake is past it.
+        """
+        counts = self.world.counts
+        if op.outcome != "NoQuorumError" or not counts["stolen device strikes"]:
+            return False
+        if not (self.plan.liars or counts["wiped"]):
+            return False
+        self._lost |= {c for c in self.clients if c.name == op.client}
+        self.world.count("cut off by a thief and a fault")
+        return True
+
     def _tell_revoked(self, actor: Actor) -> None:
         """Whose device was revoked is told so, and has no part in anything any more."""
         for client in self.clients:
@@ -401,7 +420,7 @@ class Play:
                     client.close()
                     if op.outcome == "ok":
                         raise Violation(f"{client.name} was revoked, and its sync ends as if nothing were")
-                if not client.revoked:
+                if not client.revoked and not self._cut_off(op):
                     raise Violation(f"{client.name} was revoked, and is told {op.outcome}: {op.error}")
 
     def _name_lies(self, actor: Actor) -> None:
