@@ -397,6 +397,7 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     if sent:
         return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
     step = "run again when the backends are reachable"
+    gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
     full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
     if full:
         step = f"free space on {', '.join(full)}, then run again"
@@ -409,6 +410,11 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
         )
     elif any((s := m.standings.get(n)) and s.kind == "unlinked" for n in names):
         step = "tell this device the way to them: metasync backend link NAME URL"
+    elif len(gone) > len(names) - instance.quorum:
+        step = (
+            "if other devices still push, this one slept too long: clone into a new folder and copy there what was not "
+            f"pushed from here; if none does: metasync recover {' '.join(f'--without {n}' for n in gone)}"
+        )
     return NoQuorumError(text, next_step=step)
 
 

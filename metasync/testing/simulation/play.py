@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -395,19 +396,35 @@ class Play:
         clients[0].close()
 
     def _cut_off(self, op: Operation) -> bool:
-        """Whether a device asleep over a revocation may find no quorum for good: a promise that is not made.
+        """Whether a device that slept may find no quorum for good: a promise that is not made.
 
-        The thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one
-        more than the quorum bears in that version. Whoever was awake is past it.
+        A thief closed an acceptor that the fence had not reached, and another one lies or was emptied: that is one more
+        than the quorum bears in that version. Or too many of those that were backends then have been emptied since.
+        Whoever was awake is past it.
         """
         counts = self.world.counts
-        if op.outcome != "NoQuorumError" or not counts["stolen device strikes"]:
+        if op.outcome != "NoQuorumError":
             return False
-        if not (self.plan.liars or counts["wiped"]):
+        robbed = counts["stolen device strikes"] and (self.plan.liars or counts["wiped"])
+        if not robbed and not self._was_emptied(op):
             return False
         self._lost |= {c for c in self.clients if c.name == op.client}
-        self.world.count("cut off by a thief and a fault")
+        self.world.count("cut off by a thief and a fault" if robbed else "slept until too many were emptied")
         return True
+
+    def _was_emptied(self, op: Operation) -> bool:
+        """Whether those who could decide the version that an error names are too few by now."""
+        assert self.witness is not None
+        named = re.match(r"version (\d+): ", op.error)
+        v = int(named[1]) if named else 0
+        if not 0 < v < len(self.witness.chain):  # of what is not decided nobody is past
+            return False
+        config = self.witness.config_of(self.witness.chain[v - 1])
+        left = sum(
+            any(p.endswith(f"/{a.acceptor_id.hex()}/birth") for p in self.stores_by[e.identity].objects)
+            for e, a in config.acceptors
+        )
+        return left < config.quorum
 
     def _tell_revoked(self, actor: Actor) -> None:
         """Whose device was revoked is told so, and has no part in anything any more."""
