@@ -102,7 +102,8 @@ def _block_read_first() -> Iterator[None]:
 @mutant("block-owner-no-read", "the owner's round 0 counts on a block acceptor without the read", needs("blocks"))
 def _block_owner_no_read() -> Iterator[None]:
     old = "failed = yield from _read_all(m, instance, acceptor_id, own_too=own_too)"
-    new = f"if rnd.n == 0:\n            failed = yield from _birth(m, instance, acceptor_id)\n        else:\n            {old}"
+    born = "failed = yield from _birth(m, instance, acceptor_id)"
+    new = f"if rnd.n == 0:\n            {born}\n        else:\n            {old}"
 
     with (
         mock.patch.object(blockform, "_birth", _just_the_birth, create=True),
