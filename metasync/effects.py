@@ -21,11 +21,21 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Literal, TypeAlias
 
 from metasync.errors import BackendError
 
 OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space"]
+
+
+class Urgency(IntEnum):
+    """Which calls on one backend go first; of equal ones the cheaper, and no call waits for ever."""
+
+    NOW = 0  # agreement, and whatever somebody waits for: small
+    SOON = 1  # the files of a pull or a clone, the packs of a push
+    LATER = 2  # what nobody waits for: further copies, healing, moving
+
 
 DUE: ContextVar[float | None] = ContextVar("due", default=None)
 """When nobody will wait any more for the `Op` that this thread carries out, on the clock of `Now`; None: for ever."""
@@ -53,14 +63,19 @@ class Op:
     length: int | None = None
     max_bytes: int = 1 << 26
     timeout_s: float = 30.0
+    urgency: Urgency = Urgency.NOW
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The outcome of an `Op`: a value, or the error it ended with. A timeout is an `UnreachableError`."""
+    """The outcome of an `Op`: a value, or the error it ended with. A timeout is an `UnreachableError`.
+
+    `seconds`: how long the backend took, without the time the call waited for its turn; 0 where nobody measured.
+    """
 
     value: Any = None
     error: BackendError | None = None
+    seconds: float = 0.0
 
 
 Task: TypeAlias = Generator[Any, Any, Any]

@@ -473,14 +473,17 @@ class Runtime:
 
 def call(backend: Calls, op: Op) -> Reply:
     """One call, in this thread. Whatever a backend does wrong becomes a `BackendError`."""
+    began = time.perf_counter()
+    value: Any = None
+    error: BackendError | None = None
     try:
-        return Reply(_checked(op, _dispatch(backend, op)))
+        value = _checked(op, _dispatch(backend, op))
     except BackendError as e:
-        return Reply(error=e)
+        error = e
     except BaseException as e:  # noqa: BLE001  # a fault of a third party's provider must not hang a task
         error = BackendError(f"{op.backend}: {op.kind} {op.path} failed inside the provider: {type(e).__name__}: {e}")
         error.__cause__ = e
-        return Reply(error=error)
+    return Reply(value, error, time.perf_counter() - began)
 
 
 def _dispatch(backend: Calls, op: Op) -> Any:
