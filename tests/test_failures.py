@@ -14,6 +14,8 @@ import pytest
 from workspace_kit import Lab, flip, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync.errors import NoQuorumError
+from metasync.sync import push as push_module
+from metasync.sync import replaced as replaced_module
 from metasync.sync.rows import load_rows
 from metasync.sync.session import Session
 from metasync.testing.faults import Fault, Plan
@@ -331,3 +333,41 @@ def test_a_push_that_finds_its_own_push_below_another_one(lab: Lab, monkeypatch:
     d.pull()
     assert {n.data for n in tree_of(w.directory).values()} == {b"later\npushed\none\n", b"other"}
     assert tree_of(d.directory) == tree_of(w.directory)
+
+
+def test_what_was_packed_and_never_agreed_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push packs a file, loses the race, and has its copy gone when it tries again: the index names it, no tree."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"f": b"first"})
+    w.push()
+    d = lab.clone(urls)
+    w.pull()
+    write(d.directory, {"f": b"theirs"})
+    write(w.directory, {"f": b"ours", "more": b"more"})
+    attempt, propose = push_module._attempt, Session.propose
+    tries: list[str] = []
+
+    def raced(s: Session, *more: Any) -> Any:
+        if s.tree.root == os.fsencode(w.directory):
+            tries.append("a try")
+            if len(tries) == 2:
+                (Path(w.directory) / "f.conflict.1").unlink()
+        return attempt(s, *more)
+
+    def late(self: Session, *change: Any) -> Any:
+        monkeypatch.setattr(Session, "propose", propose)
+        d.push()
+        return propose(self, *change)
+
+    monkeypatch.setattr(push_module, "_attempt", raced)
+    monkeypatch.setattr(Session, "propose", late)
+    w.push()
+    assert len(tries) == 2
+    replaced = Path(w.directory) / ".metasync" / "replaced"
+    assert b"ours" in {p.read_bytes() for p in replaced.iterdir()}
+    monkeypatch.setattr(replaced_module, "QUIET_NS", -(10**12))
+    w.pull()
+    left = {p.read_bytes() for p in replaced.iterdir()}
+    assert b"ours" in left
+    assert b"first" not in left

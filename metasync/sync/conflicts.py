@@ -195,7 +195,7 @@ def _carried_out(
     s = history.s
     s.listener(Phase("checkout"))
     changes = [Change(p, e, here.rows.get(p) if p in here.scan.tree else None) for p, e in new.items()]
-    mark_agreed(history, changes, here.scan)
+    mark_agreed(s, changes, here)
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, version=version, own=True, reason=LATE)
     try:

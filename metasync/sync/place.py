@@ -14,7 +14,7 @@ from metasync.sync.absence import Noted
 from metasync.sync.dirmodes import DirModes, down_to
 from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
 from metasync.sync.merge import conflict_name
-from metasync.sync.names import is_spelling
+from metasync.sync.names import is_spelling, key
 from metasync.sync.plan import LEFT, Applied, Change, Plan
 from metasync.sync.replaced import COPIES_MAX, move_aside
 from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
@@ -68,7 +68,7 @@ class Placer:
         self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
         self.replaced = tree.state_dir(b"replaced")
-        self.paths = {change.path for change in plan.changes}
+        self.paths = {key(change.path, tree.rules) for change in plan.changes}  # as this disk tells names apart
 
     def run(self) -> Applied:
         """Brings the tree to the plan. `WorkspaceError`: the disk failed; the plan can be run again."""
@@ -390,7 +390,7 @@ class Placer:
         """Gives what lies at `name` in `fd` the name of a conflict copy of `path`."""
         for n in range(1, COPIES_MAX):
             copy = conflict_name(path, n)
-            if copy in self.paths:
+            if key(copy, self.tree.rules) in self.paths:
                 continue
             conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
             if move_aside(self.tree, self.db, name, fd, conflict):

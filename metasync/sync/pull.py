@@ -17,6 +17,7 @@ from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.store.contents import Contents
 from metasync.sync import guard, twins
+from metasync.sync.changes import same_bytes
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
@@ -25,7 +26,7 @@ from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
-from metasync.sync.session import AGREED_MARK, BASE_KEY, KEPT_KEY, META_KIND, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.session import BASE_KEY, KEPT_KEY, UNFINISHED_KEY, Agreed, Session
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
@@ -182,10 +183,10 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     changes = [
         Change(p, e, None if p in gone else replaceable(plan.rows.get(p), tree.get(p), e)) for p, e in merged.items()
     ]
-    s.db.put_objects(
-        (was.content, META_KIND, AGREED_MARK)
+    s.note_agreed(
+        was.content
         for p in merged
-        if (was := plan.base.get(p)) is not None and was.root and p in plan.rows and plan.rows[p].entry == was
+        if (was := plan.base.get(p)) is not None and was.kind is not Kind.DIR and same_bytes(was, tree.get(p))
     )
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, commit, version=target.state.v)

@@ -223,6 +223,8 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         s.db.set(JOURNAL_KEY, None)
         s.db.set(STORED_KEY, None)
         s.drop_kept()
+        if master is not None:
+            s.note_replaced(seen.tree)
     s.after_commit(base.state, decided.state)
     policy = base.config.policy(0)
     return replace(

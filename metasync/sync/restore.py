@@ -33,7 +33,7 @@ from metasync.sync.pull import ROUNDS_MAX, noted, summary
 from metasync.sync.reports import ConflictReport
 from metasync.sync.rows import Row, is_unchanged, load_rows, row_of
 from metasync.sync.scan import Scan
-from metasync.sync.session import AGREED_MARK, META_KIND, Agreed, Session
+from metasync.sync.session import Agreed, Session
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.versions import Version, required, resolve
 
@@ -246,7 +246,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
     changes = [
         Change(p, e, None if p in gone or p in plan.unsaved else here.expected(p, e)) for p, e in plan.new.items()
     ]
-    mark_agreed(history, changes, here.scan)
+    mark_agreed(s, changes, here)
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(
         changes,
@@ -282,13 +282,14 @@ def sources(seen: Scan) -> dict[bytes, bytes]:
     return {e.content: p for p, e in seen.tree.items() if e.kind is Kind.FILE and p not in seen.busy}
 
 
-def mark_agreed(history: History, changes: Sequence[Change], seen: Scan) -> None:
-    """Notes of large files that are about to be replaced that a version holds them: no index names them by content."""
-    index = history.newest.index
-    history.s.db.put_objects(
-        (was.content, META_KIND, AGREED_MARK)
+def mark_agreed(s: Session, changes: Sequence[Change], here: Here) -> None:
+    """Notes of what is about to be replaced that a version holds it, where one does: then it need not be kept."""
+    s.note_agreed(
+        ours.content
         for change in changes
-        if (was := seen.tree.get(change.path)) is not None and was.root and was.root in index
+        if (ours := here.scan.tree.get(change.path)) is not None
+        and ours.kind is not Kind.DIR
+        and (same_bytes(here.base.get(change.path), ours) or here.restored.get(change.path) == ours.content)
     )
 
 

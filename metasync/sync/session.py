@@ -6,7 +6,7 @@ Also the one place that knows how agreed states become configs, indexes and tree
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeVar
@@ -71,7 +71,7 @@ FLOORS_KEY: Final = "floors"  # how far this device is with deleting old logs
 INVITED_KEY: Final = "invited"  # until a device is agreed that came by an invitation: a secret of its own, and whose
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
-AGREED_MARK: Final = b"agreed"  # cached under the hash of a content of several chunks that a decided version holds
+AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
 
 T = TypeVar("T")
@@ -444,8 +444,19 @@ class Session:
 
     def drop_kept(self) -> None:
         """Forgets what merges had staged: an agreed version holds it now."""
+        staged = [i for i, _, _ in self.db.staged()]
+        self.note_agreed(staged)  # small texts: their contents are their blobs
         self.db.set(KEPT_KEY, None)
-        self.db.clear_staged([i for i, _, _ in self.db.staged()])
+        self.db.clear_staged(staged)
+
+    def note_agreed(self, contents: Iterable[bytes]) -> None:
+        """Notes that the tree of a decided version holds these contents: what was replaced of them may go (D8)."""
+        self.db.put_objects((content, META_KIND, AGREED_MARK) for content in contents)
+
+    def note_replaced(self, tree: Mapping[bytes, Entry]) -> None:
+        """The same, of what lies among the replaced files, where this tree, which is decided, holds it."""
+        if replaced := {r.content for r in self.db.replaced()}:
+            self.note_agreed(replaced & {e.content for e in tree.values()})
 
     def config_of(self, state: State) -> Config:
         """The config that a decided state names."""
@@ -481,7 +492,8 @@ class Session:
         contents = self.contents(agreed)
 
         def known(content: bytes, size: int, path: bytes) -> bool:
-            if size == 0 or content in contents.index or self.db.get_object(content) == AGREED_MARK:
+            # The index is not asked: it may name what a push read, packed, and found gone before it was agreed.
+            if size == 0 or self.db.get_object(content) == AGREED_MARK:
                 return True
             return content in self._agreed_contents(agreed, contents)
 
@@ -494,7 +506,7 @@ class Session:
         return settle(self.tree, self.db, self.tree.clock_ns(), known, hash_file, agreed.state.v)
 
     def _agreed_contents(self, agreed: Agreed, contents: Contents) -> set[bytes]:
-        """Content hashes of the agreed tree: files of several chunks, and links, are in no index by these."""
+        """Content hashes of the agreed tree."""
         if self._known_contents is None or self._known_contents[0] != agreed.state.hash:
             tree = self.flat(agreed, contents)
             self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
