@@ -13,7 +13,7 @@ the device knows, and an acceptor must still show the last entry that it was see
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from metasync.consensus.entries import (
     open_hint,
 )
 from metasync.consensus.floors import opened
-from metasync.consensus.following import fetch_ring
+from metasync.consensus.following import find_keys
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.paxos import BehindFloorError, look_around, no_quorum, settle
@@ -42,10 +42,8 @@ from metasync.errors import (
     FormatError,
     NoQuorumError,
     NotFoundError,
-    PassphraseError,
     UpgradeError,
 )
-from metasync.keys.ring import open_ring
 
 GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
 GALLOP_GROWTH: Final = 16
@@ -209,8 +207,9 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: i
                 good.add(acceptor_id)
             if value.v > max(current.v, best[acceptor_id].v if acceptor_id in best else 0):
                 best[acceptor_id] = value
-    yield from _take_keys(m, instance, best.values())
     found = yield from _shown_by_enough(m, instance, current, best, enough)
+    if found is None and best:
+        found = yield from _shown_with_newer_keys(m, instance, current, best, enough)
     for acceptor_id in [a for a in floors if a not in good]:
         m.broken(instance, acceptor_id, "its floor is not one that a device of the workspace made")
     instance.floored.clear()
@@ -222,19 +221,23 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: i
     return found
 
 
-def _take_keys(m: Member, instance: Instance, states: Iterable[State]) -> Task:
-    """Takes the keys of the newest epoch that these states are in: the way back may be sealed with them.
+def _shown_with_newer_keys(
+    m: Member, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
+) -> Task:
+    """The same with keys of later epochs: old states are sealed anew where a floor is made again after a rotation.
 
-    Only what is shown; the keys of what turns out to be agreed are followed afterwards, whatever was taken here.
+    Whatever is taken here, the keys of what turns out to be agreed are followed afterwards.
     """
     links = [link for a in instance.names if (link := m.backend_of(instance, a))]
-    newer = {(s.epoch, s.keyring): s for s in states if s.epoch > m.keys.epoch}
-    for _, state in sorted(newer.items(), reverse=True):
-        try:
-            m.keys = open_ring((yield from fetch_ring(state, links)), m.identity.seal_private, m.keys.ns_id)
-        except (DamagedError, FormatError, NoQuorumError, PassphraseError, UpgradeError):
-            continue
-        return
+    held = m.keys
+    newer, _ = yield from find_keys(m, held.epoch + 1, links)
+    for keys in newer:
+        m.keys = keys
+        found = yield from _shown_by_enough(m, instance, current, best, enough)
+        if found is not None:
+            return found
+    m.keys = held
+    return None
 
 
 def _shown_by_enough(m: Member, instance: Instance, current: State, best: Mapping[bytes, State], enough: int) -> Task:
