@@ -227,7 +227,7 @@ class Client:
 
     def _judge_conflicts(self, op: Operation, step: Step) -> None:
         """A user's own past, pushed by its own device, is no other side of a conflict."""
-        if not self.never_restored or step.agitate:
+        if not self.never_restored or step.agitate or self.agreed.forks:  # with an old past shown, others push it anew
             return
         tree = tree_of(self.volume)
         for path in op.conflicts:
