@@ -15,17 +15,19 @@ from typing import Any
 
 import pytest
 
-from metasync.effects import Sleep
+from metasync.effects import Op, Sleep
+from metasync.errors import UnreachableError
 from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
 from metasync.testing.mutants import MUTANTS
+from metasync.testing.mutants_agreed import any_floor_will_do
 from metasync.testing.simulation import Plan, Play, checks, make_plan
 from metasync.testing.simulation.client import Operation
 from metasync.testing.simulation.db import SimDb, copied, empty_tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.lies import LIES, Liar
-from metasync.testing.simulation.network import Lines
+from metasync.testing.simulation.network import Hold, Lines, SimStore, Store
 from metasync.testing.simulation.plan import Step
 from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.shrink import decode_plan, encode_plan, shrunk
@@ -89,6 +91,76 @@ def test_a_broken_rule_is_caught(name: str) -> None:
     plans = [plan for seed in range(1, 60) if (plan := broken.fits(make_plan(seed))) is not None]
     with broken.broken():
         assert any(Play(plan).run().failure for plan in plans[:12])
+
+
+SHOWN = (
+    "lone-decided", "block-learn-once", "no-fence", "no-expiry", "no-confirm", "fence-on-removed", "no-floor",
+    "learn-no-floor", "floor-no-elapsed", "floor-no-wait", "floor-skips",
+)  # fmt: skip
+"""Mutants that a scenario of their own shows."""
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
+    broken = MUTANTS[name]
+    plan = broken.fits(make_plan(6))
+    assert plan is not None
+    assert Play(plan).run().failure == ""
+    with broken.broken():
+        assert Play(plan).run().failure
+
+
+def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
+    """Some mutants break several rules, because each suffices alone: without the one they are named for all is well."""
+    for name, others in (
+        ("no-fence", MUTANTS["no-birth"].broken()),
+        ("no-confirm", MUTANTS["no-birth"].broken()),
+        ("floor-skips", any_floor_will_do(skips=True)),
+        ("floor-skips", any_floor_will_do(skips=False, quorum=True)),
+        ("floor-skips", any_floor_will_do(skips=False, covering=True)),
+    ):
+        plan = MUTANTS[name].fits(make_plan(6))
+        assert plan is not None
+        with others:
+            assert Play(plan).run().failure == "", name
+
+
+def test_requests_lie_around_or_are_refused_as_a_plan_says() -> None:
+    world = World(1)
+    store = Store("b0", world)
+    store.holds += [
+        Hold("c", "create px", 50.0, lands=50.0), Hold("c", "get px", 50.0, lag_s=3.0),
+        Hold("c", "put floor/8", 50.0, refuses=True),
+    ]  # fmt: skip
+    told: dict[str, tuple[float, Any]] = {}
+
+    def body(actor: Actor) -> None:
+        for client in ("c", "other"):
+            boot = Boot(actor, 1)
+            runtime = SimRuntime(world, boot, client, Lines(world), {"b0": SimStore(store, client)})  # type: ignore[dict-item]
+            for op in (
+                Op("b0", "create", f"a/px/0/{client}", b"1", timeout_s=60.0),
+                Op("b0", "get", f"a/px/0/{client} not there", max_bytes=9, timeout_s=60.0),
+                Op("b0", "put", "a/floor/8", b"1", timeout_s=60.0),
+                Op("b0", "put", "a/floor/81", b"1", timeout_s=60.0),
+            ):
+                began = world.now
+
+                def ask(op: Op = op) -> Any:
+                    return (yield op)
+
+                reply = runtime.run(ask())
+                told[f"{client} {op.kind} {op.path}"] = world.now - began, reply.error
+                if op.kind == "create":
+                    assert world.now >= 50.0
+                    store.holds[1:] = [dataclasses.replace(hold, ends=100.0) for hold in store.holds[1:]]
+
+    actor = world.spawn("c", body)
+    world.director.wait(lambda: actor.ended)
+    assert world.failure is None
+    took = {what: round(seconds) for what, (seconds, _) in told.items()}
+    assert took == {**dict.fromkeys(told, 0), "c create a/px/0/c": 50, "c get a/px/0/c not there": 3}
+    assert [what for what, (_, error) in told.items() if isinstance(error, UnreachableError)] == ["c put a/floor/8"]
 
 
 def test_mutants_break_what_they_say_and_mend_it_again() -> None:

@@ -61,21 +61,6 @@ def needs(*features: str) -> Callable[[Plan], Plan | None]:
     return lambda plan: plan if set(features) & set(plan.features) else None
 
 
-def without_wipes(*features: str) -> Callable[[Plan], Plan | None]:
-    """Plans with one of these kinds of trouble, and without what births alone are there for."""
-
-    def fitted(plan: Plan) -> Plan | None:
-        if not set(features) & set(plan.features):
-            return None
-        return replace(
-            plan,
-            faults=tuple(f for f in plan.faults if f.kind != "wipe"),
-            pounces=tuple(p for p in plan.pounces if p.kind != "wipe"),
-        )
-
-    return fitted
-
-
 @contextlib.contextmanager
 def rewritten(owner: Any, name: str, *changes: tuple[str, str]) -> Iterator[None]:
     """A function, or a method, with parts of its text in the place of others, wherever it is known by its name."""
@@ -309,4 +294,4 @@ def _half_quorum_read() -> Iterator[None]:
         yield
 
 
-__all__ = ["MISSING", "MUTANTS", "Mutant", "mutant", "needs", "rewritten", "without_wipes"]
+__all__ = ["MISSING", "MUTANTS", "Mutant", "mutant", "needs", "rewritten"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any, Final
 from unittest import mock
@@ -15,7 +17,14 @@ from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import Log
 from metasync.effects import Now, Task
-from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten, without_wipes
+from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten
+from metasync.testing.scenarios import (
+    closed_by_a_thief,
+    read_between_two_blocks,
+    removed_and_emptied,
+    skipped_by_a_floor,
+    slept_over_a_floor,
+)
 
 _OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
 _BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
@@ -49,7 +58,7 @@ def _void_evidence() -> Iterator[None]:
         yield
 
 
-@mutant("lone-decided", "DECIDED in one log is believed", needs("rotation"))
+@mutant("lone-decided", "DECIDED in one log is believed", closed_by_a_thief)
 def _lone_decided() -> Iterator[None]:
     with rewritten(Instance, "decided", ("closed.items() if count >= self.quorum", "closed.items()")):
         yield
@@ -134,7 +143,7 @@ def _block_no_journal() -> Iterator[None]:
         yield
 
 
-@mutant("block-learn-once", "a learner does not read all blocks again after it saw the ACCEPT", needs("blocks"))
+@mutant("block-learn-once", "a learner does not read all blocks again after it saw the ACCEPT", read_between_two_blocks)
 def _block_learn_once() -> Iterator[None]:
     real = Blocks.judge
 
@@ -145,39 +154,36 @@ def _block_learn_once() -> Iterator[None]:
         yield
 
 
-# Changes of the backends. Births alone would do against an emptied one: these are broken without them, and nothing else
-# is emptied.
+# Changes of the backends. Births alone would do against an emptied one: these are broken without them, where only what
+# was removed is emptied, and that so late that births broken alone do no harm.
 
 
-@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", without_wipes("reconfig"), _OLDER)
+@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", removed_and_emptied, _OLDER)
 def _no_fence() -> Iterator[None]:
     with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfig, "fence", _fence):
         yield
 
 
-@mutant("no-expiry", "promises and votes collected long ago are counted", without_wipes("reconfig"), _OLDER)
+@mutant("no-expiry", "promises and votes collected long ago are counted", removed_and_emptied, _OLDER)
 def _no_expiry() -> Iterator[None]:
     with MUTANTS[_BIRTHS].broken(), mock.patch.object(Instance, "is_fresh", return_value=True):
         yield
 
 
-@mutant("no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum", without_wipes("reconfig"), _OLDER)
+@mutant(
+    "no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum",
+    partial(removed_and_emptied, dies=True), _OLDER,
+)  # fmt: skip
 def _no_confirm() -> Iterator[None]:
     def none(self: Group, base: Any, deadline_s: float) -> Task:
         return
         yield
 
-    with (
-        MUTANTS[_BIRTHS].broken(),
-        mock.patch.object(Group, "_make_sure_of_fence", none),
-        mock.patch.object(reconfig, "fence", _fence),
-    ):
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Group, "_make_sure_of_fence", none):
         yield
 
 
-@mutant(
-    "fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", without_wipes("reconfig"), _OLDER
-)
+@mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", removed_and_emptied, _OLDER)
 def _fence_on_removed() -> Iterator[None]:
     stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
     with MUTANTS[_BIRTHS].broken(), rewritten(reconfig, "fence", stands):
@@ -195,25 +201,27 @@ def _epoch_name() -> Iterator[None]:
 _TRUSTED: Final = "(yield from floors.trusted(m, acceptor_id, instance.v))"
 
 
-@mutant("no-floor", "the floor is not looked at before a create is trusted", needs("floors"))
+@mutant("no-floor", "the floor is not looked at before a create is trusted", slept_over_a_floor)
 def _no_floor() -> Iterator[None]:
-    with rewritten(logform, "_beside", (_TRUSTED, "True")), rewritten(logform, "_read_taken", (_TRUSTED, "True")):
+    with contextlib.ExitStack() as stack:
+        for name in ("append", "_beside", "_read_taken"):
+            stack.enter_context(rewritten(logform, name, (_TRUSTED, "True")))
         yield
 
 
-@mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', needs("floors"))
+@mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', slept_over_a_floor)
 def _learn_no_floor() -> Iterator[None]:
     with rewritten(logform, "look", (_TRUSTED, "True")):
         yield
 
 
-@mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", needs("floors"))
+@mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", slept_over_a_floor)
 def _floor_no_elapsed() -> Iterator[None]:
     with rewritten(floors, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
         yield
 
 
-@mutant("floor-no-wait", "logs are deleted without the grace", needs("floors"))
+@mutant("floor-no-wait", "logs are deleted without the grace", partial(slept_over_a_floor, days=0.02))
 def _floor_no_wait() -> Iterator[None]:
     kept = floors.bound_logs.__kwdefaults__
     assert kept is not None
@@ -221,9 +229,41 @@ def _floor_no_wait() -> Iterator[None]:
         yield
 
 
-@mutant("floor-skips", "an acceptor gets a floor without having the one before", needs("floors"))
+# A log is deleted after the floor that covers it was read there, and no floor is made before the one below it stands on
+# a quorum. So one that is missing on an acceptor does no harm, and that rule is broken here without these two.
+
+
+@contextlib.contextmanager
+def any_floor_will_do(*, skips: bool = True, quorum: bool = False, covering: bool = False) -> Iterator[None]:
+    """Floors without those of these rules that are not named.
+
+    skips      an acceptor gets no floor without having the one before
+    quorum     a floor stands on a quorum before the next one is made
+    covering   what is deleted is covered by a floor that was read there; one that is missing there is made first
+    """
+    never = FunctionType(floors._create.__code__, {**vars(floors), "STEP": 1 << 62}, "_create")
+    missing = (
+        "isinstance(reply.error, NotFoundError):",
+        "isinstance(reply.error, NotFoundError):\n                continue",
+    )
+    later = (
+        "progress.read_s.get((name, done + STEP))",
+        "next((at for (a, f), at in sorted(progress.read_s.items()) if a == name and f > done), None)",
+    )
+    with contextlib.ExitStack() as stack:
+        if not skips:
+            stack.enter_context(mock.patch.object(floors, "_create", never))
+        if not quorum:
+            stack.enter_context(
+                rewritten(floors, "_make", ("sum(made.values()) < instance.quorum", "not any(made.values())"))
+            )
+        if not covering:
+            gone = "del progress.read_s[name, done + STEP]", "progress.read_s.pop((name, done + STEP), None)"
+            stack.enter_context(rewritten(floors, "bound_logs", missing, later, gone))
+        yield
+
+
+@mutant("floor-skips", "an acceptor gets a floor without having the one before", skipped_by_a_floor)
 def _floor_skips() -> Iterator[None]:
-    real = floors._create
-    never = FunctionType(real.__code__, {**vars(floors), "STEP": 1 << 62}, real.__name__)
-    with mock.patch.object(floors, "_create", never):
+    with any_floor_will_do(skips=False):
         yield

@@ -191,38 +191,41 @@ def replay(file: Path) -> int:
     return bool(failed)
 
 
-def _caught(name_and_seed: tuple[str, int]) -> tuple[int, str]:
+def _caught(name_and_seed: tuple[str, int]) -> tuple[str, str]:
+    """-> what a mutant violates in a seed, and what goes wrong in the same plan without it: nothing must."""
     name, seed = name_and_seed
     broken = mutants.MUTANTS[name]
     plan = broken.fits(make_plan(seed))
     if plan is None:
-        return seed, ""
+        return "", ""
     with broken.broken():
         failure = simulated(plan).failure
-    return seed, "" if broken.beside and broken.beside in failure else failure
+    if not failure or (broken.beside and broken.beside in failure):
+        return "", ""
+    return failure, simulated(plan).failure
 
 
 def run_mutants(names: Sequence[str], first: int, most: int, jobs: int) -> int:
-    """For each mutant, seeds until one shows it: at most so many, and for as long as MUTANT_S."""
+    """For each mutant, seeds until one shows it: at most so many, and for as long as MUTANT_S. 0: all are caught."""
     missed = []
+    say(f"{'mutant':20} {'seeds':>5} {'s':>5}  caught by")
     for name in names:
         began = time.monotonic()
-        hit: tuple[int, str] | None = None
-        tried = 0
+        tried, caught, alike = 0, "", ""
         with multiprocessing.get_context("fork").Pool(jobs) as pool:
-            for seed, failure in pool.imap(_caught, [(name, s) for s in range(first, first + most)]):
+            for failure, sound in pool.imap(_caught, [(name, s) for s in range(first, first + most)]):
                 tried += 1
-                if failure:
-                    hit = seed, failure
-                if hit or time.monotonic() - began > MUTANT_S:
+                caught, alike = "" if sound else failure, alike or sound
+                if caught or time.monotonic() - began > MUTANT_S:
                     break
             pool.terminate()
         took = time.monotonic() - began
-        if hit is None:
+        if not caught or alike:
             missed.append(name)
-            say(f"{name:24} NOT CAUGHT in {tried} seeds ({took:.0f} s)")
-        else:
-            say(f"{name:24} seed {hit[0] - first + 1:5} ({took:.0f} s): {hit[1][:100]}")
+        say(f"{name:20} {tried:5} {took:5.0f}  {caught[:100] or 'NOT CAUGHT'}")
+        if alike:
+            say(f"{'':20} A PLAN OF IT FAILS WITHOUT IT TOO: {alike[:100]}")
+    say(f"{len(names) - len(missed)} of {len(names)} caught" + (f"; not: {', '.join(missed)}" if missed else ""))
     say(f"not built yet, or not reached: {', '.join(mutants.MISSING)}")
     return bool(missed)
 

@@ -89,8 +89,9 @@ class Client:
 
     def live(self, actor: Actor) -> None:
         """The whole plan, one step after the other."""
+        began = self.world.now
         for step in self.plan.steps:
-            actor.sleep(step.pause_s)
+            actor.sleep(max(step.pause_s, began + step.at_s - self.world.now))
             if self.world.failure is not None or self.revoked:
                 return
             if step.pause_s > 86_400:
@@ -197,7 +198,7 @@ class Client:
             assert self.boot is not None
             self.boot.crash_at = 0
             self.boot.on_call = None
-            if rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
+            if not step.stays and rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
                 self.close()
         return op
 

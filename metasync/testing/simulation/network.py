@@ -38,6 +38,25 @@ class Rates:
     late_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Requests of a client that lie around before they land: `lag_s`, and not before `lands`; or that are refused.
+
+    `calls`: which, by kind and a part of the path, as "create px".
+    """
+
+    client: str
+    calls: str
+    ends: float
+    lands: float = 0.0
+    lag_s: float = 0.0
+    refuses: bool = False
+
+    def concerns(self, now: float, client: str, op: Op) -> bool:
+        kind, _, part = self.calls.partition(" ")
+        return client == self.client and now < self.ends and op.kind == kind and f"/{part}/" in f"/{op.path}/"
+
+
 @dataclass
 class Store:
     """What one provider holds, and how it fares. `landed` is told of every object that a create or put stored."""
@@ -52,6 +71,7 @@ class Store:
     down_until: float = 0.0
     full_until: float = 0.0
     cut_off: dict[str, float] = field(default_factory=dict)  # client -> until when it cannot reach this provider
+    holds: list[Hold] = field(default_factory=list)
     appending: int = 0  # creates of log entries that are under way, and that somebody waits for
     keeps_past: bool = False  # notes when objects landed, to be able to lie about it
     born: dict[str, float] = field(default_factory=dict)
@@ -226,7 +246,9 @@ class Lines:
         until, most = self.slow.get(client, (0.0, 0.0))
         if until > world.now:
             go += rng.uniform(0.0, most)
-        if store.is_down(client):
+        holds = [hold for hold in store.holds if hold.concerns(world.now, client, op)]
+        go += max((max(hold.lag_s, hold.lands - world.now) for hold in holds), default=0.0)
+        if store.is_down(client) or any(hold.refuses for hold in holds):
             world.count("call on a backend that is down")
             self._refuse(answer, go, op)
             return go

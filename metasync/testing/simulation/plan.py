@@ -29,12 +29,14 @@ FEATURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a client does, after `pause_s`. `seed`: of all chance in it.
+    """One thing that a client does, after `pause_s`, and not before `at_s`. `seed`: of all chance in it.
 
     crash_at   the process dies at so many calls on what lies outside of it; 0: it does not
     power      the machine loses power then, and with it what was not synced
     down_s     how long it stays down after that
     agitate    the user edits at every so many system calls meanwhile; 0: the user waits
+    at_s       so long after the clients began, for plans where one thing has to meet another
+    stays      the process goes on after it, as a daemon's does
     """
 
     kind: str
@@ -47,6 +49,8 @@ class Step:
     agitate: int = 0
     force: bool = True
     target: int = 0  # which backend, or which client, of those that there are
+    at_s: float = 0.0
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,15 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong with a provider, or the line to it, from `at_s` on."""
+    """Something that goes wrong with a provider, or the line to it, from `at_s` on.
+
+    These are drawn for no seed, only written into scenarios (`metasync.testing.scenarios`):
+
+    hold    what `client` asks of it, if it is one of `calls` ("create px": kind and folder), lands when the fault ends
+    lag     ... lands `amount` seconds after it was sent
+    refuse  ... is refused
+    empty   it is emptied if it was removed from the workspace
+    """
 
     at_s: float
     kind: str
@@ -71,6 +83,7 @@ class Fault:
     amount: float = 0.0
     for_s: float = 0.0
     client: str = ""
+    calls: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ class Pounce:
     slow       all that this client sends for a while lies around for up to as long before it lands
     wipe       that provider is emptied, if the budget allows it, and another one hidden
     suspend    the machine of the client that brought it about sleeps, its requests stay on their way
+    hold       what this client writes next into logs there lies around for so long (in scenarios only)
     """
 
     v: int

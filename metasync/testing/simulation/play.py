@@ -14,7 +14,7 @@ from metasync.testing.simulation import checks, seams
 from metasync.testing.simulation.client import Agreed, Client, Operation
 from metasync.testing.simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
 from metasync.testing.simulation.lies import Liar
-from metasync.testing.simulation.network import Lines, Rates, Store
+from metasync.testing.simulation.network import Hold, Lines, Rates, Store
 from metasync.testing.simulation.plan import Fault, Plan, Pounce, Step
 from metasync.testing.simulation.thief import Thief
 from metasync.testing.simulation.witness import Witness
@@ -83,6 +83,8 @@ class _Agreed(Agreed):
     def left(self, name: str) -> None:
         play = self._play
         taken = {e.identity for e in self._witness.config.backends}
+        if any(f.kind == "empty" for f in play.plan.faults):
+            return  # the plan says when
         for store in play.stores.values():
             if store.identity not in taken and store.objects and play.world.rng.random() < 0.7:
                 play.world.at(play.world.rng.choice((0.1, 30.0, 400.0)), partial(play.empty_removed, store))
@@ -258,6 +260,11 @@ class Play:
             store.cut_off[fault.client] = until
         elif fault.kind == "wipe":
             self._wipe(store)
+        elif fault.kind in ("hold", "lag", "refuse"):
+            lands, refuses = until if fault.kind == "hold" else 0.0, fault.kind == "refuse"
+            store.holds.append(Hold(fault.client, fault.calls, until, lands, fault.amount, refuses))
+        elif fault.kind == "empty":
+            self.empty_removed(store)
         elif fault.kind == "rollback":
             store.objects = store.past(fault.amount)
         elif fault.kind == "split":
@@ -298,6 +305,9 @@ class Play:
             boot.suspend(pounce.for_s)
         elif pounce.kind == "slow":
             self.lines.slow[client] = (until, pounce.for_s)
+        elif pounce.kind == "hold":
+            writes = ("create px", "put bl")
+            store.holds += [Hold(client, calls, until, until) for calls in writes]
         elif pounce.kind == "wipe":
             self._wipe(store)
             others[0].down_until = max(others[0].down_until, until)
@@ -359,6 +369,7 @@ class Play:
             store.rates = Rates()
             store.down_until = store.full_until = 0.0
             store.cut_off.clear()
+            store.holds.clear()
             store.private.clear()
         self.lines.slow.clear()
         self.world.trace("healed")
