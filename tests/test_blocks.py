@@ -446,6 +446,17 @@ def test_a_newcomer_agrees_where_logs_alone_make_a_quorum() -> None:
     assert p.newest(0).v == 1
 
 
+def test_a_newcomer_that_was_agreed_is_not_told_that_it_does_not_belong() -> None:
+    p = Place({"a": "log", "b": "log", "c": "block"})
+    newcomer = _newcomer(p)
+    state = p.world.do(newcomer.propose(p.ws.genesis, lambda: change(b"1" * 16)), {}).state
+    assert newcomer.member.barred
+    p.world.down = {"a", "b"}
+    with pytest.raises(NoQuorumError) as e:
+        p.world.do(newcomer.get_recent(state), {})
+    assert "belong" not in e.value.message + e.value.next_step
+
+
 def _newcomer(p: Place) -> Group:
     from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
 

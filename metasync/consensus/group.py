@@ -426,6 +426,7 @@ class Group:
             if m.instance is not None and m.instance.v == base.v:
                 self.unfenced.append((m.instance.base, base))
         m.instance = Instance(m.keys, config, m.device_sets[base.devices], base)
+        m.barred.clear()  # whom this version admits is another question
         return m.instance
 
     def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:
