@@ -21,7 +21,7 @@ from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
 from metasync.testing.mutants import MUTANTS
-from metasync.testing.mutants_agreed import any_floor_will_do
+from metasync.testing.mutants_agreed import floors_without
 from metasync.testing.simulation import Plan, Play, checks, make_plan
 from metasync.testing.simulation.client import Operation
 from metasync.testing.simulation.db import SimDb, copied, empty_tables
@@ -96,6 +96,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 SHOWN = (
     "lone-decided", "block-learn-once", "no-fence", "no-expiry", "no-confirm", "fence-on-removed", "no-floor",
     "learn-no-floor", "floor-no-elapsed", "floor-no-wait", "floor-skips",
+    "read-no-floor", "floor-clock-stops", "floor-everywhere",
 )  # fmt: skip
 """Mutants that a scenario of their own shows."""
 
@@ -115,9 +116,10 @@ def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
     for name, others in (
         ("no-fence", MUTANTS["no-birth"].broken()),
         ("no-confirm", MUTANTS["no-birth"].broken()),
-        ("floor-skips", any_floor_will_do(skips=True)),
-        ("floor-skips", any_floor_will_do(skips=False, quorum=True)),
-        ("floor-skips", any_floor_will_do(skips=False, covering=True)),
+        ("floor-skips", floors_without(skips=False, quorum=False)),
+        ("floor-skips", floors_without(skips=False, covering="above")),
+        ("floor-skips", floors_without(quorum=False, covering="above")),
+        ("floor-everywhere", floors_without(covering="elsewhere")),
     ):
         plan = MUTANTS[name].fits(make_plan(6))
         assert plan is not None

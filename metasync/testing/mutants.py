@@ -46,7 +46,7 @@ class Mutant:
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 MISSING: Final = (
-    "liar-forges", "void-newest", "newest-config", "leap", "floor-everywhere", "floor-clock-stops",
+    "liar-forges", "void-newest", "newest-config", "leap",
     "era-adopt", "era-drop", "era-no-merge",
     "era-two-records", "gc-no-rebase-fence", "gc-no-rebase-epoch", "gc-no-rebase-reuse", "gc-no-rebase-delta",
     "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",

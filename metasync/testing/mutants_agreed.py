@@ -19,12 +19,15 @@ from metasync.consensus.replay import Log
 from metasync.effects import Now, Task
 from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten
 from metasync.testing.scenarios import (
+    NIGHT_DAYS,
     closed_by_a_thief,
     read_between_two_blocks,
     removed_and_emptied,
     skipped_by_a_floor,
     slept_over_a_floor,
 )
+from metasync.testing.simulation.plan import DAY_S
+from metasync.testing.simulation.runtime import SimRuntime
 
 _OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
 _BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
@@ -229,41 +232,72 @@ def _floor_no_wait() -> Iterator[None]:
         yield
 
 
+@mutant(
+    "read-no-floor", "what is found in a deleted log counts without a look at the floor",
+    partial(slept_over_a_floor, sent=True),
+)  # fmt: skip
+def _read_no_floor() -> Iterator[None]:
+    floor = f'if not got.get("floor", True) or not {_TRUSTED}:'
+    found = 'if log.next_idx or got["0"] is not None:\n            instance.floored.pop(acceptor_id, None)\n        el'
+    with rewritten(logform, "look", (floor, found + floor)):
+        yield
+
+
+@mutant(
+    "floor-clock-stops", "elapsed time is from a clock that stands still while the machine sleeps", slept_over_a_floor
+)
+def _floor_clock_stops() -> Iterator[None]:
+    real = SimRuntime._at_once
+
+    def at_once(self: SimRuntime, effect: Any) -> Any:
+        return self._world.now % (NIGHT_DAYS * DAY_S) if isinstance(effect, Now) else real(self, effect)
+
+    with mock.patch.object(SimRuntime, "_at_once", at_once):
+        yield
+
+
 # A log is deleted after the floor that covers it was read there, and no floor is made before the one below it stands on
-# a quorum. So one that is missing on an acceptor does no harm, and that rule is broken here without these two.
+# a quorum. So one that is missing on an acceptor does no harm, and what follows is broken without these two.
 
 
 @contextlib.contextmanager
-def any_floor_will_do(*, skips: bool = True, quorum: bool = False, covering: bool = False) -> Iterator[None]:
-    """Floors without those of these rules that are not named.
+def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "") -> Iterator[None]:
+    """Floors without some of their rules.
 
     skips      an acceptor gets no floor without having the one before
     quorum     a floor stands on a quorum before the next one is made
-    covering   what is deleted is covered by a floor that was read there; one that is missing there is made first
+    covering   a log is deleted if the floor that covers it was read there; "above": or another one above it,
+               "elsewhere": or on another acceptor
     """
     never = FunctionType(floors._create.__code__, {**vars(floors), "STEP": 1 << 62}, "_create")
     missing = (
         "isinstance(reply.error, NotFoundError):",
         "isinstance(reply.error, NotFoundError):\n                continue",
     )
-    later = (
+    enough = {"above": "a == name and f > done", "elsewhere": "f == done + STEP"}.get(covering)
+    due = (
         "progress.read_s.get((name, done + STEP))",
-        "next((at for (a, f), at in sorted(progress.read_s.items()) if a == name and f > done), None)",
+        f"next((at for (a, f), at in sorted(progress.read_s.items()) if {enough}), None)",
     )
+    gone = "del progress.read_s[name, done + STEP]", "pass"
     with contextlib.ExitStack() as stack:
         if not skips:
             stack.enter_context(mock.patch.object(floors, "_create", never))
         if not quorum:
-            stack.enter_context(
-                rewritten(floors, "_make", ("sum(made.values()) < instance.quorum", "not any(made.values())"))
-            )
-        if not covering:
-            gone = "del progress.read_s[name, done + STEP]", "progress.read_s.pop((name, done + STEP), None)"
-            stack.enter_context(rewritten(floors, "bound_logs", missing, later, gone))
+            few = "sum(made.values()) < instance.quorum", "not any(made.values())"
+            stack.enter_context(rewritten(floors, "_make", few))
+        if covering:
+            stack.enter_context(rewritten(floors, "bound_logs", missing, due, gone))
         yield
 
 
 @mutant("floor-skips", "an acceptor gets a floor without having the one before", skipped_by_a_floor)
 def _floor_skips() -> Iterator[None]:
-    with any_floor_will_do(skips=False):
+    with floors_without(skips=False, quorum=False, covering="above"):
+        yield
+
+
+@mutant("floor-everywhere", "logs are deleted on acceptors that did not take the floor", skipped_by_a_floor)
+def _floor_everywhere() -> Iterator[None]:
+    with floors_without(quorum=False, covering="elsewhere"):
         yield

@@ -1,4 +1,4 @@
-"""Plans in which one thing meets another at the worst time: what only chance could bring about in a seed's own plan.
+"""Plans in which one thing meets another at the worst time: what hardly ever happens in a seed's own plan.
 
 Each takes the place of a seed's plan for a mutant whose rule is there for just that (`mutants`, `mutants_agreed`). All
 is said by times: clients begin together, a command takes a few seconds, so what is to meet is written down with enough
@@ -9,8 +9,11 @@ simulation do.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from metasync.testing.simulation.plan import DAY_S, ClientPlan, Fault, Plan, Pounce, Step
+
+NIGHT_DAYS: Final = 35.0  # in which machines sleep, and the grace of a floor ends
 
 
 def _step(kind: str, at_s: float, edits: int = 0, target: int = 0, *, stays: bool = True) -> Step:
@@ -61,17 +64,21 @@ def removed_and_emptied(plan: Plan, *, dies: bool = False) -> Plan:
     return _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults, *pounces)
 
 
-def slept_over_a_floor(plan: Plan, *, days: float = 35.0) -> Plan:
-    """c0, who owns the next version, and c2 sleep while c1 pushes on and deletes the logs of the versions after.
+def slept_over_a_floor(plan: Plan, *, days: float = NIGHT_DAYS, sent: bool = False) -> Plan:
+    """c0, who owns version 5, and c2 sleep while c1 pushes on and deletes the logs of the versions after.
 
-    `days`: after which c1 looks again whether it may delete.
+    `days`: after which c1 looks again whether it may delete. `sent`: what c0 wrote of version 5 is under way all along.
     """
     later = days * DAY_S
-    c0 = (_step("push", 5, 3), _step("push", 30, 3), _step("push", later + 3_000, 3), _step("sync", later + 4_000))
+    c0 = (_step("push", 5, 3), _step("push", 30, 3)) + (_step("push", 61, 3),) * sent
+    c0 += _step("push", later + 3_000, 3), _step("sync", later + 4_000)
+    faults: tuple[Fault, ...] = ()
+    if sent:
+        faults = tuple(Fault(60, "hold", n, for_s=later + 1_440, client="c0", calls="create px") for n in range(3))
     c1 = tuple(_step("push", 100 + 20 * n, 3) for n in range(18))
     c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(12))
     c2 = (_step("sync", 60), _step("pull", later + 2_000), _step("sync", later + 5_000))
-    return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, ()), floors=True)
+    return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults), floors=True)
 
 
 def skipped_by_a_floor(plan: Plan) -> Plan:
