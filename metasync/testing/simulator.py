@@ -192,7 +192,7 @@ def replay(file: Path) -> int:
 
 
 def _caught(name_and_seed: tuple[str, int]) -> tuple[str, str, float]:
-    """-> what a mutant violates in a seed, what goes wrong in the same plan without it (nothing must), processor time."""
+    """-> what a mutant violates in a seed, what is wrong in the same plan without it (nothing must be), CPU seconds."""
     name, seed = name_and_seed
     began = time.process_time()
     broken = mutants.MUTANTS[name]
