@@ -216,6 +216,60 @@ def test_counts_and_sizes_that_readers_refuse_are_never_written(monkeypatch):
         pack_all([blob(bytes(10 * KIB + 1))], form)
 
 
+# --- names that are chosen
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_chosen_name_is_that_of_a_pack_which_any_reader_reads(encrypted, number):
+    form = pack_format(encrypted=encrypted)
+    added = objects()
+    packed: list[SealedPack] = []
+    offered: list[tuple[int, list[bytes]]] = []
+
+    def choose(size: int, names: Any) -> int:
+        offered.append((size, [next(names) for _ in range(number + 1)]))
+        return number
+
+    packer = Packer(form, at_once, Entropy(), packed.append, choose)
+    for o in added:
+        packer.add(*o)
+    packer.finish()
+    assert len(packed) > 1
+    for pack, (size, names) in zip(packed, offered, strict=True):
+        assert hashlib.sha256(pack.data).digest() == pack.name == names[number]
+        assert len(set(names)) == number + 1
+        assert len(pack.data) == size
+        assert len(pack.data) == padme(len(pack.data)) or not encrypted
+        assert read_footer(pack.data, pack.name, form) == (pack.header, pack.footer)
+    assert read_back(packed, form) == {i: data for _, i, data in added}
+
+
+def test_packs_that_differ_by_their_salt_alone_differ_in_these_bytes_alone():
+    form = pack_format()
+    one, other = (
+        seal_pack(
+            [], form, bytes(32), salt=bytes(8), choose=lambda _size, names, n=n: [next(names) for _ in "12"] and n
+        )
+        for n in (0, 1)
+    )
+    assert one.name != other.name
+    assert len(one.data) == len(other.data)
+    (at,) = (i for i, (a, b) in enumerate(zip(one.data, other.data, strict=True)) if a != b)
+    assert one.data[at - 7 : at + 1] == bytes(8)
+
+
+def test_salts_go_round_at_their_end():
+    seen: list[bytes] = []
+
+    def choose(_size: int, names: Any) -> int:
+        seen.extend(next(names) for _ in range(3))
+        return 2
+
+    pack = seal_pack([], pack_format(), bytes(32), salt=b"\xff" * 8, choose=choose)
+    assert hashlib.sha256(pack.data).digest() == pack.name == seen[2]
+
+
 # --- the pipeline
 
 

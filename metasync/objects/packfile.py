@@ -1,12 +1,12 @@
 """The layout of a pack: a clear header, sealed segments, a sealed footer (D2, D3). `docs/design/format.md` section 5.
 
-    header | segment 0 | ... | segment n-1 | padding | footer | trailer
+    header | segment 0 | ... | segment n-1 | padding | salt | footer | trailer
 
 The header is clear; all else is opaque here (sealed, or plain with `--no-encryption`). The footer lists segments and
 objects, so that a pack can be read, and the pack index rebuilt, from packs alone. The trailer has a fixed length and
-holds the footer's. Padding brings the whole to a Padmé size (Nikitin et al., "Reducing Metadata Leakage from Encrypted
-Files and Communication with PURBs", 2019, section 4), so that a pack's size tells at most 12 % and often 3 % about
-what is in it.
+holds the footer's. The salt is 8 bytes that nobody reads, or none: it gives the writer a choice of names. Padding
+brings the whole to a Padmé size (Nikitin et al., "Reducing Metadata Leakage from Encrypted Files and Communication with
+PURBs", 2019, section 4), so that a pack's size tells at most 12 % and often 3 % about what is in it.
 """
 
 from __future__ import annotations

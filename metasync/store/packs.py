@@ -1,9 +1,10 @@
 """Builds packs from objects, and reads them (D2, D3). `docs/design/format.md` section 5.
 
 Writing is a pipeline: objects gather into segments of about `segment_bytes`; a worker shrinks each segment; in order,
-segments gather into packs of about `pack_bytes`; a worker seals each pack, names it by the SHA-256 of its bytes and
-hands it on. Small blobs share segments, trees and histories get segments of their own (a clone reads those first), and
-a large chunk is a segment alone, so that it can be fetched alone.
+segments gather into packs of about `pack_bytes`; a worker seals each pack and hands it on. A pack's name is the SHA-256
+of its bytes: of a few that differ by a salt, the one that loads the backends evenly. Small blobs share segments, trees
+and histories get segments of their own (a clone reads those first), and a large chunk is a segment alone, so that it
+can be fetched alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from itertools import count
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
@@ -28,7 +30,11 @@ from metasync.translators._base import Buffer, Chain, Context, IntegrityError
 SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps two cores busy
 SEALING_MAX = 2  # packs in or before a worker
 PACK_KEYS_KEPT = 64  # of packs being read or written just now
+SALT_BYTES = 8  # a pack needs a handful of values; a provider cannot tell how many were tried
 OBJECT_BYTES_OVERHEAD = 64  # what an object adds to a footer and to the index; bounds objects per pack
+
+Choose: TypeAlias = Callable[[int, Iterable[bytes]], int]
+"""Is given a pack's size in bytes and names that it might have, in endless supply; returns the number of the best."""
 
 
 class PackKeys(Protocol):
@@ -105,8 +111,13 @@ class _Shrunk:
     objects: tuple[tuple[ObjectKind, bytes, int, int], ...]  # kind, id, offset, length
 
 
-def seal_pack(segments: Iterable[_Shrunk], form: PackFormat, random: bytes) -> SealedPack:
-    """Seals segments into one pack. Pure: `random` (32 bytes, used once) is all the chance there is in it."""
+def seal_pack(
+    segments: Iterable[_Shrunk], form: PackFormat, random: bytes, *, salt: bytes = b"", choose: Choose | None = None
+) -> SealedPack:
+    """Seals segments into one pack. Pure but for `choose`: `random` (32 bytes, used once) and `salt` are its chance.
+
+    With `choose` the pack gets a salt that brings it a chosen name; `salt` is the first one tried.
+    """
     h = Header(len(form.chains) - 1, form.epoch, random)
     header = packfile.encode_header(h)
     chain = form.chains[-1]
@@ -128,17 +139,48 @@ def seal_pack(segments: Iterable[_Shrunk], form: PackFormat, random: bytes) -> S
     )
     if form.keys.encrypted:
         at_padding = form.context(header, h, packfile.PADDING_NUMBER, 0)
-        overhead = len(chain.seal(b"", at_padding))
+        overhead = len(chain.seal(b"", at_padding)) + len(salt)
         size = sum(map(len, parts)) + overhead + len(stored_footer) + len(trailer)
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
-    data = b"".join((*parts, stored_footer, trailer))
-    return SealedPack(hashlib.sha256(data).digest(), data, h, footer)
+    name, salt = _named(parts, salt, stored_footer + trailer, choose)
+    data = b"".join((*parts, salt, stored_footer, trailer))
+    return SealedPack(name, data, h, footer)
+
+
+def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:
+    """The name of a pack and the salt that gives it. A trial hashes what stands behind the salt: the footer."""
+    digest = hashlib.sha256()
+    size = 0
+    for part in before:
+        digest.update(part)
+        size += len(part)
+
+    def named(candidate: bytes) -> bytes:
+        full = digest.copy()
+        full.update(candidate + after)
+        return full.digest()
+
+    if choose is None:
+        return named(salt), salt
+    salts: list[bytes] = []
+    names: list[bytes] = []
+
+    def candidates() -> Iterator[bytes]:
+        first = int.from_bytes(salt, "big")
+        for n in count():
+            salts.append(((first + n) % (1 << 8 * len(salt))).to_bytes(len(salt), "big"))
+            names.append(named(salts[-1]))
+            yield names[-1]
+
+    number = choose(size + len(salt) + len(after), candidates())
+    return names[number], salts[number]
 
 
 class Packer:
     """Turns objects into sealed packs. One thread adds; `workers` shrink and seal; `emit` gets packs in order.
 
-    `emit` may block to hold the pipeline back. Objects added twice are packed once.
+    `emit` may block to hold the pipeline back. Objects added twice are packed once. `choose` chooses the packs' names,
+    in the workers; without it they have no salt.
     """
 
     def __init__(
@@ -147,6 +189,7 @@ class Packer:
         work: Callable[[Callable[[], Any]], Future[Any]],
         entropy: Callable[[int], bytes],
         emit: Callable[[SealedPack], None],
+        choose: Choose | None = None,
     ) -> None:
         self._form = form
         self._work = work
@@ -154,6 +197,7 @@ class Packer:
         self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, packfile.OBJECTS_MAX)
         self._entropy = entropy
         self._emit = emit
+        self._choose = choose
         self._seen: set[bytes] = set()
         self._open: dict[bool, _Gathering] = {True: _Gathering(), False: _Gathering()}  # blobs; trees and histories
         self._shrinking: deque[tuple[int, Future[_Shrunk]]] = deque()
@@ -230,8 +274,10 @@ class Packer:
 
     def _seal(self) -> None:
         if self._pack:
-            segments, form, random = self._pack, self._form, self._entropy(packfile.RANDOM_BYTES)
-            self._sealing.append(self._work(lambda: seal_pack(segments, form, random)))
+            segments, form, choose = self._pack, self._form, self._choose
+            random = self._entropy(packfile.RANDOM_BYTES)
+            salt = self._entropy(SALT_BYTES) if choose is not None else b""
+            self._sealing.append(self._work(lambda: seal_pack(segments, form, random, salt=salt, choose=choose)))
             self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
         while self._sealing and (len(self._sealing) > SEALING_MAX or self._sealing[0].done()):
             self._emit(self._sealing.popleft().result())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
-from metasync.effects import Gather, Op, Reply, Work
+from metasync.effects import Gather, Op, Reply, Urgency, Work
 from metasync.errors import BackendError, DamagedError, FormatError, FullError, NotFoundError, UnreachableError
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
@@ -178,9 +178,10 @@ class Transfer:
     def _put(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
         path = pack_path(place.storage_ids[-1], generation, pack.name)
         self.room.begin(place.name, len(pack.data))
-        reply: Reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
+        op = Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)), urgency=Urgency.SOON)
+        reply: Reply = yield op
         if reply.error is not None and reply.error.retryable:
-            reply = yield Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)))
+            reply = yield op
         self.room.end(place.name, len(pack.data), stored=reply.error is None)
         if reply.error is not None:
             self.down[place.name] = reply.error

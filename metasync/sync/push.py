@@ -38,6 +38,7 @@ ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost ro
 OP_ID_BYTES = 16
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 STORED_KEY = "stored"  # packs that a push which failed had stored, with all their copies
+CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
 
 
@@ -179,6 +180,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             listener=s.listener,
             entropy=s.entropy,
             begin=lambda: _begin_storing(s, base, a),
+            carried=s.db.get(CARRIED_KEY) or b"",
         )
         a.config = base.state.config
         _resume(s, base, a.upload)
@@ -222,6 +224,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         s.db.set(BASE_KEY, decided.state.encode())
         s.db.set(JOURNAL_KEY, None)
         s.db.set(STORED_KEY, None)
+        s.db.set(CARRIED_KEY, upload.carry() or None)
         s.drop_kept()
         if master is not None:
             s.note_replaced(seen.tree)

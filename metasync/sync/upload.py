@@ -17,6 +17,7 @@ from metasync.effects import Task
 from metasync.events import Listener, Progress
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
+from metasync.store.balance import Balance
 from metasync.store.index import (
     Index,
     IndexSegment,
@@ -35,7 +36,8 @@ class Upload:
     """Packs objects and stores the packs while the caller goes on reading.
 
     `start` runs a task, `work` a function in a worker; both return futures (the runtime's). `begin` is called once,
-    with the first object; what it returns is called before the first pack is sent.
+    with the first object; what it returns is called before the first pack is sent. `carried`: what `carry` returned
+    after the push before, so that backends of unequal capacities get their shares.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Upload:
         listener: Listener,
         entropy: Callable[[int], bytes],
         begin: Callable[[], Callable[[], None]],
+        carried: bytes = b"",
     ) -> None:
         self.transfer = transfer
         self.form = form
@@ -70,6 +73,8 @@ class Upload:
         self._uploading_bytes = 0
         self._changed = threading.Condition()
         self._packer: Packer | None = None
+        self._carried = carried
+        self._balance: Balance | None = None
 
     def __contains__(self, object_id: bytes) -> bool:
         """True when this push stores the object, or is about to."""
@@ -86,7 +91,9 @@ class Upload:
         if begin is not None:
             self._before = begin()
         if self._packer is None:
-            self._packer = Packer(self.form, self._work, self._entropy, self._send)
+            balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
+            choose = balance.choose if balance.matters else None
+            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose)
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
@@ -155,6 +162,10 @@ class Upload:
                 objects = tuple(segment.inside(record))
                 self._kept.update((located.id, len(self._resumed)) for located in objects)
                 self._resumed.append((record, objects))
+
+    def carry(self) -> bytes:
+        """How unevenly the backends are loaded now, for `carried` of the next push."""
+        return self._balance.carry() if self._balance is not None else self._carried
 
     def counting(self, min_generation: int, epoch: int) -> bool:
         """True when what it stored, and what it is going to, may be named by a state with this fence and epoch."""

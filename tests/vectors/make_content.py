@@ -423,6 +423,19 @@ def pack(chain: Chain = SEALED_ONLY, *, encrypted: bool = True, epoch: int = 1, 
     return seal_pack([shrunk(chain, *BLOBS), shrunk(chain, *TREE)], form, random)
 
 
+def salted(*, encrypted: bool = True) -> SealedPack:
+    """With a salt before the footer: the third one tried."""
+    form = pack_format(chains=(SEALED_ONLY,), encrypted=encrypted)
+    segments = [shrunk(SEALED_ONLY, *BLOBS), shrunk(SEALED_ONLY, *TREE)]
+    return seal_pack(
+        segments,
+        form,
+        RANDOM,
+        salt=bytes(range(8)),
+        choose=lambda _, names: len([*zip("123", names, strict=False)]) - 1,
+    )
+
+
 def pack_case(
     about: str, expect: str, p: bytes, *, name: bytes | None = None, chain: Chain = SEALED_ONLY, **more: Any
 ) -> Case:
@@ -479,6 +492,13 @@ def of_packs() -> Cases:
     yield (
         "pack-clear-framed",
         pack_ok("the same with zstd frames", pack(FRAMED, encrypted=False), FULL, encrypted=False),
+    )
+    yield "pack-salted", pack_ok("with a salt between padding and footer", salted(), salt=bytes(range(7)) + b"\x09")
+    yield (
+        "pack-clear-salted",
+        pack_ok(
+            "the same with --no-encryption", salted(encrypted=False), encrypted=False, salt=bytes(range(7)) + b"\x09"
+        ),
     )
     form = pack_format(chains=(SEALED_ONLY,))
     yield "pack-empty", pack_ok("no segments", seal_pack([], form, RANDOM))
