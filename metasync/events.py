@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,20 @@ class Notice:
     warning: bool = False
 
 
-Event: TypeAlias = Phase | Progress | Notice
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """So many bytes went `up` to a backend or came `down` from it, in one call that took so long there.
+
+    Told for every call that moved data, whatever it was for, from a thread of MetaSync's own: be quick.
+    """
+
+    backend: str
+    direction: Literal["up", "down"]
+    bytes: int
+    seconds: float
+
+
+Event: TypeAlias = Phase | Progress | Notice | Transferred
 Listener: TypeAlias = Callable[[Event], None]
 
 

@@ -1,9 +1,10 @@
 """Carries effects out with threads: the thin, real end of the seam in `metasync.effects`.
 
-One coordinator thread steps every task. Calls on backends run in a pool of daemon threads per backend, so that a stuck
-provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in another pool, and
-what must be durable is written by a thread of its own, in order. A call cannot be cancelled: when its time is up the
-task is told so, and the call ends in the background, perhaps with effect (consensus allows for that).
+One coordinator thread steps every task. Calls on backends run in daemon threads of each backend's own (see `calls`), so
+that a stuck provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in a pool
+of its own, and what must be durable is written by one thread, in order. A call that has begun cannot be cancelled:
+when its time is up the task is told so, and the call ends in the background, perhaps with effect (consensus allows for
+that). One that waits for its turn is taken back when nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -17,30 +18,21 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
-from metasync.effects import DUE, Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
-from metasync.errors import BackendError, NoQuorumError, RefusedError, UnreachableError
+from metasync.calls import Call, Calls, Channel, Governor, made
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
+from metasync.errors import NoQuorumError, UnreachableError
+from metasync.events import Listener, Transferred
+from metasync.gauge import MOST, START
 
-CONNECTIONS: Final = 8  # calls at once on one backend
-QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
+QUEUED_MAX: Final = 10_000  # pieces of work waiting; beyond, they fail at once
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
 WAIT_STEP_S: Final = 0.2  # how long a waiting main thread may sit without looking for signals
 LINGER_S: Final = 0.5  # given to writes under way when a runtime closes
 
 _T = TypeVar("_T")
-_WRITES: Final = ("create", "put", "delete")
-
-
-class Calls(Protocol):
-    """What the runtime calls on a backend (`metasync.backends.Backend` has it)."""
-
-    def create(self, path: str, data: bytes) -> bool: ...
-    def put(self, path: str, data: bytes) -> None: ...
-    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes: ...
-    def stat(self, path: str) -> int: ...
-    def list(self, path: str) -> Any: ...
-    def delete(self, path: str) -> None: ...
+call = made  # for who calls a backend in virtual time
 
 
 def boottime() -> float:
@@ -116,7 +108,8 @@ class Runtime:
     """Runs tasks against `backends` (the names that their `Op`s use). Thread-safe; close it in the end.
 
     `persist(key, value)` makes one `Persist` durable before it returns, `recall(key)` reads it. `entropy(n)` gives
-    random bytes, `clock()` seconds; a test may replace both.
+    random bytes, `clock()` seconds; a test may replace both. How many calls a backend gets at once adapts to what it
+    bears, from `connections_per_backend` up to `connections_max`.
     """
 
     def __init__(
@@ -125,7 +118,8 @@ class Runtime:
         *,
         persist: Callable[[str, bytes | None], None] | None = None,
         recall: Callable[[str], bytes | None] | None = None,
-        connections_per_backend: int = CONNECTIONS,
+        connections_per_backend: int = START,
+        connections_max: int = MOST,
         workers: int | None = None,
         clock: Callable[[], float] = boottime,
         entropy: Callable[[int], bytes] = os.urandom,
@@ -135,8 +129,11 @@ class Runtime:
         self._persist = persist
         self._recall = recall
         self._entropy = entropy
-        self._pools = {name: _Pool(name, connections_per_backend) for name in self._backends}
-        self._connections = connections_per_backend
+        self._connections = (min(connections_per_backend, connections_max), connections_max)
+        self._listener: Listener | None = None
+        self._governor: Governor | None = None
+        self._channels = {name: self._channel(name) for name in self._backends}
+        self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
         self._workers = _Pool("work", workers or os.cpu_count() or 1)
         self._writer = _Pool("persist", 1)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -211,8 +208,41 @@ class Runtime:
 
     def add_backend(self, name: str, backend: Calls) -> None:
         """Makes one more backend known, or replaces one; calls under way on the old one end there."""
-        self._pools.setdefault(name, _Pool(name, self._connections))
+        if name not in self._channels:
+            self._channels[name] = self._channel(name)
         self._backends[name] = backend
+
+    def listen(self, listener: Listener) -> None:
+        """Has `Transferred` told to this listener from now on, one after the other in a thread of the runtime's.
+
+        It must be quick, for nothing goes on meanwhile. One that raises is not told again.
+        """
+        self._listener = listener
+
+    def govern(self, governor: Governor) -> None:
+        """Has all calls obey what the user allows, those that wait too."""
+        self._governor = governor
+        for channel in list(self._channels.values()):
+            channel.govern(governor)
+
+    def _channel(self, name: str) -> Channel:
+        channel = Channel(name, *self._connections, self.clock, self._moved)
+        channel.govern(self._governor)
+        return channel
+
+    def _moved(self, op: Op, reply: Reply) -> None:
+        if self._listener is not None and op.kind in ("get", "put", "create"):
+            size = len(reply.value) if op.kind == "get" else len(op.data)
+            direction: Literal["up", "down"] = "down" if op.kind == "get" else "up"
+            event = Transferred(op.backend, direction, size, reply.seconds)
+            self._post(lambda: self._tell(event))
+
+    def _tell(self, event: Transferred) -> None:
+        try:
+            if self._listener is not None:
+                self._listener(event)
+        except Exception:  # noqa: BLE001  # a listener's fault must not end what it listens to
+            self._listener = None
 
     def close(self, linger_s: float = LINGER_S) -> None:
         """Ends all tasks with `CancelledError`, gives writes under way `linger_s` to land, and returns.
@@ -224,7 +254,7 @@ class Runtime:
         self._post(self._shut)
         self._closed.wait()
         ends = time.monotonic() + linger_s
-        pools = [*self._pools.values(), self._writer]
+        pools: list[Channel | _Pool] = [*self._channels.values(), self._writer]
         while time.monotonic() < ends and any(pool.busy() for pool in pools):
             time.sleep(0.01)
         for pool in (*pools, self._workers):
@@ -254,7 +284,7 @@ class Runtime:
                 timeout = self._timers[0][0] - self.clock()
                 if timeout <= 0:
                     _, token = heapq.heappop(self._timers)
-                    self._wake(token, None, None)
+                    self._expire(token)
                     continue
             try:
                 message = self._inbox.get(timeout=timeout)
@@ -337,9 +367,27 @@ class Runtime:
 
     def _wake(self, token: int, value: Any, error: BaseException | None) -> None:
         """Late and second wake-ups fall through."""
+        self._calls.pop(token, None)
         resume = self._waiting.pop(token, None)
         if resume is not None:
             resume(value, error)
+
+    def _expire(self, token: int) -> None:
+        """A timer's time has come: wakes who waits, but for a call whose time was put off meanwhile."""
+        channel, one = self._calls.get(token, (None, None))
+        if channel is not None and one is not None:
+            left_s = channel.due(one) - self.clock()
+            if left_s > 0:
+                self._timer(token, left_s)
+                return
+            self._take_back(token)
+        self._wake(token, None, None)
+
+    def _take_back(self, token: int) -> None:
+        """Nobody waits for this call any more: if it has not begun, and is of no use by itself, it never does."""
+        channel, one = self._calls.pop(token, (None, None))
+        if channel is not None and one is not None and not one.outlives_its_task:
+            channel.cancel(one)
 
     def _timer(self, token: int, seconds: float) -> None:
         heapq.heappush(self._timers, (self.clock() + max(seconds, 0.0), token))
@@ -377,22 +425,20 @@ class Runtime:
     def _call(self, run: _Run, op: Op) -> None:
         text = f"{op.backend}: {op.kind} {op.path}: no answer within {op.timeout_s:g} s"
         token = self._wait(run, Reply(error=UnreachableError(text)))
-        backend, pool = self._backends.get(op.backend), self._pools.get(op.backend)
-        if backend is None or pool is None:
+        backend, channel = self._backends.get(op.backend), self._channels.get(op.backend)
+        if backend is None or channel is None:
             self._wake(token, Reply(error=UnreachableError(f"no backend is linked as {op.backend}")), None)
             return
-        late = self.clock() + op.timeout_s
+        one = Call(
+            op,
+            backend,
+            self.clock(),
+            deliver=lambda reply: self._post(lambda: self._wake(token, reply, None)),
+            is_wanted=lambda: token in self._waiting,
+        )
+        self._calls[token] = (channel, one)
         self._timer(token, op.timeout_s)
-
-        def job() -> None:
-            # Reads that nobody waits for any more are not sent; writes are, they may complete a quorum's copies.
-            if self.clock() >= late or (op.kind not in _WRITES and token not in self._waiting):
-                return
-            DUE.set(late)
-            reply = call(backend, op)
-            self._post(lambda: self._wake(token, reply, None))
-
-        if not pool.submit(job):
+        if not channel.submit(one):
             self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
 
     # branches
@@ -455,6 +501,7 @@ class Runtime:
             return
         run.ended = True
         self._waiting.pop(run.waiting, None)
+        self._take_back(run.waiting)
         if run.gathering is not None:
             gathering, run.gathering = run.gathering, None
             gathering.ended = True
@@ -469,46 +516,3 @@ class Runtime:
         if run.future is not None:
             self._tops.discard(run)
             run.future.set_exception(failure)
-
-
-def call(backend: Calls, op: Op) -> Reply:
-    """One call, in this thread. Whatever a backend does wrong becomes a `BackendError`."""
-    began = time.perf_counter()
-    value: Any = None
-    error: BackendError | None = None
-    try:
-        value = _checked(op, _dispatch(backend, op))
-    except BackendError as e:
-        error = e
-    except BaseException as e:  # noqa: BLE001  # a fault of a third party's provider must not hang a task
-        error = BackendError(f"{op.backend}: {op.kind} {op.path} failed inside the provider: {type(e).__name__}: {e}")
-        error.__cause__ = e
-    return Reply(value, error, time.perf_counter() - began)
-
-
-def _dispatch(backend: Calls, op: Op) -> Any:
-    if op.kind == "create":
-        return backend.create(op.path, op.data)
-    if op.kind == "put":
-        return backend.put(op.path, op.data)
-    if op.kind == "get":
-        return backend.get(op.path, offset=op.offset, length=op.length, max_bytes=op.max_bytes)
-    if op.kind == "stat":
-        return backend.stat(op.path)
-    if op.kind == "list":
-        return tuple(backend.list(op.path))
-    if op.kind == "space":
-        return tell() if (tell := getattr(backend, "space", None)) is not None else None  # an optional power
-    return backend.delete(op.path)
-
-
-def _checked(op: Op, value: Any) -> Any:
-    """A provider that answers with another type than promised has not answered."""
-    kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None}
-    if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
-        value = bytes(value)
-    if not isinstance(value, kinds.get(op.kind, type(None))):
-        raise BackendError(f"{op.backend}: {op.kind} {op.path} answered with {type(value).__name__}", retryable=False)
-    if op.kind == "get" and len(cast(bytes, value)) > op.max_bytes:
-        raise RefusedError(f"{op.backend}: {op.path} has more than {op.max_bytes} bytes")
-    return value

@@ -156,6 +156,12 @@ class SimRuntime:
     def add_backend(self, name: str, backend: Backend) -> None:
         self._backends[name] = backend
 
+    def listen(self, listener: object) -> None:
+        """Nobody: what is told of transfers is measured, and time is not."""
+
+    def govern(self, governor: object) -> None:
+        """By nobody: a user's limits change when things happen, and the network does that already."""
+
     def close(self, linger_s: float = 0.0) -> None:
         if self._boot.dead:
             return

@@ -1,0 +1,320 @@
+"""The calls on one backend: who of those that wait goes next, on how many connections, and when it may.
+
+Threads carry the calls out. What is decided is decided by `priority` (the order), `gauge` (how many at once) and
+whatever governs on the user's behalf (`settings`: limits, pause). A backend that asks for patience gets it: calls that
+it sent away wait and are made again, if nobody waits for them urgently and making them twice is making them once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+from metasync.effects import DUE, Op, Reply
+from metasync.errors import BackendError, RefusedError
+from metasync.gauge import Gauge
+from metasync.priority import DOWN, LARGE, UP, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
+
+QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
+THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seconds, if it asks for one
+HOLD_MAX_S: Final = 60.0  # a server that asks for more is as good as down: its calls fail
+WRITES: Final = frozenset({"create", "put", "delete"})
+_REPEATABLE: Final = frozenset({"put", "get", "stat", "list", "delete"})  # `backends._retry` says why
+
+
+class Calls(Protocol):
+    """What the runtime calls on a backend (`metasync.backends.Backend` has it)."""
+
+    def create(self, path: str, data: bytes) -> bool: ...
+    def put(self, path: str, data: bytes) -> None: ...
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes: ...
+    def stat(self, path: str) -> int: ...
+    def list(self, path: str) -> Any: ...
+    def delete(self, path: str) -> None: ...
+
+
+class Governor(Protocol):
+    """What the user allows. Thread-safe."""
+
+    def connections(self, backend: str) -> int | None:
+        """So many calls at once at most, on this backend."""
+
+    def ask(self, backend: str, *, up: bool, size_bytes: int) -> float:
+        """How long the next call in this direction must still wait before it moves so much; 0: it may go, and counts.
+
+        Ask again after that time, for this call or another one in its place: it keeps its place.
+        """
+
+    def count(self, backend: str, *, up: bool, size_bytes: int) -> None:
+        """So much was moved without asking; less than was asked for where negative."""
+
+    def forget(self, backend: str, *, up: bool) -> None:
+        """There is no next call in this direction any more."""
+
+
+class Call:
+    """One `Op` on its way. `deliver` gets the reply, in another thread, once or never; `is_wanted` asks who waits."""
+
+    __slots__ = ("at", "backend", "began", "deliver", "is_wanted", "lane", "op", "ticket", "tries")
+
+    def __init__(
+        self, op: Op, backend: Calls, at: float, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]
+    ) -> None:
+        self.op = op
+        self.backend = backend
+        self.at = at
+        self.deliver = deliver
+        self.is_wanted = is_wanted
+        self.lane = lane_of(op)
+        self.began: float | None = None
+        self.tries = 0
+        self.ticket: list[Any] | None = None
+
+    @property
+    def outlives_its_task(self) -> bool:
+        """An urgent write is made even if nobody waits: it may complete a quorum's copies."""
+        return self.lane is Lane.NOW and self.op.kind in WRITES
+
+
+class Channel:
+    """The way to one backend: up to `most` daemon threads, started as needed.
+
+    `moved(op, reply)` is called, in those threads, for every call that ended well.
+    """
+
+    def __init__(
+        self, name: str, start: int, most: int, clock: Callable[[], float], moved: Callable[[Op, Reply], None]
+    ) -> None:
+        self._name = name
+        self._gauge = Gauge(start, most)
+        self._clock = clock
+        self._moved = moved
+        self._queue = Queue()
+        self._changed = threading.Condition()
+        self._threads = self._idle = 0
+        self._running = self._soon = self._large = 0
+        self._hold_until = 0.0
+        self._held_at = 0.0  # when a call last waited for the user's or the server's sake
+        self._heard_at = 0.0
+        self._watched = False  # a thread waits for a time at which a call may go
+        self._asked: set[bool] = set()  # directions in which the governor keeps a place
+        self._governor: Governor | None = None
+        self._closed = False
+
+    def govern(self, governor: Governor | None) -> None:
+        with self._changed:
+            self._governor = governor
+            self._changed.notify_all()
+
+    def submit(self, call: Call) -> bool:
+        """False when too many wait already."""
+        with self._changed:
+            if len(self._queue) >= QUEUED_MAX:
+                return False
+            self._push(call)
+            self._staff()
+        return True
+
+    def cancel(self, call: Call) -> bool:
+        """Takes a call back that has not begun. False: it has."""
+        with self._changed:
+            return call.ticket is not None and self._queue.drop(call.ticket)
+
+    def due(self, call: Call) -> float:
+        """When this call's time is up, as things are now.
+
+        An urgent one's runs from when it was asked for. Another's runs while the backend has it, or keeps it waiting
+        without any sign: not while others are served before it, nor while the user or the server has it wait.
+        """
+        if call.lane is Lane.NOW:
+            return call.at + call.op.timeout_s
+        began = call.began
+        return (max(call.at, self._held_at, self._heard_at) if began is None else began) + call.op.timeout_s
+
+    def busy(self) -> bool:
+        return bool(self._running or len(self._queue))
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # with the lock held
+
+    def _push(self, call: Call) -> None:
+        ends = virtual_end(call.at, call.op.urgency, bytes_of(call.op), self._gauge.bytes_per_s)
+        call.ticket = self._queue.push(call.lane, ends, call)
+
+    def _staff(self) -> None:
+        """Sees to it that somebody looks at what waits."""
+        lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
+        if all(self._queue.first(lane) is None for lane in lanes):
+            return
+        if self._idle:
+            self._changed.notify()
+        elif self._threads < self._gauge.size:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"metasync-{self._name}", daemon=True).start()
+
+    def _next(self) -> tuple[Call | None, float | None]:
+        """The call to make now, or when to look again (None: when something changes)."""
+        if self._governor is not None:
+            self._gauge.bound(self._governor.connections(self._name))
+        if not len(self._queue):
+            self._forget(set())
+            return None, None
+        now = self._clock()
+        wait_s: float | None = None
+        lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
+        if now < self._hold_until:
+            self._held_at, wait_s = now, self._hold_until - now
+            lanes &= {Lane.NOW}
+        refused: set[bool] = set()
+        for lane, ticket in self._queue.heads(lanes):
+            up = lane in UP
+            if up in refused:
+                continue
+            if lane is not Lane.NOW and self._governor is not None:
+                more_s = self._governor.ask(self._name, up=up, size_bytes=bytes_of(ticket[2].op))
+                if more_s > 0:
+                    self._held_at = now
+                    wait_s = more_s if wait_s is None else min(wait_s, more_s)
+                    refused.add(up)
+                    self._asked.add(up)
+                    continue
+                self._asked.discard(up)
+            return self._queue.take(lane), None
+        self._forget(refused)
+        return None, wait_s
+
+    def _forget(self, kept: set[bool]) -> None:
+        """Gives places back that nothing waits for any more."""
+        for up in self._asked - kept:
+            if self._governor is not None and all(self._queue.first(lane) is None for lane in (UP if up else DOWN)):
+                self._governor.forget(self._name, up=up)
+                self._asked.discard(up)
+
+    def _count(self, call: Call, step: int) -> None:
+        self._running += step
+        self._soon += step * (call.lane is not Lane.NOW)
+        self._large += step * (call.lane in LARGE)
+
+    # in the threads
+
+    def _work(self) -> None:
+        call: Call | None = None
+        reply: Reply | None = None
+        while True:
+            with self._changed:
+                if call is not None:
+                    self._count(call, -1)
+                call = self._await()
+                if call is None:
+                    self._threads -= 1
+                    return
+                self._count(call, 1)
+                self._staff()
+            reply = self._made(call)
+            if reply is not None:
+                call.deliver(reply)
+
+    def _await(self) -> Call | None:
+        """The next call, with the lock held but while waiting; None: there will be none."""
+        while True:
+            call, wait_s = self._next()
+            if call is not None or (self._closed and not len(self._queue)):
+                return call
+            self._idle += 1
+            watches = wait_s is not None and not self._watched
+            self._watched = self._watched or watches
+            self._changed.wait(wait_s if watches else None)
+            if watches:
+                self._watched = False
+            self._idle -= 1
+
+    def _made(self, call: Call) -> Reply | None:
+        """Makes a call; None where there is nobody to be told."""
+        op = call.op
+        began = call.began = self._clock()
+        if began >= call.at + op.timeout_s and call.lane is Lane.NOW:
+            return None
+        if not call.outlives_its_task and not call.is_wanted():
+            return None
+        DUE.set(self.due(call))
+        reply = made(call.backend, op)
+        return None if self._sent_away(call, reply, began) else reply
+
+    def _sent_away(self, call: Call, reply: Reply, began: float) -> bool:
+        """Takes note of how a call ended. True: it will be made again."""
+        op, error = call.op, reply.error
+        moved = len(reply.value) if op.kind == "get" and error is None else len(op.data)
+        with self._changed:
+            now = self._heard_at = self._clock()
+            if self._governor is not None and op.kind in ("get", "put", "create"):
+                asked = 0 if call.lane is Lane.NOW else bytes_of(op)
+                self._governor.count(self._name, up=op.kind != "get", size_bytes=moved - asked)
+            if error is None:
+                self._gauge.ended(now, moved, waiting=len(self._queue) > 0)
+            elif (after_s := error.retry_after_s) is not None:
+                self._gauge.throttled(now, began, after_s)
+                if call.lane is not Lane.NOW:
+                    return self._put_back(call, now, after_s)
+        if error is None:
+            self._moved(op, reply)
+        return False
+
+    def _put_back(self, call: Call, now: float, after_s: float) -> bool:
+        call.tries += 1
+        hold_s = after_s * 2 ** (call.tries - 1)
+        if call.tries >= THROTTLED_TRIES or call.op.kind not in _REPEATABLE or hold_s > HOLD_MAX_S or self._closed:
+            return False
+        self._hold_until = max(self._hold_until, now + hold_s)
+        self._held_at = now
+        call.began = None
+        self._push(call)
+        return True
+
+
+def made(backend: Calls, op: Op) -> Reply:
+    """One call, in this thread. Whatever a backend does wrong becomes a `BackendError`."""
+    began = time.perf_counter()
+    value: Any = None
+    error: BackendError | None = None
+    try:
+        value = _checked(op, _dispatch(backend, op))
+    except BackendError as e:
+        error = e
+    except BaseException as e:  # noqa: BLE001  # a fault of a third party's provider must not hang a task
+        error = BackendError(f"{op.backend}: {op.kind} {op.path} failed inside the provider: {type(e).__name__}: {e}")
+        error.__cause__ = e
+    return Reply(value, error, time.perf_counter() - began)
+
+
+def _dispatch(backend: Calls, op: Op) -> Any:
+    if op.kind == "create":
+        return backend.create(op.path, op.data)
+    if op.kind == "put":
+        return backend.put(op.path, op.data)
+    if op.kind == "get":
+        return backend.get(op.path, offset=op.offset, length=op.length, max_bytes=op.max_bytes)
+    if op.kind == "stat":
+        return backend.stat(op.path)
+    if op.kind == "list":
+        return tuple(backend.list(op.path))
+    if op.kind == "space":
+        return tell() if (tell := getattr(backend, "space", None)) is not None else None  # an optional power
+    return backend.delete(op.path)
+
+
+def _checked(op: Op, value: Any) -> Any:
+    """A provider that answers with another type than promised has not answered."""
+    kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None}
+    if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
+        value = bytes(value)
+    if not isinstance(value, kinds.get(op.kind, type(None))):
+        raise BackendError(f"{op.backend}: {op.kind} {op.path} answered with {type(value).__name__}", retryable=False)
+    if op.kind == "get" and len(cast(bytes, value)) > op.max_bytes:
+        raise RefusedError(f"{op.backend}: {op.path} has more than {op.max_bytes} bytes")
+    return value

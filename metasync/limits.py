@@ -1,0 +1,206 @@
+"""What a user may set on this device: how much, when, over how many connections. What it means, not where it is kept.
+
+    limit.up             bytes a second that leave this device, over all backends; with the time of day if wanted
+    limit.down           the same for what comes in
+    limit.up.NAME        to that backend alone, within what `limit.up` leaves; limit.down.NAME likewise
+    limit.connections    calls at once, on each backend; limit.connections.NAME on that one
+    nice                 how far the command line steps back for other programs, as `nice` has it
+
+Theory of operation of a rate. A line counts bytes: those that calls have booked, and those that its rate has let pass
+since. A call has a place, the end of its bytes among all that are booked, and begins when all but BURST_S's worth of
+them has passed. So it waits for its own bytes too, before it sends them: a large put is one request, which is not
+slowed down once it is on its way, and the rate holds over any time from the first byte on. An idle line saves up
+nothing but the burst. Urgent calls are booked and do not wait, which makes the others wait for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from typing import Final, NamedTuple
+
+from metasync.errors import UsageError
+
+BURST_S: Final = 0.25  # what may go at once after a rest: a percent and less of any transfer that lasts
+RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
+RATE_MOST: Final = 1 << 40
+CONNECTIONS_MOST: Final = 32  # as `gauge.MOST`
+NICE_MOST: Final = 19
+WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
+DAY_MINUTES: Final = 24 * 60
+
+_RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?)(i?)b?(?:/s|ps)?", re.IGNORECASE)
+_WINDOW = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s+(.+)")
+_KEY = re.compile(r"limit\.(up|down|connections)(?:\.([a-z0-9][a-z0-9._-]{0,39}))?")
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
+
+KEYS_STEP: Final = (
+    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice."
+)
+RATE_STEP: Final = (
+    "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
+    ' "9:00-18:00 500k, 2M".'
+)
+
+
+class Window(NamedTuple):
+    """A rate for a part of every day, in minutes since midnight; `end` may lie before `start`. None: no limit."""
+
+    start: int
+    end: int
+    bytes_per_s: float | None
+
+    def holds(self, minute: int) -> bool:
+        if self.start <= self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
+
+
+class Schedule(NamedTuple):
+    """The first window that holds counts, and `otherwise` where none does."""
+
+    windows: tuple[Window, ...]
+    otherwise: float | None
+
+    def rate(self, minute: int) -> float | None:
+        """Bytes a second at this minute of the day; None: no limit."""
+        return next((w.bytes_per_s for w in self.windows if w.holds(minute)), self.otherwise)
+
+
+class Limits(NamedTuple):
+    """All that is set, understood. By backend name, "" for what holds for all of them."""
+
+    up: Mapping[str, Schedule]
+    down: Mapping[str, Schedule]
+    connections: Mapping[str, int]
+    nice: int | None
+
+
+def parse_rate(text: str) -> float | None:
+    """Bytes a second of `500k`, `2M`, `1.5 MiB/s` (powers of 1,024, as sizes are shown); None for `off`."""
+    plain = text.strip()
+    if plain.lower() in ("off", "none", "unlimited"):
+        return None
+    match = _RATE.fullmatch(plain)
+    rate = float(match[1]) * 1024.0 ** _POWERS[match[2].lower()] if match else 0.0
+    if not RATE_LEAST <= rate <= RATE_MOST:
+        why = "not a rate" if match is None else "too low a rate" if rate < RATE_LEAST else "too high a rate"
+        step = f"{RATE_STEP} To stop all transfers: metasync pause." if match and rate < RATE_LEAST else RATE_STEP
+        raise UsageError(f"{why}: {text.strip()[:40]!r}", next_step=step)
+    return rate
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A rate, or several with hours before them and commas between. `UsageError` for anything else."""
+    windows: list[Window] = []
+    plain: list[float | None] = []
+    for part in text.split(","):
+        match = _WINDOW.fullmatch(part.strip())
+        if match is None:
+            plain.append(parse_rate(part))
+        else:
+            windows.append(Window(_minute(match[1], match[2]), _minute(match[3], match[4]), parse_rate(match[5])))
+    if len(plain) > 1:
+        raise UsageError(f"two rates for the same time: {text[:60]!r}", next_step=RATE_STEP)
+    if len(windows) > WINDOWS_MAX:
+        raise UsageError(f"more than {WINDOWS_MAX} times of day", next_step=RATE_STEP)
+    for window in windows:
+        if window.start == window.end:
+            raise UsageError(
+                f"a time of day that ends when it begins: {text[:60]!r}", next_step="For the whole day leave it out."
+            )
+    return Schedule(tuple(windows), plain[0] if plain else None)
+
+
+def _minute(hour: str, minute: str) -> int:
+    at = int(hour) * 60 + int(minute)
+    if int(minute) > 59 or at > DAY_MINUTES:
+        raise UsageError(f"not a time of day: {hour}:{minute}", next_step="Times run from 0:00 to 24:00.")
+    return at
+
+
+def _number(key: str, text: str, least: int, most: int) -> int:
+    if not text.strip().isascii() or not text.strip().isdigit() or not least <= int(text.strip()[:9]) <= most:
+        raise UsageError(
+            f"{key} is a number from {least} to {most}, not {text[:40]!r}",
+            next_step=f"Write, say: metasync config set {key} {max(least, most // 4)}",
+        )
+    return int(text)
+
+
+def check(key: str, value: str) -> None:
+    """`UsageError` if there is no such setting, or it does not take this value."""
+    if key == "nice":
+        _number(key, value, 0, NICE_MOST)
+        return
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
+    if match[1] == "connections":
+        _number(key, value, 1, CONNECTIONS_MOST)
+    else:
+        parse_schedule(value)
+
+
+def backend_of(key: str) -> str | None:
+    """The backend that a setting is for; None: it is for all."""
+    match = _KEY.fullmatch(key)
+    return match[2] if match is not None else None
+
+
+def understood(values: Mapping[str, str]) -> Limits:
+    """Settings as they are kept. `UsageError` if one of them is wrong."""
+    rates: dict[str, dict[str, Schedule]] = {"up": {}, "down": {}}
+    connections: dict[str, int] = {}
+    nice = None
+    for key, value in values.items():
+        check(key, value)
+        match = _KEY.fullmatch(key)
+        if match is None:
+            nice = int(value)
+        elif match[1] == "connections":
+            connections[match[2] or ""] = int(value)
+        else:
+            rates[match[1]][match[2] or ""] = parse_schedule(value)
+    return Limits(rates["up"], rates["down"], connections, nice)
+
+
+class Line:
+    """One rate in one direction: see the head of this module. `now` never goes back. Not for two threads at once."""
+
+    def __init__(self) -> None:
+        self._booked = 0.0
+        self._passed = 0.0
+        self._at: float | None = None
+        self._places: dict[Hashable, tuple[float, int]] = {}  # who waits -> the end of its bytes, and how many
+
+    def wait_s(self, now: float, rate: float | None, who: Hashable, size_bytes: int) -> float:
+        """How long `who` must wait before it moves so many bytes, at this rate; it has a place from now on."""
+        self._pass(now, rate)
+        end, size = self._places.get(who, (self._booked, 0))
+        self._booked += size_bytes - size
+        end += size_bytes - size
+        self._places[who] = (end, size_bytes)
+        return 0.0 if rate is None else max(0.0, (end - BURST_S * rate - self._passed) / rate)
+
+    def go(self, who: Hashable) -> None:
+        """It moves its bytes now."""
+        self._places.pop(who, None)
+
+    def leave(self, who: Hashable) -> None:
+        """It does not move them after all."""
+        _, size = self._places.pop(who, (0.0, 0))
+        self._booked -= size
+
+    def count(self, now: float, rate: float | None, size_bytes: int) -> None:
+        """So many bytes were moved without a place; fewer than were booked where negative."""
+        self._pass(now, rate)
+        self._booked += size_bytes
+
+    def _pass(self, now: float, rate: float | None) -> None:
+        if rate is None:
+            self._passed = self._booked
+        elif self._at is not None:
+            self._passed = self._passed + rate * (now - self._at)
+        self._passed = min(self._passed, self._booked)
+        self._at = now

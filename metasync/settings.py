@@ -1,0 +1,211 @@
+"""A workspace's settings on this device, in `.metasync/settings.json`, and how a process that runs obeys them.
+
+The file holds what the user typed, so that what is shown is what was set: `{"settings": {"limit.up": "2M"}, "pause":
+{"until": 1790000000.0}}`. It is read anew within LOOK_S of a change, so that a limit or a pause that another process sets
+holds here at once. A file that is damaged stops the next command with an error; a process that runs goes on with what it
+knew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from metasync.errors import UsageError, WorkspaceError
+
+if TYPE_CHECKING:  # what is set is understood by `limits`, which is loaded only where something is
+    from metasync.limits import Limits, Line, Schedule
+
+FILE: Final = "settings.json"
+FILE_BYTES_MAX: Final = 64 << 10
+LOOK_S: Final = 1.0  # between looks at the file, and the longest wait that is not looked at again
+FOR_EVER: Final = math.inf
+
+
+class Settings(NamedTuple):
+    """What is set. `paused_until`: seconds since 1970, `FOR_EVER` until it is ended; None: not paused."""
+
+    values: Mapping[str, str] = {}
+    paused_until: float | None = None
+
+    def pause_left_s(self, wall: float) -> float:
+        """How long transfers rest from now on; 0: they do not."""
+        return 0.0 if self.paused_until is None else max(0.0, self.paused_until - wall)
+
+
+def read(path: Path) -> Settings:
+    """What is set; nothing where there is no file. `WorkspaceError` if it is damaged or cannot be read."""
+    try:
+        with path.open("rb") as f:
+            data = f.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return Settings()
+    except OSError as e:
+        raise WorkspaceError(f"the settings {path} cannot be read: {e.strerror}", next_step="Check its rights.") from e
+    try:
+        found = json.loads(data) if len(data) <= FILE_BYTES_MAX else None
+        return _checked(found)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, UsageError) as e:
+        raise WorkspaceError(
+            f"the settings {path} are damaged ({e.message if isinstance(e, UsageError) else 'not what was written'})",
+            next_step="Remove the file, and set anew what you want: metasync config set KEY VALUE.",
+        ) from e
+
+
+def _checked(found: Any) -> Settings:
+    from metasync.limits import understood
+
+    values = {str(k): v for k, v in found["settings"].items()}
+    if not all(isinstance(v, str) for v in values.values()):
+        raise ValueError("a value that is no text")
+    understood(values)
+    until = None
+    if found["pause"] is not None:
+        ends = found["pause"]["until"]
+        until = FOR_EVER if ends is None else float(ends)
+        if math.isnan(until):
+            raise ValueError("no time")
+    return Settings(values, until)
+
+
+def write(path: Path, settings: Settings) -> None:
+    """Replaces the file, whole or not at all. `WorkspaceError` where that fails."""
+    until = settings.paused_until
+    pause = None if until is None else {"until": None if until == FOR_EVER else until}
+    text = json.dumps({"settings": dict(sorted(settings.values.items())), "pause": pause}, indent=1)
+    beside = path.with_suffix(".new")
+    try:
+        beside.write_text(text + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as e:
+        raise WorkspaceError(
+            f"the settings {path} cannot be written: {e.strerror}", next_step="Free some space, or check its rights."
+        ) from e
+
+
+def when(until: float) -> str:
+    """Until when a pause lasts, as a phrase: "until 18:00", or until it is ended."""
+    if until == FOR_EVER:
+        return "until it is resumed"
+    at, now = time.localtime(until), time.localtime()
+    return "until " + time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
+
+
+class Governor:
+    """Has a runtime's calls obey the file at `path`: see `calls.Governor`. `now`: a pause does not count.
+
+    `on_pause(phrase)` is called, from whatever thread notices, when transfers begin to wait for the end of a pause.
+    `clock` never goes back, `wall` gives seconds since 1970, and the time of day is `wall`'s, here.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        now: bool = False,
+        on_pause: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._now = now
+        self._on_pause = on_pause
+        self._clock = clock
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._looked_at = -math.inf
+        self._stamp: tuple[int, int, int] | None = None
+        self._limits: Limits | None = None  # None: nothing was ever set
+        self._paused_until: float | None = None
+        self._told: float | None = None  # of which pause was told
+        self._minute = 0
+        self._lines: dict[tuple[bool, str], Line] = {}
+
+    def connections(self, backend: str) -> int | None:
+        with self._lock:
+            self._look()
+            if self._limits is None:
+                return None
+            most = self._limits.connections
+            return most.get(backend, most.get(""))
+
+    def ask(self, backend: str, *, up: bool, size_bytes: int) -> float:
+        with self._lock:
+            self._look()
+            wait_s = self._pause_s()
+            if wait_s <= 0 and size_bytes > 0:
+                lines = self._lines_of(backend, up)
+                now = self._clock()
+                waits = [line.wait_s(now, rate, (backend, up), size_bytes) for line, rate in lines]
+                wait_s = max(waits, default=0.0)
+                if wait_s <= 0:
+                    for line, _ in lines:
+                        line.go((backend, up))
+            told = self._paused_until if self._pause_s() > 0 and self._told != self._paused_until else None
+            self._told = told if told is not None else self._told
+        if told is not None:
+            self._on_pause(when(told))
+        return min(wait_s, LOOK_S)
+
+    def count(self, backend: str, *, up: bool, size_bytes: int) -> None:
+        with self._lock:
+            self._look()
+            now = self._clock()
+            for line, rate in self._lines_of(backend, up):
+                line.count(now, rate, size_bytes)
+
+    def forget(self, backend: str, *, up: bool) -> None:
+        with self._lock:
+            for line, _ in self._lines_of(backend, up):
+                line.leave((backend, up))
+
+    # with the lock held
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        at = time.localtime(self._wall())
+        self._minute = at.tm_hour * 60 + at.tm_min
+        try:
+            st = self._path.stat()
+            stamp = (st.st_mtime_ns, st.st_ino, st.st_size)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        from metasync.limits import understood
+
+        try:
+            found = read(self._path)
+        except WorkspaceError:
+            return  # what was known holds; it is looked at again
+        self._stamp = stamp
+        self._limits, self._paused_until = understood(found.values), found.paused_until
+
+    def _pause_s(self) -> float:
+        if self._now or self._paused_until is None:
+            return 0.0
+        return max(0.0, self._paused_until - self._wall())
+
+    def _lines_of(self, backend: str, up: bool) -> list[tuple[Line, float | None]]:
+        """The lines that a call in this direction books on, and what they let pass now."""
+        if self._limits is None:
+            return []
+        schedules: Mapping[str, Schedule] = self._limits.up if up else self._limits.down
+        return [
+            (self._line(up, name), s.rate(self._minute))
+            for name in ("", backend)
+            if (s := schedules.get(name)) is not None
+        ]
+
+    def _line(self, up: bool, name: str) -> Line:
+        from metasync.limits import Line
+
+        return self._lines.setdefault((up, name), Line())
