@@ -96,7 +96,7 @@ class Channel:
         self._threads = self._idle = 0
         self._running = self._soon = self._large = 0
         self._hold_until = 0.0
-        self._held_at = 0.0  # when a call last waited for the user's or the server's sake
+        self._held_until = 0.0  # calls wait for the user's or the server's sake
         self._heard_at = 0.0
         self._watched = False  # a thread waits for a time at which a call may go
         self._asked: set[bool] = set()  # directions in which the governor keeps a place
@@ -131,7 +131,7 @@ class Channel:
         if call.lane is Lane.NOW:
             return call.at + call.op.timeout_s
         began = call.began
-        return (max(call.at, self._held_at, self._heard_at) if began is None else began) + call.op.timeout_s
+        return (max(call.at, self._held_until, self._heard_at) if began is None else began) + call.op.timeout_s
 
     def busy(self) -> bool:
         return bool(self._running or len(self._queue))
@@ -169,7 +169,7 @@ class Channel:
         wait_s: float | None = None
         lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
         if now < self._hold_until:
-            self._held_at, wait_s = now, self._hold_until - now
+            self._held_until, wait_s = self._hold_until, self._hold_until - now
             lanes &= {Lane.NOW}
         refused: set[bool] = set()
         for lane, ticket in self._queue.heads(lanes):
@@ -179,7 +179,7 @@ class Channel:
             if lane is not Lane.NOW and self._governor is not None:
                 more_s = self._governor.ask(self._name, up=up, size_bytes=bytes_of(ticket[2].op))
                 if more_s > 0:
-                    self._held_at = now
+                    self._held_until = max(self._held_until, now + more_s)
                     wait_s = more_s if wait_s is None else min(wait_s, more_s)
                     refused.add(up)
                     self._asked.add(up)
@@ -271,7 +271,7 @@ class Channel:
         if call.tries >= THROTTLED_TRIES or call.op.kind not in _REPEATABLE or hold_s > HOLD_MAX_S or self._closed:
             return False
         self._hold_until = max(self._hold_until, now + hold_s)
-        self._held_at = now
+        self._held_until = max(self._held_until, self._hold_until)
         call.began = None
         self._push(call)
         return True

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from metasync import __version__, interrupt, render
-from metasync.commands import backends, beginnings, history, keys, members, recovery, syncing
+from metasync.commands import backends, beginnings, history, keys, members, recovery, settings, syncing
 from metasync.console import Finish, Options, common
 from metasync.errors import MetaSyncError
 
@@ -50,6 +50,9 @@ for _command in (
     members.invite,
     keys.key,
     recovery.recover,
+    settings.config,
+    settings.pause,
+    settings.resume,
     beginnings.demo,
 ):
     cli.add_command(_command)

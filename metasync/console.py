@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from metasync import render
+from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice, Progress
 from metasync.workspace import Workspace
 
@@ -34,6 +35,7 @@ class Options:
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    now: bool = False
 
 
 def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -63,6 +65,13 @@ def common(f: F) -> F:
     ):  # fmt: skip
         f = option(f)
     return f
+
+
+def passes_pause(f: F) -> F:
+    """Adds `--now` to a command that moves data."""
+    return click.option(
+        "--now", is_flag=True, expose_value=False, callback=_set("now"), help="Go on in spite of `metasync pause`."
+    )(f)
 
 
 class Finish(Exception):  # noqa: N818 - not an error: the end of a command with an exit code
@@ -153,5 +162,17 @@ class _Bar:
 
 @contextlib.contextmanager
 def opened(options: Options, console: Console) -> Iterator[Workspace]:
-    with Workspace.open(options.directory, on_event=console.event) as workspace:
+    with Workspace.open(options.directory, on_event=console.event, now=options.now) as workspace:
+        _step_back(workspace)
         yield workspace
+
+
+def _step_back(workspace: Workspace) -> None:
+    """Gives way to other programs as far as the user set it. The process is the command's own, as a rule."""
+    try:
+        nice = workspace.settings().settings.get("nice")
+    except WorkspaceError:
+        return  # said where it matters: by what moves data, and by `config`
+    if nice is not None and hasattr(os, "nice"):
+        with contextlib.suppress(OSError):
+            os.nice(max(0, int(nice) - os.nice(0)))

@@ -10,7 +10,8 @@
     ├── ForkError                     1  a backend shows a history that contradicts what this device saw
     ├── UpgradeError                  1  written by a newer MetaSync
     ├── WorkspaceError                1  this folder, its lock, its local state
-    │   └── GuardError                1  most of the files would be deleted: nothing was changed; force it, or look
+    │   ├── GuardError                1  most of the files would be deleted: nothing was changed; force it, or look
+    │   └── PausedError               1  the user paused all transfers: nothing was begun
     ├── FormatError                   -  bytes that are not what they claim (caught and turned into one of the others)
     └── BackendError                  -  one backend, one call
         ├── NotFoundError             -  the object is not there
@@ -90,6 +91,10 @@ class GuardError(WorkspaceError):
         super().__init__(message, next_step=next_step)
         self.deleted = deleted
         self.files = files
+
+
+class PausedError(WorkspaceError):
+    """The user has transfers rest on this device: nothing was begun."""
 
 
 class FormatError(MetaSyncError):

@@ -32,6 +32,8 @@ DAY_MINUTES: Final = 24 * 60
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?)(i?)b?(?:/s|ps)?", re.IGNORECASE)
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s+(.+)")
 _KEY = re.compile(r"limit\.(up|down|connections)(?:\.([a-z0-9][a-z0-9._-]{0,39}))?")
+_DURATION = re.compile(r"(?:(\d{1,3})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m)?(?:(\d{1,6})s)?")
+_SECONDS: Final = (86_400, 3_600, 60, 1)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
@@ -126,6 +128,15 @@ def _number(key: str, text: str, least: int, most: int) -> int:
             next_step=f"Write, say: metasync config set {key} {max(least, most // 4)}",
         )
     return int(text)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90m`, `2h`, `1h30m`, `45s`, `2d`. `UsageError` for another form."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    seconds = sum(int(n) * unit for n, unit in zip(match.groups("0"), _SECONDS, strict=True)) if match else 0
+    if seconds <= 0:
+        raise UsageError(f"not a length of time: {text[:40]!r}", next_step="Write 90m, 2h, 1h30m, 45s or 2d, say.")
+    return float(seconds)
 
 
 def check(key: str, value: str) -> None:

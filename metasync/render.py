@@ -216,6 +216,8 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
         lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
     else:
         lines.append("Nothing newer is agreed.")
+    if s.paused:
+        lines.append(f"Transfers are paused here {s.paused}: `metasync resume` ends that.")
     if len(s.changes):
         lines += [f"Changed here, not pushed: {changes_line(s.changes)}", *changes(s.changes)]
     else:

@@ -1,9 +1,8 @@
 """A workspace's settings on this device, in `.metasync/settings.json`, and how a process that runs obeys them.
 
 The file holds what the user typed, so that what is shown is what was set: `{"settings": {"limit.up": "2M"}, "pause":
-{"until": 1790000000.0}}`. It is read anew within LOOK_S of a change, so that a limit or a pause that another process sets
-holds here at once. A file that is damaged stops the next command with an error; a process that runs goes on with what it
-knew.
+{"until": 1790000000.0}}`. It is read anew within LOOK_S of a change: a limit or a pause that another process sets holds
+here at once. A damaged file stops the next command that moves data; a process that runs goes on with what it knew.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class Governor:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
-        self._now = now
+        self.passes_pauses = now
         self._on_pause = on_pause
         self._clock = clock
         self._wall = wall
@@ -190,7 +189,7 @@ class Governor:
         self._limits, self._paused_until = understood(found.values), found.paused_until
 
     def _pause_s(self) -> float:
-        if self._now or self._paused_until is None:
+        if self.passes_pauses or self._paused_until is None:
             return 0.0
         return max(0.0, self._paused_until - self._wall())
 

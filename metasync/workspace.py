@@ -30,6 +30,7 @@ from metasync.localdb import LocalDb
 from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.past import Past
+from metasync.preferences import Preferences
 from metasync.sync import check as checking
 from metasync.sync import health, join, joining, keycopies, newcomers, space
 from metasync.sync import pull as pulling
@@ -106,7 +107,7 @@ class CloneReport:
     name: str = ""
 
 
-class Workspace(Past, BackendChanges, Membership):
+class Workspace(Past, BackendChanges, Membership, Preferences):
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
@@ -124,12 +125,19 @@ class Workspace(Past, BackendChanges, Membership):
     # --- beginnings
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str] = ".", *, on_event: Listener = ignore) -> Workspace:
-        """Opens the workspace that `directory` lies in. `WorkspaceError` if it lies in none."""
+    def open(
+        cls, directory: str | os.PathLike[str] = ".", *, on_event: Listener = ignore, now: bool = False
+    ) -> Workspace:
+        """Opens the workspace that `directory` lies in. `WorkspaceError` if it lies in none.
+
+        `now`: its transfers go on in spite of a pause.
+        """
         start = Path(directory).absolute()
         for folder in (start, *start.parents):
             if (folder / STATE_DIR / DB_FILE).is_file():
-                return cls._open_at(folder, on_event)
+                workspace = cls._open_at(folder, on_event)
+                workspace.now = now
+                return workspace
         raise WorkspaceError(
             f"{start} is not in a MetaSync workspace",
             next_step="`metasync init` makes one here; `metasync clone` brings one here.",
@@ -304,7 +312,7 @@ class Workspace(Past, BackendChanges, Membership):
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
         with self._session("status") as s:
-            return reporting.status(s, self.backends())
+            return dataclasses.replace(reporting.status(s, self.backends()), paused=self.settings().paused)
 
     def check(self, *, read_data: bool = False) -> CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
@@ -389,10 +397,13 @@ class Workspace(Past, BackendChanges, Membership):
     def _session(self, what: str) -> Iterator[Session]:
         if self._closed:
             raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
+        self._refuse_paused(what)
         with WorkTree(os.fsencode(self.directory), self._machine.disk()) as tree:
             tree.rules = rules_of(tree, self._db)
             c = self._connections
             runtime, group = c.open()
+            runtime.listen(self.on_event)
+            runtime.govern(self._governor())
             session = Session(
                 name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
                 tree=tree,

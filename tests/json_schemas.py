@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasync import render, workspace
+from metasync import preferences, render, workspace
 from metasync.sync import device_reports, past_reports, reports
 from metasync.testing import contract
 
@@ -53,6 +53,7 @@ COMMANDS: dict[str, Any] = {
     "key show": device_reports.KeyReport,
     "key change-passphrase": device_reports.PassphraseReport,
     "key rotate": device_reports.RotationReport,
+    **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), preferences.SettingsReport),
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""

@@ -143,6 +143,27 @@ def test_refusals(
     assert len(set(script.asked)) == len(script.asked) <= 2, "nothing is tried twice"
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(
+    ("status", "body", "after_s"),
+    [
+        (503, _xml("SlowDown"), 1.0),
+        (503, b"", 1.0),
+        (429, b"", 1.0),
+        (400, _xml("RequestLimitExceeded"), 1.0),
+        (500, _xml("InternalError"), None),
+        (502, PAGE, None),
+    ],
+)
+def test_a_server_that_asks_for_fewer_requests(
+    script: Script, call: Callable, status: int, body: bytes, after_s: float | None
+) -> None:
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError) as caught:
+        call(script.open())
+    assert (caught.value.retryable, caught.value.retry_after_s) == (True, after_s)
+
+
 def test_not_found(script: Script) -> None:
     script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else _xml("NoSuchKey"))
     for kind in ("get", "get part", "stat"):

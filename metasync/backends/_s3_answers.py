@@ -41,7 +41,10 @@ _FULL = {
 }
 _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _TOO_LARGE = {"EntityTooLarge", "KeyTooLongError", "MaxMessageLengthExceeded"}
-_AGAIN = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted", "IncompleteBody"}
+_SLOWER = {"SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "TooManyRequests", "RequestLimitExceeded"}
+# obstore keeps a Retry-After header to itself, and S3's own XML has no such field. Amazon's clients begin with as much.
+THROTTLED_AFTER_S = 1.0
+_AGAIN = {"RequestTimeout", "InternalError", "OperationAborted", "IncompleteBody"}
 _CAUSES = (
     ("dns error", "its name cannot be resolved"),
     ("Connection refused", "connection refused"),
@@ -84,7 +87,13 @@ def _answered(status: int, code: str, attempt: str) -> BackendError:
         return RefusedError(f"{attempt}: {said}; it is too large for this server")
     if status == 404:
         return _missing(code, attempt)
-    if code in _AGAIN or status in {408, 409, 429} or status >= 500:
+    if code in _SLOWER or status in {429, 503}:
+        return BackendError(
+            f"{attempt}: {said}; it asks for fewer requests",
+            next_step="Try again later.",
+            retry_after_s=THROTTLED_AFTER_S,
+        )
+    if code in _AGAIN or status in {408, 409} or status >= 500:
         return BackendError(f"{attempt}: {said}", next_step="Try again later.")
     if status == 403:
         return RefusedError(f"{attempt}: {said}", next_step=f"The key needs the right to do this. {_KEYS}")

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import click
 
 from metasync import render, render_history
-from metasync.console import Console, Options, common, opened
+from metasync.console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
 from metasync.sync.past_reports import Listing
 from metasync.sync.paths import path_from
@@ -114,6 +114,7 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
 @click.option("--to", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Write there, not into place.")
 @click.option("--no-delete", is_flag=True, help="Leave what the version does not have.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
+@passes_pause
 @common
 @click.pass_obj
 def restore(

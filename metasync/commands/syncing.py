@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from metasync import render
-from metasync.console import Console, Options, common, opened
+from metasync.console import Console, Options, common, opened, passes_pause
 
 FORCE = "Go on though most of the files would be deleted."
 
@@ -35,6 +35,7 @@ def status(options: Options) -> None:
 @click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
 @click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
 @common
 @click.pass_obj
 def push(options: Options, message: str, dry_run: bool, force: bool) -> None:
@@ -59,6 +60,7 @@ def _push_codes(r: Any) -> list[int]:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only show what would change here.")
 @click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
 @common
 @click.pass_obj
 def pull(options: Options, dry_run: bool, force: bool) -> None:
@@ -79,6 +81,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
 @click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
 @click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
 @common
 @click.pass_obj
 def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
@@ -98,6 +101,7 @@ def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
 
 @click.command()
 @click.option("--read-data", is_flag=True, help="Read every copy and verify its bytes, not only its size.")
+@passes_pause
 @common
 @click.pass_obj
 def check(options: Options, read_data: bool) -> None:

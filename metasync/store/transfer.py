@@ -271,6 +271,7 @@ class Transfer:
                         length=None if whole else length,
                         max_bytes=length,
                         timeout_s=_patience_s(length),
+                        urgency=Urgency.SOON,
                     )
                     if reply.error is not None:
                         raise reply.error
@@ -384,7 +385,14 @@ def _check_copy(t: Transfer, place: Place, record: PackRecord, read_data: bool) 
     for storage_id in reversed(place.storage_ids):
         path = pack_path(storage_id, record.generation, record.name)
         if read_data:
-            reply: Reply = yield Op(place.name, "get", path, max_bytes=record.size, timeout_s=_patience_s(record.size))
+            reply: Reply = yield Op(
+                place.name,
+                "get",
+                path,
+                max_bytes=record.size,
+                timeout_s=_patience_s(record.size),
+                urgency=Urgency.LATER,
+            )
         else:
             reply = yield Op(place.name, "stat", path, timeout_s=OP_TIMEOUT_S)
         if isinstance(reply.error, UnreachableError):

@@ -218,6 +218,7 @@ class Status:
     unplaced       what is agreed and cannot be held here
     evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
     withdraw       logins that revoked devices have at providers until somebody confirms that they were withdrawn
+    paused         until when this device's transfers rest, as a phrase; "" when they do not
     """
 
     name: str
@@ -241,6 +242,7 @@ class Status:
     moving: Moving = Moving()
     evidence: tuple[Evidence, ...] = ()
     withdraw: tuple[Withdrawal, ...] = ()
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

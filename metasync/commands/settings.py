@@ -1,0 +1,122 @@
+"""`config`, `pause` and `resume`: what this device may use for a workspace, and when."""
+
+from __future__ import annotations
+
+import click
+
+from metasync import render
+from metasync.console import Console, Options, common, opened
+from metasync.preferences import SettingsReport
+
+
+def _lines(r: SettingsReport) -> list[str]:
+    lines = [f"{key} = {value}" for key, value in sorted(r.settings.items())] or ["Nothing is set: no limits."]
+    return [*lines, *([f"Transfers are paused {r.paused}."] if r.paused else [])]
+
+
+@click.group("config")
+@common
+def config() -> None:
+    """Shows and sets what this device may use for the workspace: bandwidth, connections, processor.
+
+    \b
+    Example:
+      metasync config set limit.up "9:00-18:00 500k, 2M"
+    """
+
+
+@config.command("list")
+@common
+@click.pass_obj
+def config_list(options: Options) -> None:
+    """Lists what is set.
+
+    \b
+    Example:
+      metasync config list --json
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.settings()
+    console.report("config list", _lines(r), render.value(r))
+
+
+@config.command("set")
+@click.argument("key")
+@click.argument("value")
+@common
+@click.pass_obj
+def config_set(options: Options, key: str, value: str) -> None:
+    """Sets KEY to VALUE, for this device and this workspace. Commands that run obey within seconds.
+
+    \b
+    limit.up, limit.down   bytes a second: 500k, 2M, off; with hours: "9:00-18:00 500k, 2M"
+    limit.connections      calls at once on each backend, 1 to 32
+    nice                   0 to 19, as the program `nice` has it; holds from the next command on
+    The limits may be set for one backend: limit.up.NAME.
+
+    \b
+    Example:
+      metasync config set limit.up 2M
+      metasync config set limit.connections.usb 2
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.configure(key, value)
+    console.report("config set", _lines(r), render.value(r))
+
+
+@config.command("unset")
+@click.argument("key")
+@common
+@click.pass_obj
+def config_unset(options: Options, key: str) -> None:
+    """Takes a setting back.
+
+    \b
+    Example:
+      metasync config unset limit.up
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.configure(key, None)
+    console.report("config unset", _lines(r), render.value(r))
+
+
+@click.command()
+@click.argument("duration", required=False)
+@common
+@click.pass_obj
+def pause(options: Options, duration: str | None) -> None:
+    """Has this workspace's transfers rest on this device: for DURATION (90m, 2h, 1h30m, 2d), or until `resume`.
+
+    A command that runs sends nothing new within seconds, and goes on when the pause ends.
+
+    \b
+    Example:
+      metasync pause 2h
+    """
+    from metasync.limits import parse_duration
+
+    console = Console(options)
+    seconds = parse_duration(duration) if duration is not None else None
+    with opened(options, console) as w:
+        r = w.pause(seconds)
+    console.report("pause", [f"Transfers are paused {r.paused}."], render.value(r))
+
+
+@click.command()
+@common
+@click.pass_obj
+def resume(options: Options) -> None:
+    """Ends a pause.
+
+    \b
+    Example:
+      metasync resume
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        was = w.settings().paused
+        r = w.resume()
+    console.report("resume", ["Transfers go on." if was else "There was no pause."], render.value(r))
