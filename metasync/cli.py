@@ -13,7 +13,7 @@ import click
 
 from metasync import __version__, interrupt, render
 from metasync.commands import backends, beginnings, history, keys, members, recovery, settings, syncing
-from metasync.console import Finish, Options, common
+from metasync.console import Finish, Options, common, end_progress
 from metasync.errors import MetaSyncError
 
 
@@ -60,6 +60,7 @@ for _command in (
 
 def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
     """Says what went wrong: one JSON document on stdout, or lines on stderr."""
+    end_progress()
     message, next_step = render.printable(message), render.printable(next_step)
     if options.json:
         error = {"kind": kind, "message": message, "next_step": next_step}
@@ -90,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         with contextlib.suppress(AttributeError):  # a terminal that knows fewer characters gets the others escaped
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     words = list(sys.argv[1:] if argv is None else argv)
-    options = Options(json="--json" in words)  # an error before it was understood is to be one document as well
+    options = Options(
+        json="--json" in words, alone=argv is None
+    )  # an error before it was understood is to be one document as well
     command = _command_of(words)
     code = _run(words, options, command) if argv is not None else _run_alone(words, options, command)
     sys.exit(code)

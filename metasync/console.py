@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +22,14 @@ import click
 
 from metasync import render
 from metasync.errors import WorkspaceError
-from metasync.events import Event, Notice, Progress
+from metasync.events import Event, Notice
 from metasync.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_ORDER = (5, 7, 6, 1, 3, 4)
+DRAW_S = 0.1  # between two drawings: faster than that is flicker
+TICK_S = 0.5  # without any event
+COLUMNS = 80  # of a terminal that does not tell
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     now: bool = False
+    alone: bool = False  # the process is the command's own
 
 
 def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -93,30 +99,35 @@ class Console:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._bar = _Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
+        if self._bar is not None:
+            _bars.append(self._bar)
 
     def event(self, event: Event) -> None:
+        """Takes an event of the library's, from any thread."""
         if isinstance(event, Notice):
             if not self.options.quiet or event.warning:
-                self.clear()
-                click.echo(render.printable(("warning: " if event.warning else "") + event.text), err=True)
-        elif isinstance(event, Progress) and self._bar is not None:
-            self._bar.show(event)
+                text = render.printable(("warning: " if event.warning else "") + event.text)
+                with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                    click.echo(text, err=True)
+        elif self._bar is not None:
+            self._bar.take(event)
 
     def clear(self) -> None:
-        if self._bar is not None:
-            self._bar.clear()
+        """Takes the line of progress away for good."""
+        self._bar = None
+        end_progress()
 
     def line(self, text: str) -> None:
         """Prints a line of a report before the rest of it is known. Not for --json, nor --quiet."""
         if not self.options.json and not self.options.quiet:
-            self.clear()
-            click.echo(render.printable(text))
+            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                click.echo(render.printable(text))
 
     def confirm(self, question: str) -> None:
         """Asks on a terminal before something is done that cannot be undone. Scripts are taken to mean it."""
         if sys.stdin.isatty() and not self.options.json and not self.options.quiet:
-            self.clear()
-            click.confirm(render.printable(question), abort=True, err=True)
+            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                click.confirm(render.printable(question), abort=True, err=True)
 
     def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
         """Prints the outcome, and ends the command with the worst of `codes`."""
@@ -140,35 +151,84 @@ def _shown(line: str) -> str:
 
 
 class _Bar:
-    """One line of progress on a terminal."""
+    """One line of progress on a terminal, drawn over itself, a few times a second whatever happens."""
 
     def __init__(self) -> None:
-        self._width = 0
+        from metasync.meter import Meter
 
-    def show(self, p: Progress) -> None:
-        done = render.size(p.done) if p.unit == "B" else f"{p.done:,}"
-        total = "" if p.total is None else f" of {render.size(p.total) if p.unit == 'B' else format(p.total, ',')}"
-        line = f"{p.phase}: {done}{total}{'' if p.unit == 'B' else ' ' + p.unit}"
-        sys.stderr.write("\r" + line.ljust(self._width))
-        sys.stderr.flush()
-        self._width = len(line)
+        self._meter = Meter()
+        self._lock = threading.RLock()
+        self._shown = ""
+        self._drawn_at = 0.0
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
 
-    def clear(self) -> None:
-        if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-            sys.stderr.flush()
-            self._width = 0
+    def take(self, event: Event) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._meter.add(event, now)
+            if now - self._drawn_at >= DRAW_S:
+                self._draw(now)
+            if self._ticker is None:
+                self._ticker = threading.Thread(target=self._tick, name="metasync-progress", daemon=True)
+                self._ticker.start()
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While something else is printed."""
+        with self._lock:
+            self._put("")
+            yield
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended.set()
+            self._put("")
+
+    def _tick(self) -> None:
+        """What stands still is seen to."""
+        while not self._ended.wait(TICK_S):
+            with self._lock:
+                if not self._ended.is_set():
+                    self._draw(time.monotonic())
+
+    def _draw(self, now: float) -> None:
+        self._drawn_at = now
+        try:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+        except (OSError, ValueError):
+            columns = COLUMNS
+        self._put(render.printable(self._meter.line(now, columns - 1)))
+
+    def _put(self, line: str) -> None:
+        """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""
+        if line != self._shown:
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone; what is done goes on
+                blank = " " * (len(self._shown) - len(line))
+                sys.stderr.write("\r" + line + blank + ("\r" if not line else ""))
+                sys.stderr.flush()
+            self._shown = line
+
+
+_bars: list[_Bar] = []
+
+
+def end_progress() -> None:
+    """Takes the line of progress away for good, whoever drew it: the outcome is to be told."""
+    while _bars:
+        _bars.pop().end()
 
 
 @contextlib.contextmanager
 def opened(options: Options, console: Console) -> Iterator[Workspace]:
     with Workspace.open(options.directory, on_event=console.event, now=options.now) as workspace:
-        _step_back(workspace)
+        if options.alone:
+            _step_back(workspace)
         yield workspace
 
 
 def _step_back(workspace: Workspace) -> None:
-    """Gives way to other programs as far as the user set it. The process is the command's own, as a rule."""
+    """Gives way to other programs as far as the user set it."""
     try:
         nice = workspace.settings().settings.get("nice")
     except WorkspaceError:

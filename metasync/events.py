@@ -36,13 +36,15 @@ class Notice:
 class Transferred:
     """So many bytes went `up` to a backend or came `down` from it, in one call that took so long there.
 
-    Told for every call that moved data, whatever it was for, from a thread of MetaSync's own: be quick.
+    Told for every call that moved data, from a thread of MetaSync's own, one at a time: be quick. `pack`: it was a pack
+    or a part of one, and not what devices agree by.
     """
 
     backend: str
     direction: Literal["up", "down"]
     bytes: int
     seconds: float
+    pack: bool = False
 
 
 Event: TypeAlias = Phase | Progress | Notice | Transferred

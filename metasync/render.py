@@ -170,7 +170,7 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
     if r.pulled is not None and (r.pulled.before != r.pulled.version or r.pulled.conflicts):
         lines += ["Others were faster; merged first:", *pull(r.pulled)]
     if dry_run:
-        lines += [f"Would push {changes_line(r.changes)}; {size(r.size_to_read)} to read.", *changes(r.changes)]
+        lines += [f"Would push {changes_line(r.changes)}.", *changes(r.changes), *_would_send(r)]
         lines += [
             f"warning: {t.name}: up to {size(t.needed_bytes)} would go there, and {size(t.fits_bytes)} fit."
             for t in r.tight
@@ -192,6 +192,18 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
     lines += left_out(r.skipped, "Left out:")
     lines += unportable(r.unportable)
     return lines + _warnings(r.warnings) + down(r.down)
+
+
+def _would_send(r: PushReport) -> list[str]:
+    """How much would be read, and how much would go where."""
+    if not r.files_to_read:
+        return []
+    shares = ", ".join(f"{size(most)} to {name}" for name, most in r.to_send.items())
+    return [
+        f"To read: {count(r.files_to_read, 'file')}, {size(r.size_to_read)}. To send: at most"
+        f" {size(r.size_to_read * r.copies)} of content, in {count(r.copies, 'copy', 'copies')}"
+        f" (up to {shares or 'no backend'})."
+    ]
 
 
 def _ignored(s: Status, *, verbose: bool) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from metasync.calls import Call, Calls, Channel, Governor, made
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.events import Listener, Transferred
 from metasync.gauge import MOST, START
@@ -234,7 +234,7 @@ class Runtime:
         if self._listener is not None and op.kind in ("get", "put", "create"):
             size = len(reply.value) if op.kind == "get" else len(op.data)
             direction: Literal["up", "down"] = "down" if op.kind == "get" else "up"
-            event = Transferred(op.backend, direction, size, reply.seconds)
+            event = Transferred(op.backend, direction, size, reply.seconds, op.urgency is not Urgency.NOW)
             self._post(lambda: self._tell(event))
 
     def _tell(self, event: Transferred) -> None:

@@ -514,7 +514,7 @@ def test_the_command_line_steps_back(ready: Lab) -> None:
     code = (
         "import os, sys; from metasync.cli import main; import metasync.workspace as m\n"
         "m.Workspace.status = lambda self: sys.exit(os.nice(0))\n"
-        "main(sys.argv[1:])"
+        "main()"
     )
     words = [sys.executable, "-c", code, "-C", str(ready.root / "laptop"), "status"]
     base = os.nice(0)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parent / "benchmarks"))
+
+import order
 
 from metasync import gauge
 from metasync.effects import Gather, Op, Reply, Sleep, Task, Urgency
@@ -123,6 +129,12 @@ def test_lanes() -> None:
     assert lane_of(get(SMALL_BYTES_MAX + 1, LATER)) is Lane.DOWN_LARGE
     assert lane_of(get(1 << 26, length=100)) is Lane.DOWN_SMALL
     assert lane_of(Op("m", "stat", "x", urgency=SOON)) is Lane.DOWN_SMALL
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_the_benchmark_keeps_its_bars(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert order.main(["--seed", seed]) == 0
+    assert "MISSED" not in capsys.readouterr().out
 
 
 # --- how many at once
@@ -433,7 +445,7 @@ def test_transfers_are_told_in_one_thread_and_a_listener_that_raises_is_left_alo
         runtime.run(one(put(1)))
         runtime.run(one(put(2)))
         runtime.run(one(put(3)))
-    assert [(t.backend, t.direction, t.bytes) for t in told] == [("m", "up", 7), ("m", "down", 5)]
+    assert [(t.backend, t.direction, t.bytes, t.pack) for t in told] == [("m", "up", 7, True), ("m", "down", 5, False)]
     assert all(t.seconds > 0 for t in told)
     assert len(threads) == 1
     assert threads != {threading.get_ident()}

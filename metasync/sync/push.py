@@ -141,10 +141,21 @@ def preview(s: Session, base: Agreed) -> PushReport:
     differing = changed(before, seen.tree)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
-    size = sum(seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE)
+    files = [seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE]
+    size = sum(files)
+    shares = space.shares_of(s, size)
+    policy = base.config.policy(0)
     odd = noted(unportable((p for p in differing if p not in before), seen.tree))
     report = _report(s, seen, None, changes)
-    report = replace(report, size_to_read=size, unportable=odd, tight=space.tight(s, base.index, size))
+    report = replace(
+        report,
+        files_to_read=len(files),
+        size_to_read=size,
+        to_send=shares,
+        copies=policy.copies if isinstance(policy, Replicate) else policy.total,
+        unportable=odd,
+        tight=space.tight(s, base.index, shares),
+    )
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 

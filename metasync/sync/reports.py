@@ -82,6 +82,9 @@ class PushReport:
     unreadable   files and directories that could not be read: left out, the agreed version keeps them
     found_again  the version of an earlier push that had been agreed though it never said so
     warnings     sentences: what is wrong with ignore rules, and in a dry run why the push would stop
+    size_to_read in a dry run: bytes of the files that are new or changed, `files_to_read` of them
+    to_send      in a dry run: how many bytes of content would go to each backend at most, by name: less of what is stored
+                 already or compresses
     tight        in a dry run: backends whose space may not be enough
     unportable   names that are new in this push and that other systems can't hold
     """
@@ -103,6 +106,8 @@ class PushReport:
     warnings: tuple[str, ...] = ()
     tight: tuple[TightBackend, ...] = ()
     unportable: tuple[Skipped, ...] = ()
+    files_to_read: int = 0
+    to_send: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

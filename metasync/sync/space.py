@@ -124,28 +124,33 @@ def warning(name: str, capacity: int | None, used_bytes: int | None, space: Spac
     return ""
 
 
-def tight(s: Session, index: Index, size: int) -> tuple[TightBackend, ...]:
-    """Backends that would not hold their share of so many new bytes, were all of them stored as they are.
+def shares_of(s: Session, size: int) -> dict[str, int]:
+    """How many of so many new bytes would go to each backend, were all of them stored as they are: by name, sorted.
 
     A share is what placement gives on average, and up to one pack more.
     """
-    if not size:
-        return ()
-    room, names = Room(left=_left(s, index)), {p.backend_id: p.name for p in s.transfer.places.values()}
-    for name, space in ask(s.runtime.run, sorted(names.values())).items():
-        if space.free_bytes is not None:
-            room.told(name, space.free_bytes)
+    names = {p.backend_id: p.name for p in s.transfer.places.values()}
     try:
         shares = s.transfer.placement.expected_shares()
     except UsageError:  # too many backends to compute it: then each might get everything
         shares = {}
-    out = []
-    for backend_id, name in sorted(names.items(), key=lambda item: item[1]):
-        most = min(size, int(size * shares.get(backend_id, 1)) + s.config.pack_bytes)
-        fits = room.of(name)
-        if fits is not None and most > fits:
-            out.append(TightBackend(name, most, fits))
-    return tuple(out)
+    return {
+        name: min(size, int(size * shares.get(backend_id, 1)) + s.config.pack_bytes)
+        for backend_id, name in sorted(names.items(), key=lambda item: item[1])
+        if size
+    }
+
+
+def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBackend, ...]:
+    """Backends that would not hold so many new bytes, by name."""
+    if not shares:
+        return ()
+    room = Room(left=_left(s, index))
+    for name, space in ask(s.runtime.run, list(shares)).items():
+        if space.free_bytes is not None:
+            room.told(name, space.free_bytes)
+    fitting = ((name, most, room.of(name)) for name, most in shares.items())
+    return tuple(TightBackend(name, most, fits) for name, most, fits in fitting if fits is not None and most > fits)
 
 
 # --- the ballast

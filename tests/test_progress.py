@@ -1,0 +1,166 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
+
+"""What is told while a command works: on a terminal in one line, nowhere else at all."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from workspace_kit import Lab, lab, write  # noqa: F401
+
+from metasync import console
+from metasync.events import Event, Notice, Phase, Progress, Transferred
+from metasync.meter import Meter, duration
+
+MIB = 1 << 20
+
+
+def metered(*events: tuple[float, Event], now: float, columns: int = 200) -> str:
+    meter = Meter()
+    for at, event in events:
+        meter.add(event, at)
+    return meter.line(now, columns)
+
+
+def up(size: int, backend: str = "a", seconds: float = 0.5) -> Transferred:
+    return Transferred(backend, "up", size, seconds, pack=True)
+
+
+def test_nothing_and_a_phase() -> None:
+    assert metered(now=5.0) == ""
+    assert metered((1.0, Phase("scan")), now=1.0) == "scan"
+    assert metered((1.0, Notice("hello")), now=1.0) == ""
+
+
+def test_rates_are_the_last_seconds_by_backend() -> None:
+    events = [(float(n), up(2 * MIB)) for n in range(1, 11)] + [(10.0, up(5 * MIB, "b", 10.0))]
+    line = metered((0.0, Phase("upload")), *events, now=10.0)
+    assert line == "upload: 25.0 MiB moved in 11 pieces, a 2.4 MiB/s up | b 1.0 MiB/s up"
+    assert "b" not in metered((0.0, Phase("upload")), *events, now=15.5).partition(",")[2]
+    assert metered((0.0, Phase("upload")), *events, now=30.0) == "upload: 25.0 MiB moved in 11 pieces"
+
+
+def test_a_first_call_counts_for_as_long_as_it_took() -> None:
+    assert "a 1.0 MiB/s up" in metered((4.0, up(4 * MIB, seconds=4.0)), now=4.0)
+    assert "a 4.0 MiB/s up" in metered((4.0, up(4 * MIB, seconds=0.001)), now=4.0)  # not four thousand
+
+
+def test_time_left_by_what_was_done_lately() -> None:
+    steps = [(float(n), Progress("download", n * MIB, 60 * MIB, "B")) for n in range(1, 11)]
+    line = metered((0.0, Phase("download")), *steps, now=10.0)
+    assert line == "download: 10.0 MiB of 60.0 MiB, 42 s left"
+    assert metered((0.0, Phase("download")), steps[0], now=0.5) == "download: 1.0 MiB of 60.0 MiB"
+    assert metered((0.0, Phase("download")), *steps, now=60.0) == "download: 10.0 MiB of 60.0 MiB"  # it stands still
+    done = (11.0, Progress("download", 60 * MIB, 60 * MIB, "B"))
+    assert metered((0.0, Phase("download")), *steps, done, now=11.0) == "download: 60.0 MiB of 60.0 MiB"
+
+
+def test_another_unit_and_a_phase_that_nobody_announced() -> None:
+    assert metered((1.0, Progress("check", 3, 12_000, "packs")), now=1.5) == "check: 3 of 12,000 packs"
+    assert metered((1.0, Progress("x", 1, 2, "B")), (2.0, Progress("y", 7, None, "B")), now=2.0) == "y: 7 B"
+
+
+def test_a_line_is_no_wider_than_the_terminal() -> None:
+    events = [(1.0, up(MIB, f"backend-{n}")) for n in range(10)]
+    for columns in (0, 1, 3, 10, 60):
+        assert len(metered((0.0, Phase("upload")), *events, now=1.0, columns=columns)) <= columns
+    assert metered((0.0, Phase("upload")), *events, now=1.0).count("|") == 5
+
+
+@pytest.mark.parametrize(
+    ("s", "text"), [(0.1, "1 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min")]
+)
+def test_durations(s: float, text: str) -> None:
+    assert duration(s) == text
+
+
+# --- the command line
+
+
+def on_a_terminal(lab: Lab, *words: str) -> tuple[int, str, str]:
+    """(exit code, stdout, what the terminal got on stderr)."""
+    main, other = pty.openpty()
+    command = [sys.executable, "-m", "metasync", "-C", str(lab.root / "laptop"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other, text=True)
+    os.close(other)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(main, 1 << 16)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(main)
+    out = process.communicate()[0]
+    return process.returncode, out, shown.decode()
+
+
+@pytest.fixture
+def ready(lab: Lab) -> Lab:
+    lab.init(lab.urls("a", "b", "c")).close()
+    write(lab.root / "laptop", {f"{n}.bin": os.urandom(600_000) for n in range(10)})
+    return lab
+
+
+def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
+    with_limit = ready.cli("config", "set", "limit.up", "8M")
+    assert with_limit.code == 0
+    code, out, shown = on_a_terminal(ready, "push")
+    assert code == 0
+    assert "Pushed version 1" in out
+    assert "\n" not in shown
+    assert re.search(r"upload: .* MiB.* in \d+ pieces?", shown)
+    assert re.search(r"[abc] \d.*/s up", shown)
+    drawn = shown.split("\r")
+    assert drawn[-1] == ""
+    assert drawn[-2].strip() == ""
+    assert max(map(len, drawn)) < 80
+
+
+def test_an_error_stands_on_a_line_of_its_own(ready: Lab) -> None:
+    for name in ("a", "b", "c"):
+        ready.store(name).rename(ready.root / f"gone-{name}")
+    code, _, shown = on_a_terminal(ready, "pull")
+    assert code != 0
+    assert re.search(r"(^|\r)metasync: ", shown)
+    assert shown.endswith("\n")
+
+
+@pytest.mark.parametrize("words", [("--quiet",), ("--json",)])
+def test_quiet_and_json_show_no_progress(ready: Lab, words: tuple[str, ...]) -> None:
+    assert on_a_terminal(ready, "push", *words)[2] == ""
+
+
+def test_no_terminal_no_progress(ready: Lab) -> None:
+    ran = ready.cli("push")
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_what_stands_still_is_drawn_anew_and_nothing_after_the_end(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(console, "TICK_S", 0.01)
+    bar = console._Bar()
+    bar.take(Phase("upload"))
+    bar.take(up(MIB))
+    ends = time.monotonic() + 10
+    err = ""
+    while "1.0 MiB moved" not in err and time.monotonic() < ends:
+        time.sleep(0.01)
+        err += capfd.readouterr().err
+    assert "1.0 MiB moved" in err
+    with bar.hidden():
+        sys.stderr.write("a notice\n")
+        time.sleep(0.05)
+        assert capfd.readouterr().err.endswith("\ra notice\n")
+    bar.end()
+    capfd.readouterr()
+    time.sleep(0.05)
+    assert capfd.readouterr().err == ""
