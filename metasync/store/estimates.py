@@ -97,7 +97,7 @@ class Estimates:
     def end(self, call: Call, size: int, seconds: float, now: float) -> None:
         """A call was answered now; it carried `size` bytes, and its backend took `seconds` of the time."""
         line = self._lines[call.backend, call.direction]
-        begun, _ = line.under_way.pop(call.number)
+        line.under_way.pop(call.number)
         if not 0 < seconds <= LATENCY_MAX_S:
             return  # nobody measured it
         if size <= SMALL_BYTES_MAX:

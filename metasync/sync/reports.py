@@ -83,8 +83,8 @@ class PushReport:
     found_again  the version of an earlier push that had been agreed though it never said so
     warnings     sentences: what is wrong with ignore rules, and in a dry run why the push would stop
     size_to_read in a dry run: bytes of the files that are new or changed, `files_to_read` of them
-    to_send      in a dry run: how many bytes of content would go to each backend at most, by name: less of what is stored
-                 already or compresses
+    to_send      in a dry run: how many bytes of content would go to each backend at most, by name: less of what
+                 is stored already or compresses
     tight        in a dry run: backends whose space may not be enough
     unportable   names that are new in this push and that other systems can't hold
     """
