@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from metasync.errors import UnreachableError
 from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
-from metasync.testing.mutants import MUTANTS
+from metasync.testing.mutants import MUTANTS, Mutant
 from metasync.testing.mutants_agreed import floors_without
 from metasync.testing.simulation import Plan, Play, checks, make_plan
 from metasync.testing.simulation.client import Operation
@@ -28,7 +30,7 @@ from metasync.testing.simulation.db import SimDb, copied, empty_tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.lies import LIES, Liar
 from metasync.testing.simulation.network import Hold, Lines, SimStore, Store
-from metasync.testing.simulation.plan import Step
+from metasync.testing.simulation.plan import Fault, Step
 from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.shrink import decode_plan, encode_plan, shrunk
 from metasync.testing.simulation.witness import Witness
@@ -125,6 +127,27 @@ def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
         assert plan is not None
         with others:
             assert Play(plan).run().failure == "", name
+
+
+def test_the_table_of_mutants_tells_those_that_are_not_caught(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Mutant("nothing is broken", contextlib.nullcontext)
+    monkeypatch.setitem(MUTANTS, "whole", whole)
+    assert simulator.main(["--mutants", "whole", "no-fence", "--seeds", "2", "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^whole +2 +\d+  NOT CAUGHT$", out, re.MULTILINE)
+    assert re.search(r"^no-fence +1 +\d+  c0: sync calls a sound history a fork", out, re.MULTILINE)
+    assert "1 of 2 caught; not: whole" in out
+    assert simulator.main(["--mutants", "no-fence", "--seeds", "2", "--jobs", "1"]) == 0
+
+    def impossible(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, faults=(Fault(0.0, "no such fault", 0),))
+
+    fails = Mutant("nothing is broken, and its plan fails", contextlib.nullcontext, impossible)
+    monkeypatch.setitem(MUTANTS, "fails", fails)
+    assert simulator.main(["--mutants", "fails", "--seeds", "1", "--jobs", "1"]) == 1
+    assert "A PLAN OF IT FAILS WITHOUT IT TOO" in capsys.readouterr().out
 
 
 def test_requests_lie_around_or_are_refused_as_a_plan_says() -> None:
