@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from metasync.effects import Op, Sleep
+from metasync.backends._base import Backend
+from metasync.effects import Op, Sleep, Task
 from metasync.errors import UnreachableError
 from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
@@ -106,9 +107,11 @@ SHOWN = (
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
     broken = MUTANTS[name]
-    plan = broken.fits(make_plan(6))
+    plan = broken.fits(make_plan(7))
     assert plan is not None
-    assert Play(plan).run().failure == ""
+    sound = Play(plan).run()
+    assert sound.failure == ""
+    assert sound.counts["removed backend emptied"] <= 1, "when the plan says so, and not by chance too"
     with broken.broken():
         assert Play(plan).run().failure
 
@@ -123,7 +126,7 @@ def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:
         ("floor-skips", floors_without(quorum=False, covering="above")),
         ("floor-everywhere", floors_without(covering="elsewhere")),
     ):
-        plan = MUTANTS[name].fits(make_plan(6))
+        plan = MUTANTS[name].fits(make_plan(7))
         assert plan is not None
         with others:
             assert Play(plan).run().failure == "", name
@@ -142,50 +145,57 @@ def test_the_table_of_mutants_tells_those_that_are_not_caught(
     assert simulator.main(["--mutants", "no-fence", "--seeds", "2", "--jobs", "1"]) == 0
 
     def impossible(plan: Plan) -> Plan:
-        return dataclasses.replace(plan, faults=(Fault(0.0, "no such fault", 0),))
+        fitted = known.fits(plan)
+        assert fitted is not None
+        return dataclasses.replace(fitted, faults=(Fault(0.0, "no such fault", 0),)) if plan.seed == 1 else fitted
 
-    fails = Mutant("nothing is broken, and its plan fails", contextlib.nullcontext, impossible)
-    monkeypatch.setitem(MUTANTS, "fails", fails)
-    assert simulator.main(["--mutants", "fails", "--seeds", "1", "--jobs", "1"]) == 1
-    assert "A PLAN OF IT FAILS WITHOUT IT TOO" in capsys.readouterr().out
+    known = MUTANTS["no-fence"]
+    monkeypatch.setitem(MUTANTS, "fails", Mutant("a rule, and a plan that fails", known.broken, impossible))
+    assert simulator.main(["--mutants", "fails", "--seeds", "2", "--jobs", "1"]) == 1, "though seed 2 shows it"
+    out = capsys.readouterr().out
+    assert re.search(r"^fails +2 +\d+  c0: sync calls a sound history a fork", out, re.MULTILINE)
+    assert "A PLAN OF IT FAILS WITHOUT IT TOO" in out
 
 
 def test_requests_lie_around_or_are_refused_as_a_plan_says() -> None:
     world = World(1)
     store = Store("b0", world)
     store.holds += [
-        Hold("c", "create px", 50.0, lands=50.0), Hold("c", "get px", 50.0, lag_s=3.0),
-        Hold("c", "put floor/8", 50.0, refuses=True),
-    ]  # fmt: skip
-    told: dict[str, tuple[float, Any]] = {}
+        Hold("c", "create px", 50.0, lands=50.0),
+        Hold("c", "get px", 100.0, lag_s=3.0),
+        Hold("c", "put floor/8", 100.0, refuses=True),
+    ]
+    took: dict[str, int] = {}
+    refused: list[str] = []
 
     def body(actor: Actor) -> None:
-        for client in ("c", "other"):
-            boot = Boot(actor, 1)
-            runtime = SimRuntime(world, boot, client, Lines(world), {"b0": SimStore(store, client)})  # type: ignore[dict-item]
+        for when, client in (("early", "c"), ("early", "other"), ("late", "c")):
+            actor.sleep(200.0 if when == "late" else 0.0)
+            view = cast(Backend, SimStore(store, client))
+            runtime = SimRuntime(world, Boot(actor, 1), client, Lines(world), {"b0": view})
             for op in (
-                Op("b0", "create", f"a/px/0/{client}", b"1", timeout_s=60.0),
-                Op("b0", "get", f"a/px/0/{client} not there", max_bytes=9, timeout_s=60.0),
+                Op("b0", "create", f"a/px/0/{when} {client}", b"1", timeout_s=60.0),
+                Op("b0", "get", "a/px/0/not there", max_bytes=9, timeout_s=60.0),
                 Op("b0", "put", "a/floor/8", b"1", timeout_s=60.0),
                 Op("b0", "put", "a/floor/81", b"1", timeout_s=60.0),
             ):
                 began = world.now
 
-                def ask(op: Op = op) -> Any:
+                def ask(op: Op = op) -> Task:
                     return (yield op)
 
                 reply = runtime.run(ask())
-                told[f"{client} {op.kind} {op.path}"] = world.now - began, reply.error
-                if op.kind == "create":
-                    assert world.now >= 50.0
-                    store.holds[1:] = [dataclasses.replace(hold, ends=100.0) for hold in store.holds[1:]]
+                took[f"{when} {client} {op.kind} {op.path}"] = round(world.now - began)
+                if isinstance(reply.error, UnreachableError):
+                    refused.append(f"{when} {client} {op.kind} {op.path}")
 
     actor = world.spawn("c", body)
     world.director.wait(lambda: actor.ended)
     assert world.failure is None
-    took = {what: round(seconds) for what, (seconds, _) in told.items()}
-    assert took == {**dict.fromkeys(told, 0), "c create a/px/0/c": 50, "c get a/px/0/c not there": 3}
-    assert [what for what, (_, error) in told.items() if isinstance(error, UnreachableError)] == ["c put a/floor/8"]
+    assert len(took) == 12
+    slow = {"early c create a/px/0/early c": 50, "early c get a/px/0/not there": 3}
+    assert {what: seconds for what, seconds in took.items() if seconds} == slow
+    assert refused == ["early c put a/floor/8"]
 
 
 def test_mutants_break_what_they_say_and_mend_it_again() -> None:
