@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 from metasync.effects import DUE, Op, Reply
 from metasync.errors import BackendError, RefusedError
 from metasync.gauge import Gauge
-from metasync.priority import DOWN, LARGE, UP, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
+from metasync.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
 
 QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
 THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seconds, if it asks for one
@@ -57,7 +57,19 @@ class Governor(Protocol):
 class Call:
     """One `Op` on its way. `deliver` gets the reply, in another thread, once or never; `is_wanted` asks who waits."""
 
-    __slots__ = ("at", "backend", "began", "deliver", "is_wanted", "lane", "op", "ticket", "tries")
+    __slots__ = (
+        "at",
+        "backend",
+        "began",
+        "deliver",
+        "is_large",
+        "is_urgent",
+        "is_wanted",
+        "lane",
+        "op",
+        "ticket",
+        "tries",
+    )
 
     def __init__(
         self, op: Op, backend: Calls, at: float, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]
@@ -68,6 +80,8 @@ class Call:
         self.deliver = deliver
         self.is_wanted = is_wanted
         self.lane = lane_of(op)
+        self.is_urgent = self.lane is Lane.NOW
+        self.is_large = self.lane in LARGE
         self.began: float | None = None
         self.tries = 0
         self.ticket: list[Any] | None = None
@@ -75,7 +89,7 @@ class Call:
     @property
     def outlives_its_task(self) -> bool:
         """An urgent write is made even if nobody waits: it may complete a quorum's copies."""
-        return self.lane is Lane.NOW and self.op.kind in WRITES
+        return self.is_urgent and self.op.kind in WRITES
 
 
 class Channel:
@@ -92,7 +106,7 @@ class Channel:
         self._clock = clock
         self._moved = moved
         self._queue = Queue()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._threads = self._idle = 0
         self._running = self._soon = self._large = 0
         self._hold_until = 0.0
@@ -128,7 +142,7 @@ class Channel:
         An urgent one's runs from when it was asked for. Another's runs while the backend has it, or keeps it waiting
         without any sign: not while others are served before it, nor while the user or the server has it wait.
         """
-        if call.lane is Lane.NOW:
+        if call.is_urgent:
             return call.at + call.op.timeout_s
         began = call.began
         return (max(call.at, self._held_until, self._heard_at) if began is None else began) + call.op.timeout_s
@@ -149,8 +163,7 @@ class Channel:
 
     def _staff(self) -> None:
         """Sees to it that somebody looks at what waits."""
-        lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
-        if all(self._queue.first(lane) is None for lane in lanes):
+        if not self._queue.has(open_lanes(self._gauge.size, self._running, self._soon, self._large)):
             return
         if self._idle:
             self._changed.notify()
@@ -170,13 +183,13 @@ class Channel:
         lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
         if now < self._hold_until:
             self._held_until, wait_s = self._hold_until, self._hold_until - now
-            lanes &= {Lane.NOW}
+            lanes = lanes[: len(URGENT)]
         refused: set[bool] = set()
-        for lane, ticket in self._queue.heads(lanes):
+        for ticket, lane in self._queue.heads(lanes):
+            if lane is Lane.NOW or self._governor is None:
+                return self._queue.take(lane), None
             up = lane in UP
-            if up in refused:
-                continue
-            if lane is not Lane.NOW and self._governor is not None:
+            if up not in refused:
                 more_s = self._governor.ask(self._name, up=up, size_bytes=bytes_of(ticket[2].op))
                 if more_s > 0:
                     self._held_until = max(self._held_until, now + more_s)
@@ -185,40 +198,40 @@ class Channel:
                     self._asked.add(up)
                     continue
                 self._asked.discard(up)
-            return self._queue.take(lane), None
+                return self._queue.take(lane), None
         self._forget(refused)
         return None, wait_s
 
     def _forget(self, kept: set[bool]) -> None:
         """Gives places back that nothing waits for any more."""
         for up in self._asked - kept:
-            if self._governor is not None and all(self._queue.first(lane) is None for lane in (UP if up else DOWN)):
+            if self._governor is not None and not self._queue.has(UP if up else DOWN):
                 self._governor.forget(self._name, up=up)
                 self._asked.discard(up)
 
     def _count(self, call: Call, step: int) -> None:
         self._running += step
-        self._soon += step * (call.lane is not Lane.NOW)
-        self._large += step * (call.lane in LARGE)
+        self._soon += 0 if call.is_urgent else step
+        self._large += step if call.is_large else 0
 
     # in the threads
 
     def _work(self) -> None:
         call: Call | None = None
-        reply: Reply | None = None
+        moved: int | None = None
         while True:
             with self._changed:
                 if call is not None:
                     self._count(call, -1)
+                if moved is not None:
+                    self._gauge.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
                 call = self._await()
                 if call is None:
                     self._threads -= 1
                     return
                 self._count(call, 1)
                 self._staff()
-            reply = self._made(call)
-            if reply is not None:
-                call.deliver(reply)
+            moved = self._carry(call)
 
     def _await(self) -> Call | None:
         """The next call, with the lock held but while waiting; None: there will be none."""
@@ -234,36 +247,35 @@ class Channel:
                 self._watched = False
             self._idle -= 1
 
-    def _made(self, call: Call) -> Reply | None:
-        """Makes a call; None where there is nobody to be told."""
+    def _carry(self, call: Call) -> int | None:
+        """Makes a call and tells who waits for it; how many bytes it moved, None if it did not end well."""
         op = call.op
         began = call.began = self._clock()
-        if began >= call.at + op.timeout_s and call.lane is Lane.NOW:
+        if call.is_urgent and began >= call.at + op.timeout_s:
             return None
         if not call.outlives_its_task and not call.is_wanted():
             return None
         DUE.set(self.due(call))
         reply = made(call.backend, op)
-        return None if self._sent_away(call, reply, began) else reply
-
-    def _sent_away(self, call: Call, reply: Reply, began: float) -> bool:
-        """Takes note of how a call ended. True: it will be made again."""
-        op, error = call.op, reply.error
-        moved = len(reply.value) if op.kind == "get" and error is None else len(op.data)
-        with self._changed:
-            now = self._heard_at = self._clock()
-            if self._governor is not None and op.kind in ("get", "put", "create"):
-                asked = 0 if call.lane is Lane.NOW else bytes_of(op)
+        self._heard_at = self._clock()
+        moved = len(reply.value) if op.kind == "get" and reply.error is None else len(op.data)
+        if self._governor is not None and op.kind in ("get", "put", "create"):
+            asked = 0 if call.is_urgent else bytes_of(op)
+            if moved != asked:
                 self._governor.count(self._name, up=op.kind != "get", size_bytes=moved - asked)
-            if error is None:
-                self._gauge.ended(now, moved, waiting=len(self._queue) > 0)
-            elif (after_s := error.retry_after_s) is not None:
-                self._gauge.throttled(now, began, after_s)
-                if call.lane is not Lane.NOW:
-                    return self._put_back(call, now, after_s)
-        if error is None:
+        if reply.error is None:
             self._moved(op, reply)
-        return False
+        elif reply.error.retry_after_s is not None and self._sent_away(call, began, reply.error.retry_after_s):
+            return None
+        call.deliver(reply)
+        return moved if reply.error is None else None
+
+    def _sent_away(self, call: Call, began: float, after_s: float) -> bool:
+        """Takes note that the server asks for fewer calls. True: this one waits, and will be made again."""
+        with self._changed:
+            now = self._heard_at
+            self._gauge.throttled(now, began, after_s)
+            return not call.is_urgent and self._put_back(call, now, after_s)
 
     def _put_back(self, call: Call, now: float, after_s: float) -> bool:
         call.tries += 1

@@ -14,7 +14,6 @@ and one to all but the most urgent: agreement never waits behind packs.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ SMALL_BYTES_MAX: Final = 256 << 10  # as `store.transfer` fetches whole: one req
 LARGE_SPARED: Final = 2  # connections that no large call may have
 SOON_SPARED: Final = 1  # connections for nothing but NOW
 SPARED_FROM: Final = 4  # with fewer connections than that, only one is kept back
-ADDED_S: Final = {Urgency.NOW: 0.0, Urgency.SOON: 1.0, Urgency.LATER: 30.0}  # to the virtual completion time
+ADDED_S: Final = (0.0, 1.0, 30.0)  # to the virtual completion time, by urgency
 
 
 class Lane(IntEnum):
@@ -37,9 +36,12 @@ class Lane(IntEnum):
     DOWN_LARGE = 4
 
 
-LARGE: Final = frozenset({Lane.UP_LARGE, Lane.DOWN_LARGE})
+LARGE: Final = (Lane.UP_LARGE, Lane.DOWN_LARGE)
 UP: Final = (Lane.UP_SMALL, Lane.UP_LARGE)
 DOWN: Final = (Lane.DOWN_SMALL, Lane.DOWN_LARGE)
+URGENT: Final = (Lane.NOW,)
+SMALL: Final = (Lane.NOW, Lane.UP_SMALL, Lane.DOWN_SMALL)
+ALL: Final = tuple(Lane)
 
 
 def bytes_of(op: Op) -> int:
@@ -66,24 +68,21 @@ def virtual_end(now: float, urgency: Urgency, size_bytes: int, bytes_per_s: floa
     return now + ADDED_S[urgency] + (0.0 if urgency is Urgency.NOW else size_bytes / bytes_per_s)
 
 
-def open_lanes(size: int, running: int, running_soon: int, running_large: int) -> frozenset[Lane]:
+def open_lanes(size: int, running: int, running_soon: int, running_large: int) -> tuple[Lane, ...]:
     """From which lanes a call may be taken, while so many of `size` connections are taken; and by which calls."""
     if running >= size:
-        return frozenset()
+        return ()
     spared = 0 if size == 1 else SOON_SPARED
-    soon = running_soon < size - spared
-    large = soon and running_large < size - (LARGE_SPARED if size >= SPARED_FROM else spared)
-    lanes = {Lane.NOW}
-    if soon:
-        lanes |= {Lane.UP_SMALL, Lane.DOWN_SMALL}
-    return frozenset(lanes | LARGE if large else lanes)
+    if running_soon >= size - spared:
+        return URGENT
+    return ALL if running_large < size - (LARGE_SPARED if size >= SPARED_FROM else spared) else SMALL
 
 
 class Queue:
     """Calls that wait, of any type; each is known by the ticket that `push` gives. Not for two threads at once."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Lane, list[list[Any]]] = {lane: [] for lane in Lane}
+        self._heaps: list[list[list[Any]]] = [[] for _ in Lane]
         self._count = 0
         self._next = 0
 
@@ -113,11 +112,16 @@ class Queue:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
-    def heads(self, lanes: frozenset[Lane]) -> Iterator[tuple[Lane, list[Any]]]:
+    def heads(self, lanes: tuple[Lane, ...]) -> list[tuple[list[Any], Lane]]:
         """The next call of each of these lanes, in the order in which they should go."""
-        found = [(ticket, lane) for lane in lanes if (ticket := self.first(lane)) is not None]
-        for ticket, lane in sorted(found, key=lambda f: (f[0][0], f[0][1])):
-            yield lane, ticket
+        found = [(ticket, lane) for lane in lanes if self._heaps[lane] and (ticket := self.first(lane)) is not None]
+        if len(found) > 1:
+            found.sort()  # tickets have numbers: it never comes to comparing what waits
+        return found
+
+    def has(self, lanes: tuple[Lane, ...]) -> bool:
+        """Whether anything waits in one of these lanes."""
+        return any(self._heaps[lane] and self.first(lane) is not None for lane in lanes) if self._count else False
 
     def take(self, lane: Lane) -> Any:
         """The next call of a lane, out of it. There must be one."""

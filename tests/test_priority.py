@@ -23,7 +23,7 @@ from metasync.effects import Gather, Op, Reply, Sleep, Task, Urgency
 from metasync.errors import BackendError, UnreachableError
 from metasync.events import Transferred
 from metasync.gauge import Gauge
-from metasync.priority import ADDED_S, LARGE, SMALL_BYTES_MAX, Lane, Queue, lane_of, open_lanes, virtual_end
+from metasync.priority import ADDED_S, ALL, LARGE, SMALL_BYTES_MAX, Lane, Queue, lane_of, open_lanes, virtual_end
 from metasync.runtime import Runtime
 
 RATE = 1e6
@@ -48,7 +48,7 @@ def order_of(calls: list[tuple[float, Op]]) -> list[Op]:
         queue.push(lane_of(op), virtual_end(at, op.urgency, len(op.data), RATE), op)
     out = []
     while len(queue):
-        lane, _ = next(queue.heads(frozenset(Lane)))
+        _, lane = queue.heads(ALL)[0]
         out.append(queue.take(lane))
     return out
 

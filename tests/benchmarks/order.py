@@ -116,7 +116,7 @@ class Ours(Order):
 
     def take(self, running: list[Transfer]) -> Transfer | None:
         large = sum(t.lane in LARGE for t in running)
-        for lane, _ in self.queue.heads(open_lanes(self.connections, len(running), len(running), large)):
+        for _, lane in self.queue.heads(open_lanes(self.connections, len(running), len(running), large)):
             taken = self.queue.take(lane)
             assert isinstance(taken, Transfer)
             return taken
