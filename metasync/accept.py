@@ -15,7 +15,7 @@ from metasync.backends._registry import parse_url
 from metasync.config import BackendEntry, Config, decode_config
 from metasync.consensus import birth_matches, birth_path, decode_state
 from metasync.effects import Op
-from metasync.enrol import ASK_TIMEOUT_S, check_empty, opened_all
+from metasync.enrol import check_empty, opened_all
 from metasync.errors import FormatError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.devices import decode_certificate, decode_device_set, decode_identity
@@ -31,10 +31,11 @@ from metasync.keys.invitation import (
 )
 from metasync.keys.ring import decode_keys
 from metasync.runtime import Runtime
+from metasync.sync.asking import each
 from metasync.sync.enrolment import Link, is_unfinished, new_folder, write_local
-from metasync.sync.found import each
 from metasync.sync.join import FOLDER, FOLDERS_MAX
 from metasync.sync.session import INVITED_KEY, MEMORY_KEY
+from metasync.ways import ASK_TIMEOUT_S
 
 CODE_FILE_BYTES_MAX: Final = 1 << 20
 GET_TIMEOUT_S: Final = 30.0

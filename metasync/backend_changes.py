@@ -1,4 +1,7 @@
-"""`Workspace`'s methods that change the agreed backends: opens what is to be added, and says what each change means."""
+"""`Workspace`'s methods that change the agreed backends: opens what is to be added, and says what each change means.
+
+What only these operations need is imported by them: a push does not pay for it.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from metasync import ways
-from metasync.backends._base import Backend, BackendUrl, LogForm, Probes
-from metasync.config import Acceptor, BackendEntry, Config, Form, Storage
-from metasync.connections import Connections
+from metasync.backends._base import Probes
+from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
-from metasync.events import Listener
 from metasync.sync.enrolment import Link
-from metasync.sync.found import DEFAULT_CAPACITY, ID_BYTES, NS_BYTES, NewBackend
-from metasync.sync.reconfigure import Wanted, change
-from metasync.sync.reports import BackendChange
-from metasync.sync.session import Session
+
+if TYPE_CHECKING:
+    from metasync.backends._base import Backend, BackendUrl, LogForm
+    from metasync.config import Config, Form
+    from metasync.connections import Connections
+    from metasync.events import Listener
+    from metasync.sync.found import NewBackend
+    from metasync.sync.reconfigure import Wanted
+    from metasync.sync.reports import BackendChange
+    from metasync.sync.session import Session
 
 BIRTH_ANSWER_MAX: Final = 1024
 
@@ -41,6 +48,9 @@ class BackendChanges:
         one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
         `NoQuorumError`.
         """
+        from metasync.sync.found import NS_BYTES
+        from metasync.sync.reconfigure import change
+
         with self._changing("backend add") as s:
             names = [e.name for e in s.newest().config.backends]
             name, parsed = _named(url, names)
@@ -69,6 +79,8 @@ class BackendChanges:
         `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
         not moved yet. `NoQuorumError`.
         """
+        from metasync.sync.reconfigure import Wanted, change
+
         with self._changing("backend remove") as s:
             entry = _entry(s.newest().config, name)
 
@@ -90,6 +102,8 @@ class BackendChanges:
 
         A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
         """
+        from metasync.sync.reconfigure import Wanted, change
+
         with self._changing("backend set") as s:
             entry = _entry(s.newest().config, name)
             wanted = Wanted(new_name or name, lambda config: config)
@@ -175,6 +189,8 @@ def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
 
 def _yet_to_be(name: str, url: BackendUrl, entropy: Callable[[int], bytes]) -> NewBackend:
     """A folder that is not there."""
+    from metasync.sync.found import ID_BYTES, NewBackend
+
     capacity = url.capacity_bytes or DEFAULT_CAPACITY
     return NewBackend(name, url.scheme, capacity, "log", entropy(2 * ID_BYTES), url.role == "both")
 
@@ -200,6 +216,9 @@ def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
 
 
 def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
+    from metasync.sync.found import ID_BYTES
+    from metasync.sync.reconfigure import Wanted
+
     wanted = Wanted(new.name, lambda config: config)
     storage_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[storage_id] = nonce
@@ -236,6 +255,8 @@ def _refuse_form(config: Config, name: str, form: LogForm) -> None:
 
 def _drawn_acceptor(wanted: Wanted, entropy: Callable[[int], bytes], form: Form) -> Acceptor:
     """A new vote: whatever lay on the same store before is another acceptor's."""
+    from metasync.sync.found import ID_BYTES
+
     acceptor_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[acceptor_id] = nonce
     return Acceptor(acceptor_id, form, birth_digest(nonce))

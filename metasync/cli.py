@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 import click
 
 from metasync import __version__, interrupt, render
-from metasync.commands import backends, beginnings, history, keys, members, recovery, settings, syncing
 from metasync.console import Finish, Options, common, end_progress
 from metasync.errors import MetaSyncError
 
+_FAMILIES = {
+    "beginnings": ("init", "clone", "demo"),
+    "syncing": ("status", "push", "pull", "sync", "check"),
+    "history": ("log", "diff", "ls", "restore", "conflicts", "resolve"),
+    "backends": ("backend",),
+    "members": ("device", "invite"),
+    "keys": ("key",),
+    "recovery": ("recover",),
+    "settings": ("config", "pause", "resume"),
+}  # which module of `metasync.commands` has a command
+_MODULES = {name: module for module, names in _FAMILIES.items() for name in names}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """The commands, each loaded with its family when it is asked for: a push does not pay for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in _MODULES:
+            module = importlib.import_module(f"metasync.commands.{_MODULES[cmd_name]}")
+            self.add_command(getattr(module, cmd_name))
+        return self.commands.get(cmd_name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="metasync")
 @common
 def cli() -> None:
@@ -29,33 +53,6 @@ def cli() -> None:
       metasync -C ~/Documents push -m "first"
       metasync clone ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b     (on another device)
     """
-
-
-for _command in (
-    beginnings.init,
-    beginnings.clone,
-    syncing.status,
-    syncing.push,
-    syncing.pull,
-    syncing.sync,
-    history.log,
-    history.diff,
-    history.ls,
-    history.restore,
-    history.conflicts,
-    history.resolve,
-    syncing.check,
-    backends.backend,
-    members.device,
-    members.invite,
-    keys.key,
-    recovery.recover,
-    settings.config,
-    settings.pause,
-    settings.resume,
-    beginnings.demo,
-):
-    cli.add_command(_command)
 
 
 def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
@@ -70,6 +67,8 @@ def _fail(options: Options, command: str, code: int, kind: str, message: str, ne
         if next_step:
             click.echo(render.sentence(next_step), err=True)
     if options.verbose:
+        import traceback
+
         traceback.print_exc()
     return code
 
@@ -79,10 +78,15 @@ def _command_of(words: Sequence[str]) -> str:
     names: list[str] = []
     group: click.Command = cli
     for word in words:
-        if isinstance(group, click.Group) and word in group.commands:
-            group = group.commands[word]
+        if isinstance(group, click.Group) and (found := _below(group, word)) is not None:
+            group = found
             names.append(word)
     return " ".join(names)
+
+
+def _below(group: click.Group, word: str) -> click.Command | None:
+    """A command of a group, which is not asked for by what cannot be one."""
+    return group.get_command(click.Context(group), word)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

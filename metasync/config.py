@@ -24,6 +24,7 @@ CHAINS_MAX: Final = 256
 CHAIN_STEPS_MAX: Final = 16
 NAME_BYTES_MAX: Final = 255
 PARTITIONS_MAX: Final = 1 << 20
+DEFAULT_CAPACITY: Final = 1 << 40  # what a backend counts as that says nothing: all equal
 CAPACITY_BYTES_MAX: Final = 1 << 63  # what the mapping can weigh
 CHUNK_BYTES_MAX: Final = 1 << 24  # a chunk is one segment, and a reader unpacks at most 64 MiB at once
 CDC_MINIMUM_MAX: Final = 1 << 20

@@ -8,23 +8,18 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from metasync import ways
 from metasync.backends._absent import AbsentBackend
 from metasync.backends._ballast import WithBallast
-from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
-from metasync.config import Config, decode_config
+from metasync.config import DEFAULT_CAPACITY, decode_config
 from metasync.consensus import Group, birth_path, checked_memory, is_root
-from metasync.enrol import ASK_TIMEOUT_S, INCARNATION_BYTES
 from metasync.errors import BackendError, UsageError
-from metasync.keys.devices import Certificate, DeviceIdentity
-from metasync.keys.ring import WorkspaceKeys
-from metasync.localdb import LocalDb
 from metasync.runtime import Runtime
-from metasync.sync import health, space
+from metasync.sync import space
 from metasync.sync.enrolment import (
     CONFIG_KEY,
     LINKS_KEY,
@@ -37,12 +32,19 @@ from metasync.sync.enrolment import (
     save_secret,
 )
 from metasync.sync.eras import noted_tombstones
-from metasync.sync.found import DEFAULT_CAPACITY
 from metasync.sync.fsio import Disk
 from metasync.sync.identity import IdentityGuard, place_now
 from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.reports import BackendState
 from metasync.sync.session import MEMORY_KEY, Session, local_value
+from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
+
+if TYPE_CHECKING:
+    from metasync.backends._base import Backend, BackendUrl
+    from metasync.config import Config
+    from metasync.keys.devices import Certificate, DeviceIdentity
+    from metasync.keys.ring import WorkspaceKeys
+    from metasync.localdb import LocalDb
 
 HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
@@ -357,6 +359,8 @@ class Connections:
 
     def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
+        from metasync.sync import health
+
         states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
         told = space.ask(s.runtime.run, [n for n in names if n in self.links and n not in states])
         index = s.index_at_hand()

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from metasync import ways
 from metasync.backends._absent import AbsentBackend
@@ -20,11 +19,9 @@ from metasync.events import Listener, Notice
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
 from metasync.runtime import Runtime
 from metasync.sync import join
+from metasync.sync.asking import each
 from metasync.sync.enrolment import STATE_DIR, Link, is_unfinished, new_folder, write_local
-from metasync.sync.found import each
-
-ASK_TIMEOUT_S: Final = 10.0
-INCARNATION_BYTES: Final = 16
+from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 
 @dataclass(frozen=True)

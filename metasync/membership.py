@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from metasync.connections import Connections
 from metasync.errors import UsageError
-from metasync.keys.slots import COST, Cost
-from metasync.sync import devices, invitation, recover, rotation, secrets
-from metasync.sync.device_reports import (
-    DeviceList,
-    InviteReport,
-    KeyReport,
-    NoteReport,
-    PassphraseReport,
-    RotationReport,
-)
+from metasync.keys.notes import EXPIRES_AFTER
+from metasync.keys.slots import COST
 from metasync.sync.enrolment import STATE_DIR
-from metasync.sync.reports import RecoverReport
-from metasync.sync.session import Session
+
+if TYPE_CHECKING:
+    from metasync.connections import Connections
+    from metasync.keys.slots import Cost
+    from metasync.sync.device_reports import (
+        DeviceList,
+        InviteReport,
+        KeyReport,
+        NoteReport,
+        PassphraseReport,
+        RotationReport,
+    )
+    from metasync.sync.reports import RecoverReport
+    from metasync.sync.session import Session
 
 
 class Membership:
     """Mixed into `Workspace`. Passphrases are arguments; nothing here asks for one.
 
     Where a passphrase is wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
+    What only these operations need is imported by them.
     """
 
     directory: Path
@@ -37,6 +42,8 @@ class Membership:
 
     def device_list(self) -> DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
+        from metasync.sync import devices
+
         with self._session("device list") as s:
             return devices.listing(s)
 
@@ -55,6 +62,8 @@ class Membership:
         at the providers too: those are listed, here and by `status`, until `device_confirm`. `UsageError` for this
         device itself.
         """
+        from metasync.sync import rotation
+
         if not names:
             raise UsageError("no device is named", next_step="See `metasync device list`.")
         with self._operation("device revoke") as s:
@@ -64,6 +73,8 @@ class Membership:
 
     def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
         """Takes the user's word that the logins of a revoked device were withdrawn: at these backends, or at all."""
+        from metasync.sync import devices
+
         with self._operation("device confirm") as s:
             return devices.confirm(s, name, backends, dry_run=dry_run)
 
@@ -72,7 +83,7 @@ class Membership:
         name: str,
         passphrase: str,
         *,
-        expires_after: int = invitation.EXPIRES_AFTER,
+        expires_after: int = EXPIRES_AFTER,
         dry_run: bool = False,
     ) -> InviteReport:
         """Makes an invitation for one new device called `name`; its `code` goes to `Workspace.clone(invite=...)`.
@@ -80,6 +91,8 @@ class Membership:
         Whoever has the code before it is used is admitted. It ends after so many versions (0: never), when the keys are
         changed, and by `invitation_revoke`.
         """
+        from metasync.sync import invitation
+
         with self._operation("invite") as s:
             return invitation.invite(
                 s, self._connections.links, passphrase, name, expires_after=expires_after, dry_run=dry_run
@@ -90,6 +103,8 @@ class Membership:
 
         Who has read one already holds the keys of today: `key_rotate` is against that.
         """
+        from metasync.sync import devices
+
         with self._operation("device revoke") as s:
             return devices.take_back(s, names, dry_run=dry_run)
 
@@ -109,6 +124,8 @@ class Membership:
         `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice. Run again
         after a failure.
         """
+        from metasync.sync import recover
+
         if not without:
             raise UsageError("no backend is named", next_step="Name those that are lost: --without NAME.")
         with self._operation("recover") as s:
@@ -121,6 +138,8 @@ class Membership:
 
     def key_show(self) -> KeyReport:
         """Which keys, slots and keyrings there are; never what they are."""
+        from metasync.sync import secrets
+
         with self._session("key show") as s:
             return secrets.show(s, state_dir=self.directory / STATE_DIR)
 
@@ -128,6 +147,8 @@ class Membership:
         self, passphrase: str, new_passphrase: str, *, dry_run: bool = False, kdf: Cost = COST
     ) -> PassphraseReport:
         """Changes the passphrase alone. No key changes: who had the old one and a copy of its slot has the keys."""
+        from metasync.sync import secrets
+
         with self._operation("key change-passphrase") as s:
             return secrets.change_passphrase(s, passphrase, new_passphrase, dry_run=dry_run, cost=kdf)
 
@@ -135,5 +156,7 @@ class Membership:
         self, passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False, kdf: Cost = COST
     ) -> RotationReport:
         """New keys for what is written from now on, and a new recovery phrase. Open invitations end with it."""
+        from metasync.sync import rotation
+
         with self._operation("key rotate") as s:
             return rotation.rotate(s, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from metasync.codec import amount
-from metasync.sync.found import DEFAULT_CAPACITY
-from metasync.sync.reports import (
-    BackendChange,
-    BackendState,
-    Changes,
-    CheckReport,
-    ConflictReport,
-    Moving,
-    PullReport,
-    PushReport,
-    RecoverReport,
-    Skipped,
-    Status,
-)
+from metasync.config import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
+    from metasync.sync.reports import (
+        BackendChange,
+        BackendState,
+        Changes,
+        CheckReport,
+        ConflictReport,
+        Moving,
+        PullReport,
+        PushReport,
+        RecoverReport,
+        Skipped,
+        Status,
+    )
     from metasync.testing.contract import Outcome, Report
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from metasync.backends._base import Backend, BackendUrl, Probes
+from metasync.backends._base import Probes
 from metasync.backends._breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
 from metasync.backends._registry import open_backend, parse_url
 from metasync.backends._retry import Retrying
 from metasync.backends._trace import TRACE_VARIABLE, file_sink, traced
 from metasync.backends._wrap import layers
+from metasync.config import DEFAULT_CAPACITY
 from metasync.effects import DUE
 from metasync.errors import BackendError, UnreachableError, UsageError
-from metasync.events import Listener, Notice
+from metasync.events import Notice
 from metasync.runtime import Runtime, boottime
-from metasync.sync.enrolment import Link
-from metasync.sync.found import DEFAULT_CAPACITY, NewBackend
 from metasync.translators._base import Chain, Translator
+
+if TYPE_CHECKING:
+    from metasync.backends._base import Backend, BackendUrl
+    from metasync.events import Listener
+    from metasync.sync.enrolment import Link
+    from metasync.sync.found import NewBackend
 
 ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
 AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
 PAUSE_S: Final = 0.2
+ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
+INCARNATION_BYTES: Final = 16
 
 _opening: dict[
     str, threading.Thread
@@ -71,6 +77,8 @@ def _translator(name: str) -> Callable[[], Translator] | None:
 
 def default_device_name() -> str:
     """What this device is called in the log unless the user says otherwise."""
+    import platform
+
     return platform.node() or "device"
 
 
@@ -209,6 +217,8 @@ def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:
 
 def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener) -> NewBackend:
     """What the config will say of a backend."""
+    from metasync.sync.found import NewBackend
+
     form = backend.form
     if url.role == "both" and form == "log" and isinstance(backend, Probes):
         form = backend.probe()

@@ -15,27 +15,24 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from metasync import ways
 from metasync.backend_changes import BackendChanges
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.connections import Connections, Machine
-from metasync.enrol import begin
 from metasync.errors import ExcludedError, UsageError, WorkspaceError
-from metasync.events import Listener, Notice, ignore
-from metasync.keys.slots import COST, Cost
+from metasync.events import Notice, ignore
+from metasync.keys.slots import COST
 from metasync.localdb import LocalDb
 from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.past import Past
 from metasync.preferences import Preferences
-from metasync.sync import check as checking
-from metasync.sync import health, join, joining, keycopies, newcomers, space
+from metasync.sync import keycopies, newcomers, space
 from metasync.sync import pull as pulling
 from metasync.sync import push as pushing
-from metasync.sync import status as reporting
 from metasync.sync.checkout import Checkout
 from metasync.sync.enrolment import (
     DB_FILE,
@@ -47,22 +44,23 @@ from metasync.sync.enrolment import (
     required,
     write_local,
 )
-from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
 from metasync.sync.fsio import WorkTree
-from metasync.sync.places import survives
 from metasync.sync.probe import rules_of
-from metasync.sync.reconfigure import still_moving
-from metasync.sync.reports import (
-    BackendState,
-    CheckReport,
-    ConflictReport,
-    Moving,
-    PullReport,
-    PushReport,
-    Skipped,
-    Status,
-)
 from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+
+if TYPE_CHECKING:
+    from metasync.events import Listener
+    from metasync.keys.slots import Cost
+    from metasync.sync.reports import (
+        BackendState,
+        CheckReport,
+        ConflictReport,
+        Moving,
+        PullReport,
+        PushReport,
+        Skipped,
+        Status,
+    )
 
 SYNC_ROUNDS_MAX: Final = 10
 JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
@@ -174,6 +172,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `UsageError`,
         `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
+        from metasync.sync import join
+        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
+        from metasync.sync.places import survives
+
         folder = new_folder(directory, name)
         if not passphrase.strip():
             raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
@@ -256,6 +258,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
                 accept(folder, invite, backends, on_event)
             else:
+                from metasync.enrol import begin
+
                 begin(folder, name, backends, passphrase, device_name, expect, on_event, again=turn > 0)
             workspace = cls._open_at(folder, on_event)
             try:
@@ -311,11 +315,15 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
+        from metasync.sync import status as reporting
+
         with self._session("status") as s:
             return dataclasses.replace(reporting.status(s, self.backends()), paused=self.settings().paused)
 
     def check(self, *, read_data: bool = False) -> CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
+        from metasync.sync import check as checking
+
         with self._session("check") as s:
             report = checking.check(s, s.newest(), read_data=read_data)
             s.db.set(SHORT_KEY, b"%d" % report.short)
@@ -328,6 +336,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def moving(self) -> Moving:
         """What lies where it was before the backends changed, and is read there until it is moved."""
+        from metasync.sync.reconfigure import still_moving
+
         with self._session("backends") as s:
             return still_moving(s, None)
 
@@ -346,6 +356,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
     # --- inside
 
     def _finish_clone(self) -> CloneReport:
+        from metasync.sync import health, joining
+
         with self._operation("clone") as s:
             read_only = self._connections.is_read_only
             newest, problem = joining.arrive(s, read_only=read_only)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync import preferences, render, workspace
-from metasync.sync import device_reports, past_reports, reports
+from metasync.sync import changes, device_reports, evidence, past_reports, reports
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
@@ -65,11 +65,17 @@ ERROR = {
 }
 
 
+# What reports name that their own module imports for type checkers alone.
+REPORTED = {
+    name: value for module in (changes, device_reports, evidence, reports) for name, value in vars(module).items()
+}
+
+
 def schema_of(kind: Any) -> dict[str, Any]:
     """The schema of a value of this type, as `render.value` gives it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, localns=REPORTED)
         fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in render.NO_VALUES}
         return object_of(fields)
     if origin in (typing.Union, types.UnionType):

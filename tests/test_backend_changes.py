@@ -28,7 +28,7 @@ from metasync.errors import MetaSyncError, NoQuorumError, UsageError
 from metasync.store.index import PackRecord
 from metasync.store.transfer import Place, pack_path
 from metasync.sync import places
-from metasync.sync.found import each
+from metasync.sync.asking import each
 from metasync.sync.session import Session
 from metasync.workspace import Workspace
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from transcripts import check_document
 from workspace_kit import PASSPHRASE, Lab, flip, lab, run_cli, run_process, tree_of, unreadable, write  # noqa: F401
@@ -72,7 +73,7 @@ def test_0_and_help(ready: Lab) -> None:
         ran = run_cli(*words)
         assert ran.code == 0
         assert ran.out
-    for command in cli.cli.commands:
+    for command in cli.cli.list_commands(click.Context(cli.cli)):
         assert "Example:" in run_cli(command, "--help").out
     assert ready.cli("status").code == 0
     assert ready.cli("push").out.startswith("Nothing to push")

@@ -127,7 +127,7 @@ def test_a_clone_by_invitation_that_was_interrupted_goes_on(lab: Lab, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
-        m.setattr("metasync.sync.joining.used_up", dies)
+        m.setattr("metasync.sync.invitation.used_up", dies)
         with pytest.raises(KeyboardInterrupt):
             accepted(lab, code)
     assert names(w) == ["laptop", "tablet"]

@@ -49,7 +49,9 @@ def test_transcript(lab: Lab, path: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def commands(group: click.Group, before: str = "") -> set[str]:
     """Every command that can be typed, with its group."""
     out = set()
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         out |= commands(command, f"{before}{name} ") if isinstance(command, click.Group) else {before + name}
     return out
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -120,6 +119,8 @@ def _machine() -> str:
         for line in _lines(path):
             if line.strip():
                 return line.strip()
+    import socket
+
     return socket.gethostname()
 
 

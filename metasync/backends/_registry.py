@@ -7,7 +7,6 @@ start, and is left to schemes the table does not know. Neither step imports a pr
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from dataclasses import replace
@@ -155,6 +154,8 @@ def _load(scheme: str) -> BackendClass:
     for point in entry_points(group=GROUP, name=scheme):
         return cast(BackendClass, point.load())
     known = schemes()
+    import difflib
+
     nearest = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
     raise UsageError(
         f"no backend is called {scheme!r}",
@@ -179,6 +180,8 @@ def _split_params(scheme: str, query: str, known: frozenset[str]) -> tuple[dict[
         if key not in ours | known:
             if _SECRET.search(key):
                 raise _secret_refused(f"the {scheme} URL holds a secret as a parameter")
+            import difflib
+
             nearest = difflib.get_close_matches(key, sorted(ours | known), n=1)
             raise UsageError(
                 f"{scheme} URLs have no parameter {key[:40]!r}",

@@ -10,10 +10,11 @@ import click
 from metasync import render, render_members
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UsageError
+from metasync.keys.notes import EXPIRES_AFTER
 from metasync.passphrase import new_passphrase, passphrase
 from metasync.sync.device_reports import InvitationInfo
 from metasync.sync.devices import ID_DIGITS_LEAST
-from metasync.sync.invitation import EXPIRES_AFTER, EXPIRES_MAX
+from metasync.sync.invitation import EXPIRES_MAX
 
 
 @click.group()

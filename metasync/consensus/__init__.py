@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from metasync.consensus.erarecord import EraRecord, is_root
-from metasync.consensus.founding import Found, Founded, bootstrap, found
 from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
 from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
@@ -11,6 +12,9 @@ from metasync.consensus.member import Barred, Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
 from metasync.consensus.reconfig import check_step
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
+
+if TYPE_CHECKING:
+    from metasync.consensus.founding import Found, Founded, bootstrap, found
 
 __all__ = [
     "BIRTH_NONCE_BYTES",
@@ -43,3 +47,12 @@ __all__ = [
     "found",
     "is_root",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what only `init` and `clone` need when it is asked for."""
+    if name in ("Found", "Founded", "bootstrap", "found"):
+        from metasync.consensus import founding
+
+        return getattr(founding, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
-from metasync.keys.chain import AdminChain
-from metasync.keys.derive import Header, RecordKind, derive, seal, sha256, sign, unseal, verify
-from metasync.keys.devices import (
-    DEVICE_ENTROPY_BYTES,
-    Certificate,
-    DeviceIdentity,
-    DeviceSet,
-    decode_device_set,
-    decode_identity,
-    make_device_set,
-    new_device,
-    recertified,
-)
-from metasync.keys.ring import (
-    FIRST_EPOCH,
-    RING_ENTROPY_BYTES,
-    Ring,
-    WorkspaceKeys,
-    decode_keys,
-    make_ring,
-    new_keys,
-    open_admin,
-    open_keys,
-    open_ring,
-    read_ring,
-    ring_path,
-    ring_place,
-    rotated_keys,
-)
-from metasync.keys.slots import (
-    COST,
-    PASSPHRASE,
-    RECOVERY,
-    SLOT_ENTROPY_BYTES,
-    Cost,
-    Slot,
-    SlotSecret,
-    another_slot,
-    make_phrase,
-    make_slot,
-    normalise_phrase,
-    open_slot,
-    read_slot,
-    slot_path,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metasync.keys.chain import AdminChain
+    from metasync.keys.derive import Header, RecordKind, derive, seal, sha256, sign, unseal, verify
+    from metasync.keys.devices import (
+        DEVICE_ENTROPY_BYTES,
+        Certificate,
+        DeviceIdentity,
+        DeviceSet,
+        decode_device_set,
+        decode_identity,
+        make_device_set,
+        new_device,
+        recertified,
+    )
+    from metasync.keys.ring import (
+        FIRST_EPOCH,
+        RING_ENTROPY_BYTES,
+        Ring,
+        WorkspaceKeys,
+        decode_keys,
+        make_ring,
+        new_keys,
+        open_admin,
+        open_keys,
+        open_ring,
+        read_ring,
+        ring_path,
+        ring_place,
+        rotated_keys,
+    )
+    from metasync.keys.slots import (
+        COST,
+        PASSPHRASE,
+        RECOVERY,
+        SLOT_ENTROPY_BYTES,
+        Cost,
+        Slot,
+        SlotSecret,
+        another_slot,
+        make_phrase,
+        make_slot,
+        normalise_phrase,
+        open_slot,
+        read_slot,
+        slot_path,
+    )
 
 __all__ = [
     "COST",
@@ -96,3 +100,13 @@ __all__ = [
     "unseal",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the module that has `name` when it is asked for: who opens a folder needs no slots."""
+    if name in __all__:
+        for module in ("derive", "chain", "devices", "ring", "slots"):
+            found = import_module(f"metasync.keys.{module}")
+            if name in vars(found):
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

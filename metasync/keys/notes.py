@@ -19,6 +19,7 @@ from metasync.keys.devices import DEVICE_NAME_BYTES_MAX, Certificate, DeviceSet,
 
 LOGINS_TAG: Final = 1
 INVITATIONS_TAG: Final = 2
+EXPIRES_AFTER: Final = 1000  # versions, unless the user says otherwise: weeks for people, a day for a busy daemon
 BACKEND_NAME_BYTES_MAX: Final = 255
 UNUSED: Final = bytes(32)
 

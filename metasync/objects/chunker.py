@@ -7,9 +7,11 @@ every device cuts the same bytes at the same places.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pyfastcdc import FastCDC
+if TYPE_CHECKING:
+    from pyfastcdc import FastCDC
 
 SEED_MAX = (1 << 63) - 1  # pyfastcdc doubles the seed in 64 bits: of a larger one the top is dropped
 READ_BYTES = 8 << 20  # what is held of a file at a time, besides the largest chunk
@@ -32,12 +34,8 @@ class Chunker:
         if not classes or classes[-1].file_bytes_max is not None:
             raise ValueError("the last size class must take files of any size")
         self.whole_bytes_max = whole_bytes_max
-        seed &= SEED_MAX
+        self._seed = seed & SEED_MAX
         self._classes = tuple(classes)
-        self._cutters = [
-            FastCDC(c.average_bytes, min_size=c.min_bytes, max_size=c.max_bytes, seed=seed) if c.kind == "cdc" else None
-            for c in classes
-        ]
 
     def cut(self, read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
         """The chunks of a file of `size` bytes, in order. `read(n)` returns up to n bytes, b"" at the end.
@@ -51,12 +49,12 @@ class Chunker:
             return
         number = next(i for i, c in enumerate(self._classes) if c.file_bytes_max is None or size <= c.file_bytes_max)
         most = self._classes[number].max_bytes
-        cutter = self._cutters[number]
-        if cutter is None:
+        if self._classes[number].kind == "fixed":
             step = self._classes[number].average_bytes
             while data := _read_full(read, step):
                 yield data
             return
+        cutter = _cutter(self._classes[number], self._seed)
         rest = b""
         while True:
             buffer = _read_full(read, READ_BYTES)
@@ -69,6 +67,14 @@ class Chunker:
                 return
             rest = buffer[done:]
             del buffer
+
+
+@lru_cache(maxsize=64)
+def _cutter(c: SizeClass, seed: int) -> FastCDC:
+    """The library is loaded with the first file that is cut."""
+    from pyfastcdc import FastCDC
+
+    return FastCDC(c.average_bytes, min_size=c.min_bytes, max_size=c.max_bytes, seed=seed)
 
 
 def _cut_buffer(cutter: FastCDC, buffer: bytes, most: int, last: bool) -> Generator[bytes, None, int]:

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import zstandard
-
 from metasync.codec import Reader, Tags, ascending, encode_tags, u8, u32, u64
 from metasync.errors import FormatError, UpgradeError
 from metasync.objects.model import ID_BYTES, ObjectKind
@@ -182,6 +180,8 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
 
 def encode_segment(s: IndexSegment) -> bytes:
     """Bytes of a segment: format, then a zstd frame of its tables."""
+    import zstandard
+
     parts = [u32(len(s.packs))]
     for p in s.packs:
         parts += [p.name, u64(p.generation), u64(p.size), p.header, u8(p.size_class), u8(p.k), u8(p.n)]
@@ -197,6 +197,8 @@ def decode_segment(data: bytes) -> IndexSegment:
         raise UpgradeError("the pack index has a newer format", next_step="Upgrade metasync.")
     if data[:1] != u8(FORMAT):
         raise FormatError("index segment: unknown format")
+    import zstandard
+
     try:
         size = zstandard.frame_content_size(data[1:32])
         if not 0 < size <= SEGMENT_BYTES_MAX:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +101,8 @@ def forget(folder: Path) -> bool:
     """Removes the local state of a clone that brought no file yet. False: there are files, and nothing was removed."""
     if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
         return False
+    import shutil
+
     gone = folder / f"{STATE_DIR}.new"
     shutil.rmtree(gone, ignore_errors=True)
     (folder / STATE_DIR).rename(gone)  # at once: half a local state is no use
@@ -128,6 +129,8 @@ def write_local(
         folder.mkdir(parents=True, exist_ok=True)
         building = folder / f"{STATE_DIR}.new"
         if building.exists():
+            import shutil
+
             shutil.rmtree(building)
         building.mkdir(mode=0o700)
         devicekeys.save(building, account(device.device_id), _secret(keys, device, certificate))

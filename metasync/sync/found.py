@@ -27,8 +27,8 @@ from metasync.config import (
     byzantine_f,
 )
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
-from metasync.effects import Gather, Op, Reply, Task
-from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.effects import Op, Reply, Task
+from metasync.errors import UnreachableError, UsageError
 from metasync.keys.chain import AdminChain
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.devices import (
@@ -41,11 +41,11 @@ from metasync.keys.devices import (
 )
 from metasync.keys.ring import FIRST_EPOCH, RING_ENTROPY_BYTES, WorkspaceKeys, make_ring, new_keys, open_keys, ring_path
 from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
+from metasync.sync.asking import all_of, each, named
 
 ID_BYTES: Final = 16
 NS_BYTES: Final = 16
 DEFAULT_COPIES: Final = 2
-DEFAULT_CAPACITY: Final = 1 << 40  # what a backend counts as that says nothing: all equal
 SEGMENT_BYTES: Final = 1 << 20  # text compresses by a tenth better than in 256 KiB, and a range is still one request
 
 CHUNKING: Final = (
@@ -238,24 +238,4 @@ def take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
             elif item.size is not None:
                 yield Op(name, "delete", full, timeout_s=5.0)
 
-    run(_all({name: below(name, "", 3) for name in names}))
-
-
-def each(ops: Mapping[str, Op]) -> Task:
-    """All ops side by side; their replies by key."""
-    return _all({key: _one(op) for key, op in ops.items()})
-
-
-def _all(tasks: Mapping[str, Task]) -> Task:
-    return (yield Gather(tasks))
-
-
-def _one(op: Op) -> Task:
-    return (yield op)
-
-
-def named(backend: str, error: BackendError) -> BackendError:
-    """The same error, saying on which backend."""
-    out = type(error)(f"{backend}: {error.message}")
-    out.next_step = error.next_step
-    return out
+    run(all_of({name: below(name, "", 3) for name in names}))

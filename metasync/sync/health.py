@@ -11,8 +11,8 @@ from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
+from metasync.sync.asking import each
 from metasync.sync.eras import note_retired
-from metasync.sync.found import each
 from metasync.sync.session import LOOK_S, Session, together
 
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold

@@ -17,7 +17,7 @@ from metasync.consensus import State
 from metasync.errors import UsageError, WorkspaceError
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, DeviceSet, new_device
 from metasync.keys.invitation import SECRET_BYTES, Code, Invite, Way, invitation_name, seal_invite
-from metasync.keys.notes import Invitation, invitations, with_invitations
+from metasync.keys.notes import EXPIRES_AFTER, Invitation, invitations, with_invitations
 from metasync.sync import keystore
 from metasync.sync.device_reports import InviteReport
 from metasync.sync.devices import change_devices
@@ -26,7 +26,6 @@ from metasync.sync.newcomers import logs_suffice
 from metasync.sync.session import INVITED_KEY, Session
 
 ID_BYTES: Final = 16
-EXPIRES_AFTER: Final = 1000  # versions, unless the user says otherwise: weeks for people, a day for a busy daemon
 EXPIRES_MAX: Final = 1 << 32
 
 

@@ -24,7 +24,7 @@ from metasync.errors import (
 from metasync.keys.derive import sha256
 from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
-from metasync.sync.found import each
+from metasync.sync.asking import each
 
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
 FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried

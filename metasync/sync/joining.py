@@ -10,7 +10,6 @@ from metasync.errors import BackendError, ExcludedError, NoQuorumError
 from metasync.keys.devices import DeviceSet
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.keys.notes import expired, joined, used_by, without_invitations
-from metasync.sync.invitation import used_up
 from metasync.sync.newcomers import asking, may_enter
 from metasync.sync.session import INVITED_KEY, LOOK_S, Agreed, Session
 
@@ -22,6 +21,8 @@ def arrive(s: Session, *, read_only: bool) -> tuple[Agreed, str]:
             return s.newest(), ""
         with asking(s):
             enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
+        from metasync.sync.invitation import used_up
+
         used_up(s)
         return s.load(s.newest_state()), ""
     except NoQuorumError as e:  # better an older version than none, if that is said

@@ -21,21 +21,26 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.config import Config
-from metasync.consensus import State
-from metasync.effects import Op, Reply
+from metasync.effects import Op
 from metasync.errors import FormatError, MetaSyncError, UpgradeError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
-from metasync.keys.devices import DeviceSet
-from metasync.keys.ring import FIRST_EPOCH, RING_BYTES_MAX, Ring, read_ring, ring_place
+from metasync.keys.ring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
 from metasync.keys.slots import RECOVERY
 from metasync.sync import keystore
-from metasync.sync.found import each
-from metasync.sync.keystore import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S, KeyFiles
-from metasync.sync.session import Session
+from metasync.sync.asking import each
+from metasync.sync.keystore import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from metasync.config import Config
+    from metasync.consensus import State
+    from metasync.effects import Reply
+    from metasync.keys.devices import DeviceSet
+    from metasync.keys.ring import Ring
+    from metasync.sync.keystore import KeyFiles
+    from metasync.sync.session import Session
 
 NOTE_KEY: Final = "key copies"  # JSON: the epoch that was looked at last, and ids of backends that may lack something
 AGAIN_S: Final = 3600.0  # a backend that takes no copy, or that is not heard, is tried again after so long

@@ -19,7 +19,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.devices import DeviceSet
 from metasync.keys.ring import open_admin, read_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
-from metasync.sync.found import each
+from metasync.sync.asking import each
 from metasync.sync.session import Session
 
 FOLDER: Final = "keys"

@@ -6,13 +6,12 @@ people only: nothing is decided by what that file says.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import filelock
 
 from metasync.errors import WorkspaceError
 
@@ -26,7 +25,7 @@ class WorkspaceLock:
 
     def __init__(self, state_dir: str | os.PathLike[str]) -> None:
         self._dir = Path(state_dir)
-        self._lock = filelock.FileLock(str(self._dir / "lock"), thread_local=False, mode=0o600)
+        self._fd: int | None = None
         self._holder = self._dir / "lock.holder"
 
     def acquire(
@@ -38,18 +37,18 @@ class WorkspaceLock:
         whom; or `.metasync` is gone or not writable.
         """
         try:
-            self._dir.stat()  # the library would make the directory
-            try:
-                self._lock.acquire(timeout=0, poll_interval=POLL_S)
-            except filelock.Timeout:
+            if not self._take():
                 if waiting is not None:
                     waiting(self._held_by())
-                self._lock.acquire(timeout=max(wait_s, 0), poll_interval=POLL_S)
-        except filelock.Timeout as e:
-            raise WorkspaceError(
-                f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
-                next_step="Run again when that has ended, or end that process: it holds the lock only while it runs.",
-            ) from e
+                ends = time.monotonic() + wait_s
+                while not self._take():
+                    if time.monotonic() >= ends:
+                        raise WorkspaceError(
+                            f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
+                            next_step="Run again when that has ended, or end that process: it holds the lock only "
+                            "while it runs.",
+                        )
+                    time.sleep(POLL_S)
         except OSError as e:
             raise WorkspaceError(
                 f"The lock of the workspace {self._dir.parent} can't be taken: {e.strerror or e}.",
@@ -58,16 +57,35 @@ class WorkspaceLock:
         self._say_holder(command)
         return self
 
+    def _take(self) -> bool:
+        """Asks for the lock, once. The file stays when the lock goes: it may be the next one's by then."""
+        fd = os.open(self._dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        return True
+
+    def _give_back(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
     def release(self) -> None:
         """Gives the lock back; may be repeated."""
-        if self._lock.is_locked:
+        if self._fd is not None:
             # Before the lock goes: after that the file is the next holder's.
             self._holder.unlink(missing_ok=True)
-            self._lock.release(force=True)
+            self._give_back()
 
     @property
     def held(self) -> bool:
-        return bool(self._lock.is_locked)
+        return self._fd is not None
 
     def __enter__(self) -> WorkspaceLock:
         return self
@@ -82,7 +100,7 @@ class WorkspaceLock:
             beside.write_text(text, encoding="utf-8")
             beside.replace(self._holder)  # a reader sees all of it or the one before
         except OSError as e:
-            self._lock.release(force=True)
+            self._give_back()
             raise WorkspaceError(
                 f"Can't write {self._holder}: {e.strerror}.", next_step="Free some space or make .metasync writable."
             ) from e

@@ -10,16 +10,19 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from metasync.config import Config
 from metasync.consensus import JOURNAL_KEY, Change
 from metasync.effects import Op
 from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
-from metasync.keys.devices import Certificate, decode_certificate
-from metasync.sync.found import each
-from metasync.sync.session import Session
+from metasync.keys.devices import decode_certificate
+from metasync.sync.asking import each
+
+if TYPE_CHECKING:
+    from metasync.config import Config
+    from metasync.keys.devices import Certificate
+    from metasync.sync.session import Session
 
 NEWCOMERS_MAX: Final = 64  # looked at in one push: anybody who may write to a store can leave names there
 LIST_TIMEOUT_S: Final = 10.0

@@ -35,7 +35,8 @@ from metasync.events import Notice, Phase
 from metasync.store.index import PackRecord
 from metasync.store.transfer import OP_TIMEOUT_S, Place, pack_path
 from metasync.sync import keycopies, places
-from metasync.sync.found import ID_BYTES, each, named, take_away
+from metasync.sync.asking import each, named
+from metasync.sync.found import ID_BYTES, take_away
 from metasync.sync.reports import BackendChange, Moving
 from metasync.sync.session import BASE_KEY, META_KIND, UNFINISHED_KEY, Agreed, Session, local_value
 

@@ -44,7 +44,8 @@ from metasync.store.contents import Contents
 from metasync.store.index import IndexRoot, IndexSegment, PackRecord
 from metasync.store.transfer import Place
 from metasync.sync import places
-from metasync.sync.found import ID_BYTES, each, named
+from metasync.sync.asking import each, named
+from metasync.sync.found import ID_BYTES
 from metasync.sync.keystore import Opened, open_admin_key
 from metasync.sync.push import reread, store_index
 from metasync.sync.reconfigure import has_copy, where_not

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from metasync.errors import MetaSyncError
-from metasync.sync.changes import Counts, PathChange
-from metasync.sync.device_reports import Withdrawal
-from metasync.sync.evidence import Evidence
+
+if TYPE_CHECKING:
+    from metasync.sync.changes import Counts, PathChange
+    from metasync.sync.device_reports import Withdrawal
+    from metasync.sync.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
-from metasync.backends._base import Space
 from metasync.codec import amount
-from metasync.config import BackendEntry
-from metasync.effects import Op, Reply, Task
+from metasync.config import DEFAULT_CAPACITY
+from metasync.effects import Op
 from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
-from metasync.localdb import LocalDb
-from metasync.store.index import Index
 from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
-from metasync.sync.found import DEFAULT_CAPACITY, each
+from metasync.sync.asking import each
 from metasync.sync.reports import TightBackend
-from metasync.sync.session import Session
+
+if TYPE_CHECKING:
+    from metasync.backends._base import Space
+    from metasync.config import BackendEntry
+    from metasync.effects import Reply, Task
+    from metasync.localdb import LocalDb
+    from metasync.store.index import Index
+    from metasync.sync.session import Session
 
 GIVEN_UP_KEY: Final = "ballast"  # backends whose ballast this device gave up or saw missing: JSON, a list of names
 TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]

@@ -1,0 +1,66 @@
+"""What a process loads before it works: a push pays for nothing that it does not use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from workspace_kit import Lab, lab, run_process, write  # noqa: F401  # a fixture
+
+from metasync import cli
+
+LOADED = """
+import sys
+sys.argv = ["metasync", *sys.argv[1:]]
+import metasync.cli
+try:
+    metasync.cli.main()
+except SystemExit:
+    pass
+print(*sys.modules, sep="\\n", file=sys.stderr)
+"""
+
+
+def loaded(*words: str, cwd: Path) -> set[str]:
+    """The modules that a process has loaded when its command ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], cwd=cwd, capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stderr.split())
+
+
+def test_the_package_alone_loads_next_to_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, metasync; print(*sys.modules)"],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert {m for m in done.stdout.split() if m.startswith(("metasync.", "click", "sqlite3", "cryptography"))} == set()
+
+
+UNUSED = {
+    *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
+    *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.sync.device_reports"),
+    *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
+    *("metasync.sync.status", "metasync.testing"),
+}
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_a_push_or_pull_of_nothing_loads_no_more_than_it_uses(lab: Lab, command: str) -> None:  # noqa: F811
+    write(lab.init(lab.urls("a", "b", "c")).directory, {"a": b"a"})
+    assert run_process("push", cwd=lab.root / "laptop").code == 0
+    time.sleep(0.02)  # beyond the tick of the file system's clock: the file's row is trusted
+    assert loaded("push", cwd=lab.root / "laptop")
+    assert loaded(command, cwd=lab.root / "laptop") & UNUSED == set()
+
+
+def test_every_command_is_found_where_the_table_says(tmp_path: Path) -> None:
+    for name in cli.cli.list_commands(click.Context(cli.cli)):
+        command = cli.cli.get_command(None, name)
+        assert command is not None
+        assert command.name == name
+    assert cli.cli.get_command(None, "frobnicate") is None
