@@ -24,6 +24,7 @@ from metasync.errors import UpgradeError, WorkspaceError
 FORMAT = 1
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
+TREE_KEY = "rows are"  # of which tree (its root's id) the rows are all entries, each as agreed: see `sync.settled`
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
 QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
 
@@ -80,11 +81,14 @@ class State(Protocol):
     def packed_rows(self) -> dict[bytes, bytes]:
         """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
 
+    def count_rows(self) -> int:
+        """How many rows there are."""
+
     def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Writes rows, each over the one at the same path."""
+        """Writes rows, each over the one at the same path. What stands under `TREE_KEY` goes, as it may be untrue."""
 
     def delete_rows(self, paths: Iterable[bytes]) -> None:
-        """Removes the rows at these paths; one that does not exist is fine."""
+        """Removes the rows at these paths; one that does not exist is fine. `TREE_KEY` goes with them."""
 
     def get_object(self, object_id: bytes) -> bytes | None:
         """The cached bytes of a content object, None if it is not cached."""
@@ -240,11 +244,21 @@ class LocalDb:
     def packed_rows(self) -> dict[bytes, bytes]:
         return dict(self._typed("SELECT path, data FROM rows", (), bytes, bytes))
 
+    def count_rows(self) -> int:
+        return int(self._execute("SELECT COUNT(*) FROM rows")[0][0])
+
     def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        self._many("INSERT OR REPLACE INTO rows VALUES (?, ?)", rows)
+        self._change_rows("INSERT OR REPLACE INTO rows VALUES (?, ?)", rows)
 
     def delete_rows(self, paths: Iterable[bytes]) -> None:
-        self._many("DELETE FROM rows WHERE path = ?", ((path,) for path in paths))
+        self._change_rows("DELETE FROM rows WHERE path = ?", ((path,) for path in paths))
+
+    def _change_rows(self, sql: str, values: Iterable[tuple[Any, ...]]) -> None:
+        values = list(values)
+        if values:
+            with self.transaction():
+                self.set(TREE_KEY, None)
+                self._many(sql, values)
 
     def get_object(self, object_id: bytes) -> bytes | None:
         found = self._typed("SELECT data FROM objects WHERE id = ?", (object_id,), bytes)

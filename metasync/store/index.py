@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -335,18 +336,31 @@ def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
 class Index:
     """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first.
 
-    `FormatError` when two segments describe one pack in two ways.
+    `FormatError` when two segments describe one pack in two ways. `segments` may be a function that opens them: it is
+    called when the index is first asked for something, and the error comes then.
     """
 
-    def __init__(self, segments: Sequence[IndexSegment] = ()) -> None:
+    def __init__(self, segments: Sequence[IndexSegment] | Callable[[], Sequence[IndexSegment]] = ()) -> None:
+        if callable(segments):
+            self._open = segments
+        else:
+            self._open = lambda: segments
+            _check_records(segments)
+
+    @cached_property
+    def segments(self) -> tuple[IndexSegment, ...]:
+        segments = tuple(self._open())
         _check_records(segments)
-        self._segments = tuple(segments)
-        self._dead = {t for s in segments for t in s.tombstones}
+        return segments
+
+    @cached_property
+    def _dead(self) -> set[tuple[int, bytes]]:
+        return {t for s in self.segments for t in s.tombstones}
 
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every live place of an object; empty when the index does not hold it."""
         out: list[tuple[PackRecord, Located]] = []
-        for s in reversed(self._segments):
+        for s in reversed(self.segments):
             out += [p for p in s.find(object_id) if not self._dead or (p[0].generation, p[0].name) not in self._dead]
         return out
 
@@ -355,21 +369,21 @@ class Index:
 
     def inside(self, record: PackRecord) -> list[Located]:
         """All objects of a pack."""
-        return next((s.inside(record) for s in self._segments if record in s.packs), [])
+        return next((s.inside(record) for s in self.segments if record in s.packs), [])
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind that a live pack holds, those of the newest segments first."""
-        found = dict.fromkeys(i for s in reversed(self._segments) for i in s.ids(kind))
+        found = dict.fromkeys(i for s in reversed(self.segments) for i in s.ids(kind))
         return [i for i in found if not self._dead or i in self]
 
     def packs(self) -> dict[tuple[int, bytes], PackRecord]:
         """Every live pack by (generation, name)."""
         return {
             (p.generation, p.name): p
-            for s in self._segments
+            for s in self.segments
             for p in s.packs
             if (p.generation, p.name) not in self._dead
         }
 
     def __len__(self) -> int:
-        return sum(map(len, self._segments))
+        return sum(map(len, self.segments))

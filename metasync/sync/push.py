@@ -29,8 +29,10 @@ from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.reports import Changes, PullReport, PushReport
+from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
+from metasync.sync.settled import is_settled, note_settled
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.upload import Upload, known_in
 
@@ -172,14 +174,36 @@ def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> Pu
     )
 
 
-def _scan(s: Session, base: Agreed, ingest: Ingest) -> tuple[Scan, dict[bytes, Entry]]:
+def _scan(
+    s: Session, base: Agreed, ingest: Ingest, rows: Mapping[bytes, Row] | None = None
+) -> tuple[Scan, dict[bytes, Entry]]:
     s.listener(Phase("scan"))
     before = s.flat(base)
-    return survey(s.tree, s.db, before, ingest), before
+    return survey(s.tree, s.db, before, ingest, rows), before
+
+
+def _is_settled(s: Session, base: Agreed, a: _Attempts) -> bool:
+    """Whether stats alone tell that there is nothing to push."""
+    if a.upload is not None or s.db.get(KEPT_KEY) is not None or not joining.admitted(s, base.devices):
+        return False
+    s.listener(Phase("scan"))
+    return is_settled(s.tree, s.db, base.tree_root)
+
+
+def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
+    """A newer state than `base`, looked for where that was not done yet: here it matters what others did."""
+    if a.asked:
+        return None
+    a.asked, newest = True, s.newest()
+    return newest if newest.state.hash != base.state.hash else None
 
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
+    if _is_settled(s, base, a):
+        return _news(s, base, a) or replace(
+            _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
+        )
     moved = a.upload is not None and not a.upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
     if a.upload is None or moved or not a.upload.counting(base.state.min_gen, base.state.epoch):
         a.upload = Upload(
@@ -197,27 +221,29 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         _resume(s, base, a.upload)
     upload = a.upload
     ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
-    seen, before = _scan(s, base, ingest)
+    rows = load_rows(s.db)
+    seen, before = _scan(s, base, ingest, rows)
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
     kept = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
     joins = not joining.admitted(s, base.devices)
     nothing = not differing and not kept and not joins
-    if not a.asked and (nothing or guard.stop("push", loss) is not None):
-        a.asked, newest = True, s.newest()  # here it matters what others did; a commit of ours would have told
-        if newest.state.hash != base.state.hash:
-            return newest
+    if (nothing or guard.stop("push", loss) is not None) and (news := _news(s, base, a)) is not None:
+        return news  # a commit of ours would have told
     guard.guard("push", loss, force=a.force)
     if nothing:
         upload.finish()
-        store_survey(s.db, seen)
+        with s.db.transaction():
+            store_survey(s.db, seen)
+            if base.tree_root is not None:
+                note_settled(s.db, base.tree_root, rows, seen)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
-    master = None
+    tree_root = master = None
     if differing or kept:
         _complete(s, base, a, seen, before, differing)
-        master = _add_trees(s, base, a, seen, kept)
+        tree_root, master = _add_trees(s, base, a, seen, kept)
     s.listener(Phase("upload"))
     upload.finish()
     s.listener(Phase("agree"))
@@ -239,6 +265,8 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         s.drop_kept()
         if master is not None:
             s.note_replaced(seen.tree)
+        if tree_root is not None:
+            note_settled(s.db, tree_root, rows, seen)
     s.after_commit(base.state, decided.state)
     policy = base.config.policy(0)
     return replace(
@@ -316,8 +344,8 @@ def reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
         disk.close(fd)
 
 
-def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) -> bytes:
-    """Stores the directories, what merges left behind, and the snapshot; returns the snapshot's id."""
+def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) -> tuple[bytes, bytes]:
+    """Stores the directories, what merges left behind, and the snapshot; returns the ids of the root and of that."""
     assert a.upload is not None
     upload, known = a.upload, known_in(base.index, a.upload)
     root, nodes = walk.build(seen.tree, s.ids)
@@ -335,7 +363,7 @@ def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) 
     snapshot_id = s.ids.of(ObjectKind.SNAPSHOT, data)
     upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
     s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
-    return snapshot_id
+    return root, snapshot_id
 
 
 def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:

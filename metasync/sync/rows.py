@@ -38,6 +38,8 @@ class Row(NamedTuple):
 # kind, trusted, mode, mtime_ns, size | dev, ino, size, mtime_ns, ctime_ns, st_mode | lengths of content, root, tags
 _FIXED = struct.Struct("<BBHqQ QQQqqI HHI")
 _FIXED_BYTES = _FIXED.size
+_STAT = struct.Struct("<QQQqqI")  # the part of `_FIXED` about the stat
+_STAT_AT = slice(20, 20 + _STAT.size)
 _KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
 _new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per file
 
@@ -108,6 +110,17 @@ def unpack_row(data: bytes) -> Row:
     entry: Entry = _new(Entry, (_KINDS[kind], e_mode, e_mtime, e_size, content, root, tags))
     row: Row = _new(Row, (entry, dev, ino, size, mtime, ctime, mode, bool(trusted)))
     return row
+
+
+def is_packed_file(data: bytes, st: os.stat_result) -> bool:
+    """Whether this stat proves that a file or symlink still has the bytes of a packed row; without unpacking it."""
+    seen = _STAT.pack(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode)
+    return data[1] == 1 and data[_STAT_AT] == seen
+
+
+def is_packed_dir(data: bytes, st: os.stat_result) -> bool:
+    """Whether a directory with this stat is the one of a packed row, with its mode."""
+    return data[0] == Kind.DIR and data[_STAT_AT] == _STAT.pack(st.st_dev, st.st_ino, 0, 0, 0, st.st_mode)
 
 
 def _unpack_tags(data: bytes) -> Tags:

@@ -38,7 +38,7 @@ READS_MAX = 3  # a file that is written to all the time is left to the next push
 DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
 
 _STATE, _RULES = os.fsdecode(STATE_NAME), os.fsdecode(IGNORE_NAME)
-_TO_BYTES = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
+ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
 
 
 class Content(NamedTuple):
@@ -206,7 +206,7 @@ class _Scanner:
         prefix = path + b"/" if path else b""
         rules = self.rules.names(path, has_file=has_rules)
         rows_get, ignores = self.rows.get, rules.ignores if rules is not None else None
-        encoding, errors = _TO_BYTES
+        encoding, errors = ENCODING
         clean: list[tuple[bytes, Entry]] = []
         unread: list[tuple[bytes, os.stat_result]] = []
         dirs: list[tuple[bytes, os.stat_result]] = []
@@ -215,7 +215,7 @@ class _Scanner:
         with self.disk.entries(fd) as names:
             for found in names:
                 name = found.name
-                if (name[0] in ".T" or "~" in name or not name.isascii()) and (why := _not_taken(name, rules is None)):
+                if is_odd(name) and (why := why_not_taken(name, rules is None)):
                     if why is _HAS_RULES and not has_rules:
                         return None
                     if why is _NESTED and path:
@@ -488,7 +488,12 @@ _HAS_RULES = "the rules for the names beside it"
 _IGNORED = "ignored"
 
 
-def _not_taken(name: str, plain: bool) -> str:
+def is_odd(name: str) -> bool:
+    """Whether a name is to be looked at by `why_not_taken`, which takes most others."""
+    return name[0] in ".T" or "~" in name or not name.isascii()
+
+
+def why_not_taken(name: str, plain: bool) -> str:
     """Why a name is not taken in, or needs a look; "" if it is. `plain`: no rule file is to be asked."""
     if name == _STATE:
         return _NESTED

@@ -89,8 +89,12 @@ class Agreed:
     devices: DeviceSet
     root: IndexRoot
     index: Index
-    segments: tuple[IndexSegment, ...]
     snapshot: Snapshot | None
+
+    @property
+    def segments(self) -> tuple[IndexSegment, ...]:
+        """Those of the index, as `root` lists them."""
+        return self.index.segments
 
     @property
     def tree_root(self) -> bytes | None:
@@ -125,6 +129,7 @@ class Session:
     config_hash: bytes = b""  # of `config`
     _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
     _known_contents: tuple[bytes, set[bytes]] | None = None
+    _loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
 
     @cached_property
     def ids(self) -> Ids:
@@ -309,19 +314,29 @@ class Session:
         """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us."""
         self.follow_keys(state)
         named = eras.named_by(self.db.get(ERA_KEY), state)
+        if self._loaded is not None and self._loaded[0] == named and self._loaded[1].state == state:
+            return self._loaded[1]
         config, devices = self._cached([(d, self.group.get_const(d)) for d in (named.config, named.devices)])
         root = IndexRoot()
         if named.index.hash != ZERO_HASH:
             root = pack_index.decode_root(self._cached([(named.index.hash, self.group.get_meta(named.index))])[0])
-        data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
-        segments = tuple(self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True))
-        index = Index(segments)
+        index = self._index(root)
         snapshot = None
         if state.master != ZERO_HASH:
             contents = Contents(index, self.transfer, self.db, self.runtime.start)
             snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
         device_set = decode_device_set(devices, self.keys.ns_id)
-        return Agreed(state, decode_config(config), device_set, root, index, segments, snapshot)
+        agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
+        self._loaded = named, agreed
+        return agreed
+
+    def _index(self, root: IndexRoot) -> Index:
+        """The index of this root. Segments that were opened before are opened again when one is asked for something."""
+        at_hand = self.db.get_objects([i.ref.hash for i in root.items])
+        if len(at_hand) == len({i.ref.hash for i in root.items}):
+            return Index(lambda: [self._segment(i.ref.hash, at_hand[i.ref.hash]) for i in root.items])
+        data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
+        return Index([self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True)])
 
     def _cached(self, wanted: Sequence[tuple[bytes, Task]]) -> list[bytes]:
         """Objects beside the logs, by hash: from the local cache, else by their tasks, all at once."""
@@ -353,9 +368,7 @@ class Session:
         """The pack index of this name, from the local cache or from the backends."""
         if ref.hash == ZERO_HASH:
             return Index()
-        root = pack_index.decode_root(self._cached([(ref.hash, self.group.get_meta(ref))])[0])
-        data = self._cached([(i.ref.hash, self.group.get_meta(Ref(*i.ref))) for i in root.items])
-        return Index(tuple(self._segment(i.ref.hash, d) for i, d in zip(root.items, data, strict=True)))
+        return self._index(pack_index.decode_root(self._cached([(ref.hash, self.group.get_meta(ref))])[0]))
 
     def _segment(self, digest: bytes, data: bytes) -> IndexSegment:
         if digest not in self._segments:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metasync.localdb import Conflict, ReplacedFile
+from metasync.localdb import TREE_KEY, Conflict, ReplacedFile
 from metasync.testing.simulation.world import Boot
 
 _TABLES: Final = ("kv", "rows", "objects", "staged", "conflicts", "replaced", "unplaced")
@@ -91,11 +91,21 @@ class SimDb:
         self._step()
         return dict(self.tables["rows"])
 
+    def count_rows(self) -> int:
+        self._step()
+        return len(self.tables["rows"])
+
     def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        self._all("rows", rows)
+        self._change_rows(rows)
 
     def delete_rows(self, paths: Iterable[bytes]) -> None:
-        self._all("rows", ((path, _ABSENT) for path in paths))
+        self._change_rows((path, _ABSENT) for path in paths)
+
+    def _change_rows(self, items: Iterable[tuple[bytes, Any]]) -> None:
+        if items := list(items):
+            with self.transaction():
+                self._set("kv", TREE_KEY, _ABSENT)
+                self._all("rows", items)
 
     def get_object(self, object_id: bytes) -> bytes | None:
         self._step()

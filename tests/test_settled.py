@@ -1,0 +1,185 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
+"""A push with nothing to do is told so by stats alone, and whatever changed in the folder is still found."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from workspace_kit import Lab, lab, write  # noqa: F401
+
+from metasync.errors import MetaSyncError
+from metasync.localdb import TREE_KEY, LocalDb
+from metasync.sync import push as pushing
+from metasync.sync.settled import is_settled
+from metasync.testing.simulation.db import SimDb, empty_tables
+from metasync.workspace import Workspace
+
+FILES = {"a": b"aaaa", "b/c": b"c", "b/d/e": b"e", ".hidden": b"h", "päth~1": b"p", "Two": b"2"}
+
+
+def tick() -> None:
+    """Lets the file system's clock go on, so that what was written before is trusted by the next scan."""
+    time.sleep(0.02)
+
+
+@pytest.fixture
+def pushed(lab: Lab) -> Workspace:
+    """A workspace that knows that its folder is the agreed tree."""
+    w = lab.init(lab.urls("one", "two", "three"))
+    write(w.directory, FILES)
+    (w.directory / "link").symlink_to("a")
+    (w.directory / "empty").mkdir()
+    tick()
+    assert w.push().version == 1
+    assert w._db.get(TREE_KEY) is not None
+    return w
+
+
+@pytest.fixture
+def no_scan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever scans in earnest fails."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("scanned")
+
+    with monkeypatch.context() as m:
+        m.setattr(pushing, "survey", refuse)
+        yield
+
+
+def test_nothing_changed_is_told_by_stats_alone(pushed: Workspace, no_scan: None) -> None:
+    for _ in range(2):
+        r = pushed.push()
+        assert (r.version, len(r.changes)) == (None, 0)
+
+
+def rewritten(root: Path) -> None:
+    """Other bytes of the same size, with the mtime put back."""
+    st = (root / "a").stat()
+    (root / "a").write_bytes(b"bbbb")
+    os.utime(root / "a", ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+def replaced_by_a_copy(root: Path) -> None:
+    st = (root / "a").stat()
+    (root / "new").write_bytes(b"AAAA")
+    os.utime(root / "new", ns=(st.st_atime_ns, st.st_mtime_ns))
+    (root / "new").rename(root / "a")
+
+
+def other_link(root: Path) -> None:
+    (root / "link").unlink()
+    (root / "link").symlink_to("b")
+
+
+def file_for_directory(root: Path) -> None:
+    (root / "empty").rmdir()
+    (root / "empty").write_bytes(b"now a file")
+
+
+def directory_for_file(root: Path) -> None:
+    (root / "a").unlink()
+    (root / "a").mkdir()
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], bytes]] = {
+    "content": (rewritten, b"a"),
+    "another inode": (replaced_by_a_copy, b"a"),
+    "longer": (lambda r: (r / "b/d/e").write_bytes(b"longer"), b"b/d/e"),
+    "mode": (lambda r: (r / "b/c").chmod(0o755), b"b/c"),
+    "mode of a directory": (lambda r: (r / "empty").chmod(0o700), b"empty"),
+    "link": (other_link, b"link"),
+    "new file": (lambda r: (r / "b/new").write_bytes(b""), b"b/new"),
+    "new directory": (lambda r: (r / "b/new").mkdir(), b"b/new"),
+    "new hidden file": (lambda r: (r / ".new").write_bytes(b""), b".new"),
+    "deleted file": (lambda r: (r / "b/d/e").unlink(), b"b/d/e"),
+    "deleted link": (lambda r: (r / "link").unlink(), b"link"),
+    "deleted directory": (lambda r: (r / "empty").rmdir(), b"empty"),
+    "renamed": (lambda r: (r / "b").rename(r / "z"), b"z/c"),
+    "file for directory": (file_for_directory, b"empty"),
+    "directory for file": (directory_for_file, b"a"),
+    "ignore rules": (lambda r: (r / ".metasyncignore").write_bytes(b"x\n"), b".metasyncignore"),
+    "name beside its twin": (lambda r: (r / "two").write_bytes(b"3"), b"two"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_whatever_changed_is_found(pushed: Workspace, kind: str) -> None:
+    change, path = CHANGES[kind]
+    change(pushed.directory)
+    r = pushed.push()
+    assert r.version == 2
+    assert path in {*r.changes.added, *r.changes.modified, *r.changes.deleted}
+    tick()
+    assert pushed.push().version is None
+
+
+def test_what_is_ignored_is_nobodys_change(pushed: Workspace) -> None:
+    (pushed.directory / ".DS_Store").write_bytes(b"")
+    assert pushed.push().version is None
+
+
+def test_where_ignore_rules_are_a_scan_decides(pushed: Workspace) -> None:
+    (pushed.directory / ".metasyncignore").write_bytes(b"nothing\n")
+    tick()
+    assert pushed.push().version == 2
+    (pushed.directory / ".metasyncignore").write_bytes(b"nothing\n*.o\n")
+    (pushed.directory / "x.o").write_bytes(b"")
+    r = pushed.push()
+    assert r.changes.added == ()
+    assert r.changes.modified == (b".metasyncignore",)
+
+
+def test_the_next_scan_notes_it_after_a_pull(pushed: Workspace, lab: Lab, no_scan: None) -> None:
+    other = lab.clone(lab.urls("one", "two", "three"))
+    assert other._db.get(TREE_KEY) is None
+    with pytest.raises(AssertionError, match="scanned"):
+        other.push()
+
+
+def test_a_folder_copied_with_its_state_is_scanned(pushed: Workspace) -> None:
+    with pushed._session("test") as s:
+        root = s.base().tree_root
+        assert is_settled(s.tree, s.db, root)
+        assert not is_settled(s.tree, s.db, b"\1" * 32)
+        assert not is_settled(s.tree, s.db, None)
+        rows = s.db.packed_rows()
+        s.db.put_packed_rows([(b"", rows[b""])])  # the same again: it may not be, for all that is known
+        assert not is_settled(s.tree, s.db, root)
+
+
+def test_a_push_that_failed_notes_nothing(pushed: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pushed.directory / "b/new").write_bytes(b"new")
+
+    def lost(*_: object) -> None:
+        raise MetaSyncError("gone")
+
+    with monkeypatch.context() as m:
+        m.setattr("metasync.sync.session.Session.propose", lost)
+        with pytest.raises(MetaSyncError, match="gone"):
+            pushed.push()
+    assert pushed._db.get(TREE_KEY) is None
+    assert pushed.push().changes.added == (b"b/new",)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "simulated"])
+def test_a_row_that_changes_takes_the_note_back(kind: str, tmp_path: Path) -> None:
+    db = LocalDb.open(tmp_path / "state.db") if kind == "sqlite" else SimDb(empty_tables())
+    with db:
+        for change in (lambda: db.put_packed_rows([(b"a", b"1")]), lambda: db.delete_rows([b"a"])):
+            db.set(TREE_KEY, b"root")
+            db.put_packed_rows([])
+            db.delete_rows([])
+            assert db.get(TREE_KEY) == b"root"
+            with pytest.raises(ZeroDivisionError), db.transaction():  # noqa: PT012
+                change()
+                raise ZeroDivisionError
+            assert db.get(TREE_KEY) == b"root"
+            before = db.count_rows()
+            change()
+            assert db.get(TREE_KEY) is None
+            assert db.count_rows() == 1 - before
