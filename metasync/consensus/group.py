@@ -34,6 +34,7 @@ from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
+CONSTS_KEPT: Final = 8  # configs and device sets in memory: the agreement reads one, and so does who works with it
 
 
 class Group:
@@ -71,6 +72,7 @@ class Group:
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
         self._config = config
+        self._consts: dict[bytes, bytes] = {}  # the last that were read, by hash
         self.unfenced: list[tuple[State, State]] = []  # changes of epoch that were followed: (base, state)
 
     # what is known without asking anybody
@@ -280,10 +282,38 @@ class Group:
         def task() -> Task:
             digest, sealed = yield from self._sealed(RecordKind.META, plaintext, base)
             ref = Ref(generation, digest)
-            yield from self._put(base, lambda a: meta_path(a, ref), sealed, "a meta object")
+            yield from self._put_meta(base, ref, sealed)
             return ref
 
         return task()
+
+    def put_index(
+        self, base: State, leaves: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes], *, generation: int
+    ) -> Task:
+        """Stores meta objects and one that names them, all side by side. -> {Ref: plaintext}, the last one the root's.
+
+        Names are known before anything is stored, and nobody reads the root before a state names it: which stands first
+        does not matter. It ends once each is held by as many acceptors as `put_meta` waits for.
+        """
+
+        def task() -> Task:
+            out: dict[Ref, bytes] = {}
+            sealed: dict[Ref, bytes] = {}
+            for plaintext in leaves:
+                digest, data = yield from self._sealed(RecordKind.META, plaintext, base)
+                out[ref := Ref(generation, digest)] = plaintext
+                sealed[ref] = data
+            plaintext = make_root(list(out))
+            digest, data = yield from self._sealed(RecordKind.META, plaintext, base)
+            out[ref := Ref(generation, digest)] = plaintext
+            sealed[ref] = data
+            yield Gather({ref.hash.hex(): self._put_meta(base, ref, data) for ref, data in sealed.items()})
+            return out
+
+        return task()
+
+    def _put_meta(self, base: State, ref: Ref, sealed: bytes) -> Task:
+        return (yield from self._put(base, lambda a: meta_path(a, ref), sealed, "a meta object"))
 
     def get_meta(self, ref: Ref) -> Task:
         """-> the plaintext of a meta object; b"" for `NOTHING`. `DamagedError` when no acceptor holds it intact."""
@@ -309,9 +339,18 @@ class Group:
 
     def get_const(self, digest: bytes) -> Task:
         """-> the plaintext of a const object."""
-        opened = opener(self.member.keys, RecordKind.CONST, digest)
-        copies = [Copy(link, const_path(a, digest.hex()), opened) for a, link in self._linked()]
-        return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
+
+        def task() -> Task:
+            if digest not in self._consts:
+                opened = opener(self.member.keys, RecordKind.CONST, digest)
+                copies = [Copy(link, const_path(a, digest.hex()), opened) for a, link in self._linked()]
+                data = yield from get_anywhere(copies, CONST_BYTES_MAX, "a const object")
+                while len(self._consts) >= CONSTS_KEPT:
+                    del self._consts[next(iter(self._consts))]
+                self._consts[digest] = data
+            return self._consts[digest]
+
+        return task()
 
     def put_state(self, state: State) -> Task:
         """Gives a decided state an object of its own, which must stand before the log after it is trimmed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
@@ -28,6 +28,12 @@ def check_places(
 
     `votes=False` looks at their storage alone: one request each.
     """
+    births = _births(s, names, votes)
+    return _ailing_places(births, s.runtime.run(together(_asking(births, timeout_s))))
+
+
+def _births(s: Session, names: Sequence[str], votes: bool) -> dict[str, tuple[bytes, bytes]]:
+    """Which birth objects prove these backends: "name place" -> (place, birth)."""
     births: dict[str, tuple[bytes, bytes]] = {}
     for entry in s.config.backends:
         if entry.name in names:
@@ -35,11 +41,17 @@ def check_places(
             if entry.acceptor is not None and (votes or not places):
                 places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
             births.update({f"{entry.name} {place.hex()}": (place, birth) for place, birth in places})
-    asked = {
+    return births
+
+
+def _asking(births: Mapping[str, tuple[bytes, bytes]], timeout_s: float) -> dict[str, Task]:
+    return {
         key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
         for key, (place, _) in births.items()
     }
-    replies: dict[str, Reply] = s.runtime.run(together(asked))
+
+
+def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[str, Reply]) -> dict[str, str]:
     out: dict[str, str] = {}
     for key, (place, birth) in births.items():
         reply, name = replies[key], key.split()[0]
@@ -55,17 +67,23 @@ def check_places(
     return out
 
 
-def check_unheard_places(s: Session) -> bool:
+def begin_checking_unheard(s: Session) -> Callable[[], bool]:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
-    Those that vote were asked for their births with the newest state; this asks those that were not heard then.
-    True when there are any.
+    Those that vote were asked for their births with the newest state; this asks those that were not heard then. What is
+    returned waits for the answers; True when there are any such stores.
     """
     heard = s.group.heard
     names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
-    ailing = check_places(s, names, votes=False, timeout_s=UNHEARD_TIMEOUT_S) if names else {}
-    leave_out(s, ailing)
-    return bool(ailing)
+    births = _births(s, names, votes=False)
+    answers = s.runtime.start(together(_asking(births, UNHEARD_TIMEOUT_S)))
+
+    def finish() -> bool:
+        ailing = _ailing_places(births, answers.result())
+        leave_out(s, ailing)
+        return bool(ailing)
+
+    return finish
 
 
 def leave_out(s: Session, places: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import u64
@@ -292,11 +292,12 @@ def _resume(s: Session, base: Agreed, upload: Upload) -> None:
 
 
 def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:
-    """Asks for the backends' space while the first pack is made; the rest is done when it is ready to go."""
+    """Asks for the backends' space and births while the first pack is made; it waits for the answers."""
+    checked = health.begin_checking_unheard(s)
     told = space.begin_asking(s, base.index)
 
     def before_the_first_pack() -> None:
-        if health.check_unheard_places(s) and not a.asked:
+        if checked() and not a.asked:
             s.ask_newest()  # with backends ailing it is not taken for granted that a quorum is left
         told()
 
@@ -381,10 +382,12 @@ def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
         item = _unstored(merged)
         items.append(item)
         loaded[item] = new[item] = merged
-    for item, segment in new.items():
-        ref = s.put_meta(base.state, pack_index.encode_segment(segment))
-        items[items.index(item)] = item._replace(ref=pack_index.Ref(*ref))
-    return s.put_meta(base.state, pack_index.encode_root(IndexRoot(tuple(items), base.root.tags)))
+
+    def make_root(refs: Sequence[Ref]) -> bytes:
+        stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(new, refs, strict=True)}
+        return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), base.root.tags))
+
+    return s.put_index(base.state, [pack_index.encode_segment(segment) for segment in new.values()], make_root)
 
 
 def _unstored(segment: IndexSegment) -> RootItem:

@@ -390,11 +390,13 @@ class Session:
         self.db.put_objects([(digest, META_KIND, data)])
         return digest
 
-    def put_meta(self, base: State, data: bytes) -> Ref:
-        """Stores an index object on enough acceptors; returns its name."""
-        ref: Ref = self.runtime.run(self.group.put_meta(base, data, generation=base.gen))
-        self.db.put_objects([(ref.hash, META_KIND, data)])
-        return ref
+    def put_index(self, base: State, segments: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes]) -> Ref:
+        """Stores segments and the root that names them on enough acceptors, side by side; returns the root's name."""
+        stored: dict[Ref, bytes] = self.runtime.run(
+            self.group.put_index(base, segments, make_root, generation=base.gen)
+        )
+        self.db.put_objects((ref.hash, META_KIND, data) for ref, data in stored.items())
+        return list(stored)[-1]
 
     @contextlib.contextmanager
     def preparing(self, base: State) -> Iterator[None]:
