@@ -106,14 +106,19 @@ SHOWN = (
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_scenario_shows_a_broken_rule_and_nothing_else(name: str) -> None:
+    """Within a few seeds: what the network does is still chance."""
     broken = MUTANTS[name]
-    plan = broken.fits(make_plan(7))
-    assert plan is not None
-    sound = Play(plan).run()
-    assert sound.failure == ""
-    assert sound.counts["removed backend emptied"] <= 1, "when the plan says so, and not by chance too"
-    with broken.broken():
-        assert Play(plan).run().failure
+    for seed in range(7, 19):
+        plan = broken.fits(make_plan(seed))
+        assert plan is not None
+        with broken.broken():
+            shown = Play(plan).run().failure
+        if shown:
+            sound = Play(plan).run()
+            assert sound.failure == ""
+            assert sound.counts["removed backend emptied"] <= 1, "when the plan says so, and not by chance too"
+            return
+    pytest.fail(f"{name} is not caught")
 
 
 def test_what_a_broken_rule_is_broken_with_is_no_matter_alone() -> None:

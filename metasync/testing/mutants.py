@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from unittest import mock
 
@@ -104,7 +105,20 @@ def _no_promise() -> Iterator[None]:
         yield
 
 
-@mutant("reuse-incarnation", "a process that was started again uses the incarnation of the one before")
+def _swapped(plan: Plan, *, dies: bool = False) -> Plan:
+    """The first vote of many versions stands on a provider that is alone, and then hidden: its proposer tries again.
+
+    `dies`: it is started anew before that.
+    """
+    kinds = ("swap", "crash") if dies else ("swap",)
+    pounces = tuple(Pounce(v, "vote", kind, 40.0 + v % 3, 1.0) for v in range(4, 30, 5) for kind in kinds)
+    return replace(plan, pounces=(*plan.pounces, *pounces))
+
+
+@mutant(
+    "reuse-incarnation", "a process that was started again uses the incarnation of the one before",
+    partial(_swapped, dies=True),
+)  # fmt: skip
 def _reuse_incarnation() -> Iterator[None]:
     real = consensus.Group
 
@@ -151,12 +165,6 @@ def _any_owner() -> Iterator[None]:
     # Two owners' rounds 0 are ordered by their incarnations; what is missing is that there is one at most.
     with mock.patch.object(paxos, "owns", owns), mock.patch.object(replay, "accept_effective", effective):
         yield
-
-
-def _swapped(plan: Plan) -> Plan:
-    """The first vote of many versions stands on a provider that is alone, and then hidden: its proposer tries again."""
-    pounces = tuple(Pounce(v, "vote", "swap", 40.0 + v % 3) for v in range(4, 30, 5))
-    return replace(plan, pounces=(*plan.pounces, *pounces))
 
 
 @mutant("owner-again", "the owner uses round 0 of one version for two values", _swapped)
