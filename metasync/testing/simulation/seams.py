@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -27,6 +29,7 @@ from metasync.sync.session import Session
 from metasync.testing.simulation import runtime
 from metasync.testing.simulation.world import World
 
+_LAYERS: Final = ("consensus", "keys", "objects", "store", "sync", "translators")
 _WAITING: Final = (
     "metasync.store.contents", "metasync.sync.upload", "metasync.sync.check", "metasync.sync.reconfigure",
 )  # fmt: skip
@@ -45,6 +48,18 @@ _PURE: Final[tuple[tuple[str, str], ...]] = (
     ("metasync.store.index", "decode_segment"),
     ("metasync.store.index", "decode_root"),
 )
+
+
+def _load_all() -> None:
+    """Loads what a command would only load when it comes to it: what is exchanged is looked for by who knows it."""
+    for part in ("", *(f"{layer}." for layer in _LAYERS)):
+        package = importlib.import_module(f"metasync.{part}".rstrip("."))
+        for found in pkgutil.iter_modules(package.__path__, f"metasync.{part}"):
+            if not found.ispkg and found.name != "metasync.__main__":
+                importlib.import_module(found.name)
+
+
+_load_all()
 
 
 @contextlib.contextmanager
