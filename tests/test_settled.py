@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from workspace_kit import Lab, lab, write  # noqa: F401
+from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import MetaSyncError
 from metasync.localdb import TREE_KEY, LocalDb
 from metasync.sync import push as pushing
+from metasync.sync.session import Session
 from metasync.sync.settled import is_settled
 from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
@@ -134,11 +135,40 @@ def test_where_ignore_rules_are_a_scan_decides(pushed: Workspace) -> None:
     assert r.changes.modified == (b".metasyncignore",)
 
 
-def test_the_next_scan_notes_it_after_a_pull(pushed: Workspace, lab: Lab, no_scan: None) -> None:
+def test_a_clone_and_a_pull_note_it_too(pushed: Workspace, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lab.clone(lab.urls("one", "two", "three"))
-    assert other._db.get(TREE_KEY) is None
-    with pytest.raises(AssertionError, match="scanned"):
-        other.push()
+    assert other._db.get(TREE_KEY) is not None
+    for n in range(3):
+        (pushed.directory / f"b/{n}").write_bytes(b"new")
+        (pushed.directory / "a").write_bytes(b"changed %d" % n)
+        if n:
+            (pushed.directory / f"b/{n - 1}").unlink()
+        tick()
+        pushed.push()
+        with monkeypatch.context() as m:
+            m.setattr(Session, "flat", None)  # the tree is known by its rows
+            other.pull()
+        with other._session("test") as s:
+            assert s.db.get(TREE_KEY) == s.base().tree_root
+        assert tree_of(other.directory) == tree_of(pushed.directory)
+    tick()
+    assert other.push().version is None
+
+
+def test_what_a_pull_finds_changed_here_is_not_noted_as_agreed(pushed: Workspace, lab: Lab) -> None:
+    other = lab.clone(lab.urls("one", "two", "three"))
+    (other.directory / "mine").write_bytes(b"mine")
+    (other.directory / "b/c").unlink()
+    (other.directory / "a").write_bytes(b"mine")
+    tick()
+    write(pushed.directory, {"a": b"theirs", "b/d/e": b"longer"})
+    pushed.push()
+    other.pull()
+    r = other.push()
+    assert b"mine" in r.changes.added
+    assert b"b/c" in r.changes.deleted
+    pushed.pull()
+    assert tree_of(other.directory) == tree_of(pushed.directory)
 
 
 def test_a_folder_copied_with_its_state_is_scanned(pushed: Workspace) -> None:

@@ -13,7 +13,7 @@ from metasync.errors import FormatError, UpgradeError
 from metasync.objects import directory, file
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.objects.walk import Trail, Tree, build, chunks, diff, find, flatten
+from metasync.objects.walk import Trail, Tree, build, chunks, diff, find, flatten, rebuild
 from metasync.objects.walk import listing as names_in
 
 DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
@@ -57,6 +57,47 @@ def test_diff_is_the_difference(a, b):
     got, _ = walk(diff(a_root, b_root), {**a_nodes, **b_nodes})
     assert got == {p: (a.get(p), b.get(p)) for p in {*a, *b} if a.get(p) != b.get(p)}
     assert (a_root == b_root) == (a == b), "one tree, one hash"
+
+
+def differing(a: Tree, b: Tree) -> list[bytes]:
+    return [p for p in {*a, *b} if a.get(p) != b.get(p)]
+
+
+@given(trees, trees)
+@settings(max_examples=400)
+def test_rebuild_is_build(a, b):
+    (a_root, a_nodes), (b_root, b_nodes) = build(a, IDS), build(b, IDS)
+    (root, nodes), _ = walk(rebuild(a_root, b, differing(a, b), IDS), a_nodes)
+    assert root == b_root
+    assert nodes.items() <= b_nodes.items()
+    assert walk(flatten(root), {**a_nodes, **nodes})[0] == b
+
+
+def test_rebuild_reads_and_makes_the_way_to_a_change_alone():
+    a = grow({b"d%d/e%d/f%d" % (i, j, k): file_entry(k) for i in range(5) for j in range(5) for k in range(3)})
+    b = {**a, b"d1/e1/f1": file_entry(99)}
+    b.pop(b"d2/e2/f2")
+    root, nodes = build(a, IDS)
+    way = reached(nodes, root, {b"", b"d1", b"d1/e1", b"d2", b"d2/e2"})
+    opened = {i: data for i, data in nodes.items() if i in way}
+    (got, made), _ = walk(rebuild(root, b, differing(a, b), IDS), opened)
+    assert got == build(b, IDS)[0]
+    assert len(made) == 5
+
+
+def reached(nodes: dict[bytes, bytes], root: bytes, dirs: set[bytes]) -> set[bytes]:
+    """The ids of these directories."""
+    return {root if not d else walk(find(root, d), nodes)[0].entry.content for d in dirs}
+
+
+def test_rebuild_of_a_directory_in_many_nodes():
+    a = {b"%05d" % i: file_entry(i) for i in range(5000)}
+    root, nodes = build(a, IDS)
+    assert len(nodes) > 3
+    b = {**a, b"02500x": file_entry(1), b"new": DIR}
+    b.pop(b"00007")
+    (got, _), _ = walk(rebuild(root, b, differing(a, b), IDS), nodes)
+    assert got == build(b, IDS)[0]
 
 
 @given(trees, st.lists(paths, min_size=1, max_size=6))

@@ -7,7 +7,7 @@ per level and not one per directory. `docs/design/format.md` section 3.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
@@ -250,6 +250,60 @@ def chunks(roots: tuple[bytes, ...]) -> Generator[Needs, Bytes, dict[bytes, tupl
         add(root, None, None, listed)
         found[root] = tuple(listed)
     return found
+
+
+def rebuild(
+    base_root: bytes, tree: Mapping[bytes, Entry], differing: Iterable[bytes], ids_of: Ids
+) -> Generator[Needs, Bytes, tuple[bytes, dict[bytes, bytes]]]:
+    """The same as `build` of a tree that differs from the one of `base_root` at these paths alone (directories too).
+
+    -> (id of the root, {id: bytes} of the directories that hold one of them, and of those above). Only these are read
+    and encoded; what else there is has the id that it has in the base.
+    """
+    room = _Room()
+    anew = {b""}
+    for path in differing:
+        parent = room.take(path).rpartition(b"/")[0]
+        while parent and parent not in anew:
+            anew.add(parent)
+            parent = parent.rpartition(b"/")[0]
+    # Of a directory that is new all it holds is new, so each is to be encoded anew, an empty one too.
+    was: dict[bytes, dict[bytes, Entry]] = {}
+    level = [(b"", base_root)]
+    while level:
+        nodes: dict[bytes, directory.DirNode] = {}
+        yield from _leaves([i for _, i in level], nodes)
+        below: list[tuple[bytes, bytes]] = []
+        for path, dir_id in level:
+            was[path] = dict(_entries(dir_id, nodes))
+            prefix = path + b"/" if path else b""
+            inside = ((prefix + name, e) for name, e in was[path].items())
+            below += [(full, e.content) for full, e in inside if e.kind is Kind.DIR and full in anew]
+        level = below
+    dirs = {path for path in anew if not path or ((e := tree.get(path)) is not None and e.kind is Kind.DIR)}
+    children: dict[bytes, list[tuple[bytes, Entry]]] = {path: [] for path in dirs}
+    fresh: list[bytes] = []  # new directories in which nothing is
+    for path, entry in tree.items():
+        parent, _, name = path.rpartition(b"/")
+        if parent in children:
+            children[parent].append((name, entry))
+            known = was.get(parent, {}).get(name)
+            if entry.kind is Kind.DIR and path not in children and (known is None or known.kind is not Kind.DIR):
+                fresh.append(path)
+    children.update((path, []) for path in fresh)
+    out: dict[bytes, bytes] = {}
+    ids: dict[bytes, bytes] = {}
+    for path in sorted(children, key=lambda p: -p.count(b"/") if p else 1):
+        listed = []
+        for name, entry in sorted(children[path]):
+            if entry.kind is Kind.DIR:
+                full = path + b"/" + name if path else name
+                entry = entry._replace(content=ids[full] if full in ids else was[path][name].content)
+            listed.append((name, entry))
+        encoded = directory.encode_dir(listed, ids_of)
+        out.update(encoded)
+        ids[path] = encoded[-1][0]
+    return ids[b""], out
 
 
 def build(tree: Mapping[bytes, Entry], ids_of: Ids) -> tuple[bytes, dict[bytes, bytes]]:

@@ -67,6 +67,7 @@ class Checkout:
         self._awaited: set[int] = set()
         self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
         self._lock = threading.Lock()
+        self.rows: tuple[dict[bytes, Row], list[bytes]] = {}, []  # put and deleted by `apply`, when it calls `commit`
 
     def begin(
         self,
@@ -290,7 +291,7 @@ class Checkout:
         plan, applied = placer.plan, placer.run()
         try:
             self._sync()
-            put, delete = self._rows(plan, placer)
+            put, delete = self.rows = self._rows(plan, placer)
             kept = self._kept(plan)
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e

@@ -27,6 +27,7 @@ from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.settled import base_from_rows, note_settled
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
@@ -41,6 +42,8 @@ class Plan:
     base: Mapping[bytes, Entry]
     scan: Scan
     rows: dict[bytes, Row]
+    theirs: Mapping[bytes, Entry]
+    differing: set[bytes] | None  # paths at which `theirs` may not be what the rows say; None: at any
     merge: Merge
     left: guard.Loss
     texts: dict[bytes, MergedText] = field(default_factory=dict)
@@ -101,9 +104,13 @@ def _integrate_once(
     s: Session, base: Agreed, target: Agreed, *, dry_run: bool, force: bool, pushing: bool
 ) -> PullReport:
     contents = s.contents(target)
-    base_tree = s.flat(base, contents)
+    rows = load_rows(s.db)
+    from_rows = base_from_rows(s.db, base.tree_root, rows)
+    base_tree = s.flat(base, contents) if from_rows is None else from_rows
     news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.tree_root != target.tree_root else {}
-    plan = _plan(s, base, base_tree, news, contents)
+    plan = _plan(s, rows, base_tree, news, contents)
+    if from_rows is None:
+        plan.differing = None
     taken = guard.loss(plan.scan.tree, plan.merge.changes)
     if not dry_run:
         guard.guard("pull", taken, force=force)
@@ -134,11 +141,14 @@ def _integrate_once(
 
 
 def _plan(
-    s: Session, base: Agreed, base_tree: dict[bytes, Entry], news: Mapping[bytes, walk.Change], contents: Contents
+    s: Session,
+    rows: dict[bytes, Row],
+    base_tree: dict[bytes, Entry],
+    news: Mapping[bytes, walk.Change],
+    contents: Contents,
 ) -> Plan:
     """Scans and merges. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
     s.listener(Phase("scan"))
-    rows = load_rows(s.db)
     ingest = s.ingest()
     seen = survey(s.tree, s.db, base_tree, ingest, rows)
     store_survey(s.db, seen)
@@ -162,7 +172,8 @@ def _plan(
         result: Merge = stop.value
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
-    return Plan(base_tree, seen, rows, result, left, {t.path: texts[t.path] for t in result.text})
+    touched = {*paths, *seen.put_rows, *seen.delete_rows}
+    return Plan(base_tree, seen, rows, theirs, touched, result, left, {t.path: texts[t.path] for t in result.text})
 
 
 def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents) -> Applied:
@@ -205,6 +216,9 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
     def commit_too() -> None:
         s.db.put_conflicts(conflicts)
         s.db.delete_unplaced(stale)
+        if target.tree_root is not None:
+            put, gone = checkout.rows
+            note_settled(s.db, target.tree_root, plan.theirs, plan.rows, put, gone, plan.differing)
 
     return checkout.apply(commit_too)
 

@@ -17,6 +17,7 @@ from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, decode_journal
 from metasync.errors import FormatError, MetaSyncError, UpgradeError, UsageError, WorkspaceError
 from metasync.events import Phase
+from metasync.localdb import TREE_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
@@ -32,7 +33,7 @@ from metasync.sync.reports import Changes, PullReport, PushReport
 from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
-from metasync.sync.settled import is_settled, note_settled
+from metasync.sync.settled import base_from_rows, is_settled, note_settled
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.upload import Upload, known_in
 
@@ -178,7 +179,9 @@ def _scan(
     s: Session, base: Agreed, ingest: Ingest, rows: Mapping[bytes, Row] | None = None
 ) -> tuple[Scan, dict[bytes, Entry]]:
     s.listener(Phase("scan"))
-    before = s.flat(base)
+    rows = load_rows(s.db) if rows is None else rows
+    before = base_from_rows(s.db, base.tree_root, rows)
+    before = s.flat(base) if before is None else before
     return survey(s.tree, s.db, before, ingest, rows), before
 
 
@@ -221,7 +224,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         _resume(s, base, a.upload)
     upload = a.upload
     ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
-    rows = load_rows(s.db)
+    rows, was_settled = load_rows(s.db), s.db.get(TREE_KEY) == (base.tree_root or b"")
     seen, before = _scan(s, base, ingest, rows)
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
@@ -237,13 +240,13 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         with s.db.transaction():
             store_survey(s.db, seen)
             if base.tree_root is not None:
-                note_settled(s.db, base.tree_root, rows, seen)
+                note_settled(s.db, base.tree_root, seen.tree, rows, seen.put_rows, seen.delete_rows)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     tree_root = master = None
     if differing or kept:
         _complete(s, base, a, seen, before, differing)
-        tree_root, master = _add_trees(s, base, a, seen, kept)
+        tree_root, master = _add_trees(s, base, a, seen, differing, kept)
     s.listener(Phase("upload"))
     upload.finish()
     s.listener(Phase("agree"))
@@ -266,7 +269,8 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if master is not None:
             s.note_replaced(seen.tree)
         if tree_root is not None:
-            note_settled(s.db, tree_root, rows, seen)
+            gone = {*seen.delete_rows, *seen.deleted}
+            note_settled(s.db, tree_root, seen.tree, rows, seen.put_rows, gone, differing if was_settled else None)
     s.after_commit(base.state, decided.state)
     policy = base.config.policy(0)
     return replace(
@@ -345,11 +349,16 @@ def reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
         disk.close(fd)
 
 
-def _add_trees(s: Session, base: Agreed, a: _Attempts, seen: Scan, kept: bytes) -> tuple[bytes, bytes]:
+def _add_trees(
+    s: Session, base: Agreed, a: _Attempts, seen: Scan, differing: Iterable[bytes], kept: bytes
+) -> tuple[bytes, bytes]:
     """Stores the directories, what merges left behind, and the snapshot; returns the ids of the root and of that."""
     assert a.upload is not None
     upload, known = a.upload, known_in(base.index, a.upload)
-    root, nodes = walk.build(seen.tree, s.ids)
+    if base.tree_root is None or base.state.era:  # after a new start what else is there is made sure of, too
+        root, nodes = walk.build(seen.tree, s.ids)
+    else:
+        root, nodes = s.contents(base).walk(walk.rebuild(base.tree_root, seen.tree, differing, s.ids))
     for object_id, data in nodes.items():
         if not known(object_id):
             upload.add(ObjectKind.DIR, object_id, data)

@@ -10,31 +10,51 @@ own, ignore rules, a stat that is not trusted, an error) is left to `scan`, whic
 from __future__ import annotations
 
 import stat as stat_
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from metasync.localdb import TREE_KEY, State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
 from metasync.sync.rows import Row, is_packed_dir, is_packed_file
 from metasync.sync.rulefiles import load_texts
-from metasync.sync.scan import ENCODING, Scan, is_odd, why_not_taken
+from metasync.sync.scan import ENCODING, is_odd, why_not_taken
 
 
-def note_settled(db: State, root: bytes, rows: Mapping[bytes, Row], seen: Scan) -> None:
-    """Notes that the stored rows are the tree of this root, if they are; what was not stored counts as not there.
+def note_settled(
+    db: State,
+    root: bytes,
+    tree: Mapping[bytes, Entry],
+    rows: Mapping[bytes, Row],
+    put: Mapping[bytes, Row],
+    gone: Collection[bytes],
+    differing: Iterable[bytes] | None = None,
+) -> None:
+    """Notes that the stored rows are `tree`, which is the one of this root, if they are.
 
-    `rows`: as stored before `seen` was, which is stored by now with all that it deletes. `seen.tree` is the tree.
+    They are `rows`, then `put` over them, and without `gone`. `differing`: paths at which the tree may differ from the
+    one that `rows` are; None: at any, or they are none.
     """
-    put, gone, tree = seen.put_rows, {*seen.delete_rows, *seen.deleted}, seen.tree
-    left = (rows.keys() | put.keys()) - gone
-    if left - tree.keys() != {b""} or not len(left) == len(tree) + 1 == db.count_rows():
+    if db.count_rows() != len(tree) + 1:
         return
-    if all(_entry(rows, put, path) == entry for path, entry in tree.items()):
+    gone = set(gone)
+
+    def holds(path: bytes) -> bool:
+        row = None if path in gone else put.get(path) or rows.get(path)
+        return (row.entry if row is not None else None) == tree.get(path)
+
+    paths = {*tree, *rows, *put} if differing is None else {*differing, *put, *gone}
+    paths.discard(b"")
+    if (b"" in put or b"" in rows) and b"" not in gone and all(map(holds, paths)):
         db.set(TREE_KEY, root)
 
 
-def _entry(rows: Mapping[bytes, Row], put: Mapping[bytes, Row], path: bytes) -> Entry:
-    return (put[path] if path in put else rows[path]).entry
+def base_from_rows(db: State, root: bytes | None, rows: Mapping[bytes, Row]) -> dict[bytes, Entry] | None:
+    """The tree of this root, if the stored rows are known to be it: at no cost beside theirs."""
+    if root is None or db.get(TREE_KEY) != root:
+        return None
+    tree = {path: row.entry for path, row in rows.items()}
+    del tree[b""]
+    return tree
 
 
 def is_settled(work: WorkTree, db: State, root: bytes | None) -> bool:
