@@ -404,6 +404,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 self.on_event(Notice("finishing a clone that had been interrupted"))
                 pulling.integrate(s, s.base(), s.newest())
             yield s
+            s.keep_estimates()
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Session]:

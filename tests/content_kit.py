@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 
-from metasync.effects import Gather, Op, Reply, Work
+from metasync.effects import Gather, Now, Op, Reply, Work
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.ring import WorkspaceKeys
 from metasync.objects.ids import Ids
@@ -250,6 +250,8 @@ def run(task: Generator[Any, Any, T], backends: Mapping[str, FakeBackend]) -> T:
                     value = {key: run(branch, backends) for key, branch in effect.branches.items()}
                 case Work():
                     value = effect.function()
+                case Now():
+                    value = 0.0
                 case _:
                     raise AssertionError(f"unexpected effect {effect!r}")
         except (FormatError, BackendError, UpgradeError) as e:

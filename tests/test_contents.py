@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +11,9 @@ from content_kit import digest
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import HEADER_BYTES, Located, Segment
+from metasync.store import contents as contents_module
 from metasync.store.contents import Contents
+from metasync.store.download import Lost
 from metasync.store.index import Index, PackRecord, make_segment
 
 BLOB, DIR = ObjectKind.BLOB, ObjectKind.DIR
@@ -35,12 +36,30 @@ class Packs:
         self.lost = set(lost)
         self.asked: list[bytes] = []
 
-    def fetch(self, pack: PackRecord, located: Sequence[Located], deliver: Callable[..., None]) -> Any:
-        self.asked.append(pack.name)
-        if pack.name in self.lost:
-            raise DamagedError(f"pack {pack.name.hex()[:8]} is lost")
-        deliver([(o, memoryview(o.id)) for o in located])
-        yield
+
+class Fetching:
+    """A download of such packs."""
+
+    def __init__(self, packs: Packs, _start: object, _clock: object, deliver: Callable[..., None], _urgency: object):
+        self.packs, self.deliver = packs, deliver
+        self.todo: list[tuple[PackRecord, list[Located]]] = []
+
+    def want(self, pack: PackRecord, located: Iterable[Located]) -> None:
+        self.todo.append((pack, list(located)))
+
+    def run(self) -> Generator[Lost, None, None]:
+        while self.todo:
+            pack, located = self.todo.pop()
+            self.packs.asked.append(pack.name)
+            if pack.name in self.packs.lost:
+                yield Lost(pack, located, DamagedError(f"pack {pack.name.hex()[:8]} is lost"))
+            else:
+                self.deliver([(o, memoryview(o.id)) for o in located])
+
+
+@pytest.fixture(autouse=True)
+def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents_module, "Download", Fetching)
 
 
 class Cache:
@@ -54,20 +73,9 @@ class Cache:
         self.kept.update((i, data) for i, _, data in items)
 
 
-def start(task: Any) -> Future[Any]:
-    f: Future[Any] = Future()
-    try:
-        for _ in task:
-            pass
-        f.set_result(None)
-    except MetaSyncError as e:
-        f.set_exception(e)
-    return f
-
-
 def contents(packs: Packs, *held: tuple[bytes, list[Located]], **options: Any) -> Contents:
     index = Index([make_segment([(record(name), located)]) for name, located in held])
-    return Contents(index, packs, Cache(), start, **options)  # type: ignore[arg-type]
+    return Contents(index, packs, Cache(), None, **options)  # type: ignore[arg-type]
 
 
 def test_an_object_of_a_lost_pack_comes_from_another_though_its_neighbours_do_not() -> None:

@@ -7,23 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import pytest
 from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
 
+from metasync.effects import Urgency
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
 from metasync.objects import directory, packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.store.contents import Contents
+from metasync.store.download import GAP_BYTES_MAX, WHOLE_BYTES_MAX, Download
 from metasync.store.index import Index, PackRecord, make_segment
 from metasync.store.mapping import Target
 from metasync.store.placement import Placement
-from metasync.store.transfer import (
-    GAP_BYTES_MAX,
-    WHOLE_BYTES_MAX,
-    CopyState,
-    Place,
-    Transfer,
-    check_pack,
-    pack_path,
-)
+from metasync.store.transfer import CopyState, Place, Transfer, check_pack, pack_path
 
 KIB = 1 << 10
 NAMES = ("a", "b", "c", "d")
@@ -76,7 +70,12 @@ class World:
                 got[located.id] = bytes(data)
 
         wanted = list(self.pack.footer.objects) if wanted is None else wanted
-        run(self.t.fetch(self.record, wanted, deliver), self.backends)
+        download = Download(
+            self.t, lambda task: at_once(lambda: run(task, self.backends)), lambda: 0.0, deliver, Urgency.SOON
+        )
+        download.want(self.record, wanted)
+        for lost in download.run():
+            raise lost.error
         return got
 
     def expected(self) -> dict[bytes, bytes]:
@@ -210,7 +209,6 @@ def test_all_objects_come_from_one_copy(world):
     assert world.fetch() == world.expected()
     assert sum(len(b.calls) for b in world.backends.values()) == 1
     assert world.t.faults == []
-    assert set(world.t.reading.values()) == {0}
 
 
 def flipped(data: bytes) -> bytes:
@@ -252,7 +250,6 @@ def test_another_copy_serves_and_the_fault_is_named(how, large):
     expected = world.expected()
     if wanted is not None:
         expected = {o.id: expected[o.id] for o in wanted}
-    world.t.reading[world.order[1]] = 1  # the first is asked first
     if large and how in ("longer", "cut short"):
         assert world.fetch(wanted) == expected, "what was asked for is right"
         return
@@ -284,7 +281,6 @@ def test_a_copy_elsewhere_is_found(world):
 def test_an_unreachable_backend_is_asked_once(world):
     world.stored()
     world.first.broken = AWAY
-    world.t.reading[world.order[1]] = 1
     assert world.fetch() == world.fetch() == world.expected()
     assert len(world.first.calls) == 1
     assert world.t.faults == [], "away is no fault of the copy"
@@ -318,17 +314,6 @@ def test_one_copy_wrong_and_the_other_away(world):
     world.second.broken = AWAY
     with pytest.raises(DamagedError, match=f"{world.order[1]} cannot be reached"):
         world.fetch()
-
-
-def test_reads_spread_over_holders(world):
-    world.stored()
-    world.t.reading[world.order[0]] = 10
-    world.fetch()
-    world.t.reading[world.order[0]] = 0
-    world.t.reading[world.order[1]] = 10
-    world.fetch()
-    got = [len(world.backends[n].calls) for n in world.order]
-    assert got == [1, 1, 0, 0], "the one with less to do is asked"
 
 
 def test_older_storage_ids_are_asked_when_newer_ones_lack_it(world):

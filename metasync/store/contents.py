@@ -6,21 +6,24 @@ never: the working tree is the local store (D8).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from metasync.effects import Task
-from metasync.errors import DamagedError, MetaSyncError, UnreachableError
+from metasync.effects import Task, Urgency
+from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.objects.walk import Needs
+from metasync.runtime import boottime
+from metasync.store.download import Deliver, Download
 from metasync.store.index import Index, PackRecord
-from metasync.store.transfer import Deliver, Transfer
+from metasync.store.schedule import AT_ONCE_LEAST
+from metasync.store.transfer import Transfer
 
-PACKS_IN_FLIGHT = 6  # being fetched or opened at a time
+PACKS_IN_FLIGHT = AT_ONCE_LEAST  # being fetched at a time, where there are so many
 TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along: those of 15,000 files
-FETCHING_BYTES_MAX = 24 << 20  # of packs as stored; each also needs room for a segment opened
 
 T = TypeVar("T")
 OnLost: TypeAlias = Callable[[Sequence[bytes], MetaSyncError], None]
@@ -35,7 +38,7 @@ class ObjectCache(Protocol):
 
 
 class Contents:
-    """Reads objects through one index. `start` runs a task and returns its future (the runtime's).
+    """Reads objects through one index. `start` runs a task and returns its future, `clock` is its time (the runtime's).
 
     `at_hand`: objects that are kept here for the next push and that no pack holds yet.
     """
@@ -47,11 +50,14 @@ class Contents:
         cache: ObjectCache,
         start: Callable[[Task], Future[Any]],
         at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] | None = None,
+        *,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         self.index = index
         self.transfer = transfer
         self._cache = cache
         self._start = start
+        self._clock = clock
         self._at_hand = at_hand or {}
 
     def __contains__(self, object_id: bytes) -> bool:
@@ -114,35 +120,25 @@ class Contents:
         if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
             on_lost(unnamed, _in_no_pack(unnamed[0]))
             ids = [i for i in ids if i in self.index]
-        todo = list(self.plan(ids).values())[::-1]
+        urgency = Urgency.NOW if neighbours else Urgency.SOON
+        download = Download(self.transfer, self._start, self._clock, deliver, urgency)
         lost: set[tuple[int, bytes]] = set()
-        running: dict[Future[Any], tuple[PackRecord, list[Located]]] = {}
 
-        def room() -> bool:
-            held = sum(record.size for record, _ in running.values())
-            return not running or (len(running) < PACKS_IN_FLIGHT and held + todo[-1][0].size <= FETCHING_BYTES_MAX)
+        def want(wanted: Iterable[bytes]) -> None:
+            for record, located in self.plan(wanted, lost).values():
+                download.want(record, self._with_neighbours(record, located) if neighbours else located)
 
-        try:
-            while todo or running:
-                while todo and room():
-                    record, located = todo.pop()
-                    taken = self._with_neighbours(record, located) if neighbours else located
-                    running[self._start(self.transfer.fetch(record, taken, deliver))] = (record, located)
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    record, located = running.pop(future)
-                    try:
-                        future.result()
-                    except (DamagedError, UnreachableError) as e:
-                        lost.add((record.generation, record.name))
-                        if gone := [o.id for o in located if not self._places(o.id, lost)]:
-                            if on_lost is None:
-                                raise
-                            on_lost(gone, e)
-                        todo += self.plan([o.id for o in located if o.id not in gone], lost).values()
-        finally:
-            for future in running:
-                future.cancel()
+        asked = set(ids)
+        want(ids)
+        with contextlib.closing(download.run()) as losses:
+            for record, objects, error in losses:
+                lost.add((record.generation, record.name))
+                missed = [o.id for o in objects if o.id in asked]  # neighbours were taken along and are not missed
+                if gone := [i for i in missed if not self._places(i, lost)]:
+                    if on_lost is None:
+                        raise error
+                    on_lost(gone, error)
+                want(i for i in missed if i not in gone)
 
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
         """What else to take along: the pack's whole trees where they are small, else all in the segments asked for."""

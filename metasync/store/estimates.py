@@ -1,7 +1,7 @@
 """What each backend's line bears: latency and bandwidth up and down, from the last few answers.
 
 Pure: it is told of calls and times, and measures nothing itself. The mean is the harmonic one of the last five samples,
-as HyCloud has it (Jiang et al., eq. 4): one lucky sample raises it little.
+as HyCloud has it (E et al., eq. 4): one lucky sample raises it little.
 
 Several calls at once share a backend's line, so the time that one of them took says little about the line. A call's
 sample of the bandwidth is therefore what the *line* carried while that call's bytes were on it: its own bytes; of calls
@@ -97,7 +97,7 @@ class Estimates:
     def end(self, call: Call, size: int, seconds: float, now: float) -> None:
         """A call was answered now; it carried `size` bytes, and its backend took `seconds` of the time."""
         line = self._lines[call.backend, call.direction]
-        line.under_way.pop(call.number)
+        del line.under_way[call.number]
         if not 0 < seconds <= LATENCY_MAX_S:
             return  # nobody measured it
         if size <= SMALL_BYTES_MAX:

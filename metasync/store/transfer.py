@@ -1,15 +1,14 @@
-"""Brings packs to backends and back: R copies up, from whoever serves it down (D6, D7).
+"""Where packs go and lie, what is known of the backends in one session, and R copies up (D6, D7). Down: `download`.
 
 Decisions are tasks over effects (D9); whoever calls decides how many run at once. A backend that could not be reached
 or is full is not asked again within one session: it costs one timeout, not one per pack. One that is known to have no
-room for a pack counts as full before it says so. What a backend sends is verified before it is opened; a bad copy is
-noted and another one is taken.
+room for a pack counts as full before it says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -17,24 +16,21 @@ from typing import Any, NamedTuple, TypeAlias
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.effects import Gather, Op, Reply, Urgency, Work
-from metasync.errors import BackendError, DamagedError, FormatError, FullError, NotFoundError, UnreachableError
+from metasync.errors import BackendError, FullError, NotFoundError, UnreachableError
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
+from metasync.store.estimates import Estimates
 from metasync.store.index import PackRecord
-from metasync.store.packs import PackFormat, SealedPack, read_objects, read_segment
+from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement
 from metasync.store.room import Room
 
-WHOLE_BYTES_MAX = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
-GAP_BYTES_MAX = 64 << 10  # segments nearer than this are fetched with what lies between them
 OP_TIMEOUT_S = 30.0
 SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
 TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
 SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
 
-Deliver: TypeAlias = Callable[[Sequence[tuple[Located, memoryview]]], None]
-"""Takes the objects of one segment, from a worker thread. Must copy what it keeps."""
 Put: TypeAlias = Callable[["Place", SealedPack, int], Generator[Any, Any, bool]]
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
 
@@ -89,7 +85,10 @@ class Transfer:
     check: Check
     down: dict[str, BackendError] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    reading: dict[str, int] = field(default_factory=dict)  # bytes asked for and not yet there, per backend
+    silent: set[str] = field(
+        default_factory=set
+    )  # backends that a download is over without, and still owe it an answer
+    estimates: Estimates = field(default_factory=Estimates)
     room: Room = field(default_factory=Room)
     before: Placement | None = None  # by which older packs lie, until they are moved
 
@@ -196,140 +195,6 @@ class Transfer:
             return False
         given_up: Reply = yield Op(place.name, "delete", BALLAST_PATH, timeout_s=OP_TIMEOUT_S)
         return given_up.error is None and (yield from self._put(place, pack, generation))
-
-    # --- down
-
-    def fetch(self, record: PackRecord, wanted: Sequence[Located], deliver: Deliver) -> Generator[Any, Any, None]:
-        """Gets objects of one pack and delivers each, verified, from a worker thread.
-
-        Raises `DamagedError` when reachable copies exist no more intact, `UnreachableError` when holders are away.
-        """
-        wanted = sorted(wanted, key=lambda w: (w.segment, w.offset))
-        cost = record.size
-        home, promised = self.home(record.name), set(self.placement.primary(record.name))
-        if self.before is not None:
-            promised &= set(self.before.primary(record.name))  # what is not moved yet is missed nowhere
-        last: list[BackendError | FormatError] = []
-        readers = self._readers(record)
-        readers += [p for p in self.read_order(record.name) if self.away(p)]  # before giving up: they may be back
-        for place in readers:
-            self.reading[place.name] = self.reading.get(place.name, 0) + cost
-            try:
-                problem = yield from self._fetch_from(place, record, wanted, deliver)
-            finally:
-                self.reading[place.name] -= cost
-            if isinstance(problem, UnreachableError) and place.name not in self.down:
-                readers.append(place)
-            if problem is None:
-                return
-            last.append(problem)
-            if isinstance(problem, UnreachableError):
-                self.down[place.name] = problem
-            else:
-                missing = isinstance(problem, NotFoundError)
-                if not missing or place.backend_id in promised:  # elsewhere nobody promised a copy
-                    self.faults.append(Fault(place.name, record.name, problem.message, missing))
-        away = [n for n, e in sorted(self.down.items()) if isinstance(e, UnreachableError)]
-        where = f" ({', '.join(away)} cannot be reached)" if away else ""
-        if any(i not in self.places for i in home) and all(
-            isinstance(e, UnreachableError | NotFoundError) for e in last
-        ):
-            raise UnreachableError(
-                f"pack {record.name.hex()[:16]} lies on backends that this device has no way to{where}",
-                next_step="`metasync backend list` names them; `metasync backend link NAME URL` links one.",
-            )
-        if away and all(isinstance(e, UnreachableError | NotFoundError) for e in last):
-            raise UnreachableError(
-                f"pack {record.name.hex()[:16]} cannot be read now{where}", next_step="Try again when they are back."
-            )
-        raise DamagedError(
-            f"pack {record.name.hex()[:16]} is intact on no backend that answers{where}",
-            next_step="`metasync check --read-data` lists what is damaged, and where.",
-        )
-
-    def _readers(self, record: PackRecord) -> list[Place]:
-        """Those who should hold the pack, the least busy first, then all others in the agreed order."""
-        order = [p for p in self.read_order(record.name) if not self.away(p)]
-        first = order[: self.placement.copies]
-        return sorted(first, key=lambda p: self.reading.get(p.name, 0)) + order[self.placement.copies :]
-
-    def _fetch_from(
-        self, place: Place, record: PackRecord, wanted: Sequence[Located], deliver: Deliver
-    ) -> Generator[Any, Any, BackendError | FormatError | None]:
-        """None when all was delivered, else what went wrong. Older storage ids are asked when newer ones lack it."""
-        problem: BackendError | FormatError = NotFoundError("no storage")
-        for storage_id in reversed(place.storage_ids):
-            path = pack_path(storage_id, record.generation, record.name)
-            try:
-                for offset, length, numbers in _ranges(record, wanted):
-                    whole = length == record.size
-                    reply: Reply = yield Op(
-                        place.name,
-                        "get",
-                        path,
-                        offset=offset,
-                        length=None if whole else length,
-                        max_bytes=length,
-                        timeout_s=_patience_s(length),
-                        urgency=Urgency.SOON,
-                    )
-                    if reply.error is not None:
-                        raise reply.error
-                    yield Work(_opener(self, record, wanted, deliver, reply.value, offset, numbers, whole))
-            except NotFoundError as e:
-                problem = e
-                continue
-            except (BackendError, FormatError) as e:
-                return e
-            return None
-        return problem
-
-
-def _opener(
-    t: Transfer,
-    record: PackRecord,
-    wanted: Sequence[Located],
-    deliver: Deliver,
-    data: bytes,
-    start: int,
-    numbers: Sequence[int],
-    whole: bool,
-) -> Callable[[], None]:
-    """The work on one answer: verify, open, deliver. Runs in a worker."""
-
-    def run() -> None:
-        if whole and hashlib.sha256(data).digest() != record.name:
-            raise FormatError("is not the pack its name promises")
-        at = packfile.offsets(record.segments)
-        view = memoryview(data)
-        by_segment: dict[int, list[Located]] = {}
-        for w in wanted:
-            by_segment.setdefault(w.segment, []).append(w)
-        for number in numbers:
-            segment = record.segments[number]
-            stored = view[at[number] - start : at[number] - start + segment.stored_bytes]
-            raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
-            deliver(list(read_objects(raw, by_segment[number], t.check)))
-
-    return run
-
-
-def _ranges(record: PackRecord, wanted: Iterable[Located]) -> list[tuple[int, int, list[int]]]:
-    """What to ask for: (offset, length, segment numbers), the whole pack when that is not much more."""
-    numbers = sorted({w.segment for w in wanted})
-    needed = sum(record.segments[i].stored_bytes for i in numbers)
-    if record.size <= WHOLE_BYTES_MAX or 2 * needed >= record.size:
-        return [(0, record.size, numbers)]
-    at = packfile.offsets(record.segments)
-    out: list[tuple[int, int, list[int]]] = []
-    for i in numbers:
-        end = at[i] + record.segments[i].stored_bytes
-        if out and at[i] - (out[-1][0] + out[-1][1]) <= GAP_BYTES_MAX:
-            offset, _, listed = out[-1]
-            out[-1] = (offset, end - offset, [*listed, i])
-        else:
-            out.append((at[i], end - at[i], [i]))
-    return out
 
 
 def _is_small_trees(pack: SealedPack) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from metasync.config import BackendEntry, Config, Replicate
 from metasync.objects.model import ObjectKind
+from metasync.store.estimates import Estimates
 from metasync.store.index import PackRecord
 from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat
@@ -34,12 +35,13 @@ def transfer_of(
     names: Mapping[bytes, str],
     form: PackFormat,
     check: Callable[[ObjectKind, bytes | memoryview], bytes],
+    estimates: Estimates,
 ) -> Transfer:
     """Moves packs under one config; reads also where the one before has them. `names`: the ways, by backend id."""
     entries = {b.backend_id: b for c in (previous, config) if c is not None for b in c.backends if b.storage}
     places = {i: _place(names[i], b) for i, b in entries.items() if i in names}
     before = placement_of(previous) if previous is not None else None
-    return Transfer(placement_of(config), places, form, check, before=before)
+    return Transfer(placement_of(config), places, form, check, before=before, estimates=estimates)
 
 
 def _place(name: str, entry: BackendEntry) -> Place:

@@ -50,6 +50,7 @@ from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime import Runtime
 from metasync.store import index as pack_index
 from metasync.store.contents import Contents
+from metasync.store.estimates import Estimates
 from metasync.store.index import Index, IndexRoot, IndexSegment
 from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.store.transfer import Transfer
@@ -69,6 +70,7 @@ UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its fi
 CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
 FLOORS_KEY: Final = "floors"  # how far this device is with deleting old logs
 INVITED_KEY: Final = "invited"  # until a device is agreed that came by an invitation: a secret of its own, and whose
+ESTIMATES_KEY: Final = "estimates"  # what the lines to the backends bear (`store.estimates`)
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
@@ -162,7 +164,18 @@ class Session:
 
     @cached_property
     def transfer(self) -> Transfer:
-        return transfer_of(self.config, self.previous, {**self.former, **self.names}, self.form, self.ids.of)
+        names = {**self.former, **self.names}
+        return transfer_of(self.config, self.previous, names, self.form, self.ids.of, self.estimates)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """What the lines to the backends bear, from earlier runs on."""
+        return Estimates.kept(self.db.get(ESTIMATES_KEY))
+
+    def keep_estimates(self) -> None:
+        """Keeps what was learned of the lines for the next run."""
+        if "estimates" in self.__dict__ and (note := self.estimates.encode()) != self.db.get(ESTIMATES_KEY):
+            self.db.set(ESTIMATES_KEY, note)
 
     # --- keys
 
@@ -323,7 +336,7 @@ class Session:
         index = self._index(root)
         snapshot = None
         if state.master != ZERO_HASH:
-            contents = Contents(index, self.transfer, self.db, self.runtime.start)
+            contents = Contents(index, self.transfer, self.db, self.runtime.start, clock=self.runtime.clock)
             snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
         device_set = decode_device_set(devices, self.keys.ns_id)
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
@@ -376,7 +389,7 @@ class Session:
         return self._segments[digest]
 
     def contents(self, agreed: Agreed) -> Contents:
-        return Contents(agreed.index, self.transfer, self.db, self.runtime.start)
+        return Contents(agreed.index, self.transfer, self.db, self.runtime.start, clock=self.runtime.clock)
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""

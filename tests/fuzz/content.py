@@ -23,9 +23,9 @@ from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.objects.packfile import Footer, Header, Located, Segment
 from metasync.store import index
 from metasync.store.contents import Contents
+from metasync.store.download import ranges
 from metasync.store.index import Index, PackRecord
 from metasync.store.packs import PackFormat, read_footer, read_objects, read_segment
-from metasync.store.transfer import _ranges
 from metasync.translators._base import Context
 from metasync.translators.compress import Compress
 
@@ -399,9 +399,8 @@ def _use(segments: list[index.IndexSegment], loaded: Index) -> None:
         assert (object_id in loaded) == bool(places)
     live = [i for i in everything if i in loaded]
     for pack, located in contents.plan(live).values():
-        for offset, length, numbers in _ranges(pack, located):
-            assert 0 <= offset <= offset + length <= pack.size
-            assert {o.segment for o in located} >= set(numbers)
+        asked = ranges(pack, {o.segment for o in located})
+        assert all(0 <= offset <= offset + length <= pack.size for offset, length in asked)
     for pack in loaded.packs().values():
         loaded.inside(pack)
     for final in (False, True):

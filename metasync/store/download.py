@@ -1,0 +1,303 @@
+"""Fetches packs from all their holders at once: carries out what `schedule` decides, and verifies what comes (D7).
+
+Every request is a task of its own, and so is the opening of its answer: a connection is free again before its answer is
+unpacked. All decisions are taken in the thread that called `run`, between futures that end. What a backend sends is
+verified before it is opened, a whole pack by its name, a range by its segments' digests; a bad copy is noted as a
+`Fault` and the same is asked of another holder. What is late is asked of two holders; who is left owing an answer when
+all is there is asked last from then on, until the answer comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from metasync.effects import Op, Reply, Task, Urgency, Work
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    FormatError,
+    MetaSyncError,
+    NotFoundError,
+    UnreachableError,
+)
+from metasync.objects import packfile
+from metasync.objects.packfile import Located
+from metasync.store.estimates import Direction, timed
+from metasync.store.index import PackRecord
+from metasync.store.packs import read_objects, read_segment
+from metasync.store.schedule import CUT_BYTES_LEAST, Failure, Piece, Schedule, Take
+from metasync.store.transfer import Fault, Transfer, _patience_s, pack_path
+
+WHOLE_BYTES_MAX: Final = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
+GAP_BYTES_MAX: Final = 64 << 10  # segments nearer than this are fetched with what lies between them
+CUT_STEP_BYTES: Final = 256 << 10  # between places where a pack may be cut: fine enough to end together
+OPENING_WAIT_S: Final = 10.0  # for a last piece that is being delivered, when a download ends early
+
+Deliver: TypeAlias = Callable[[Sequence[tuple[Located, memoryview]]], None]
+"""Takes the objects of one segment, from a worker thread. Must copy what it keeps."""
+
+
+class Lost(NamedTuple):
+    """Objects that cannot be had from this pack, and why."""
+
+    record: PackRecord
+    objects: list[Located]
+    error: MetaSyncError
+
+
+class _Pack:
+    """One pack of which something is wanted."""
+
+    def __init__(self, record: PackRecord, wanted: Iterable[Located]) -> None:
+        self.record = record
+        self.at = packfile.offsets(record.segments)
+        self.by_segment: dict[int, list[Located]] = {}
+        for w in sorted(wanted, key=lambda w: (w.segment, w.offset)):
+            self.by_segment.setdefault(w.segment, []).append(w)
+        self.problems: list[BackendError | FormatError] = []
+        self.named: set[str] = set()  # whose fault was noted
+
+    def numbers(self, piece: Piece) -> list[int]:
+        """The segments wanted of a piece."""
+        return [i for i in self.by_segment if piece.begin <= self.at[i] and self.at[i + 1] <= piece.end]
+
+    def objects(self, piece: Piece) -> list[Located]:
+        return [o for i in self.numbers(piece) for o in self.by_segment[i]]
+
+    def cuts(self, begin: int, end: int) -> tuple[int, ...]:
+        """Where wanted segments begin, as far as a part may end there."""
+        out: list[int] = []
+        if end - begin >= 2 * CUT_BYTES_LEAST:
+            for i in self.by_segment:
+                if (out[-1] if out else begin) + CUT_STEP_BYTES <= self.at[i] < end:
+                    out.append(self.at[i])
+        return tuple(out)
+
+
+class Download:
+    """Fetches objects of packs and delivers each, verified, from worker threads. Used once, from one thread.
+
+    `start` runs a task and returns its future; `clock` is the one of the runtime behind it.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        start: Callable[[Task], Future[Any]],
+        clock: Callable[[], float],
+        deliver: Deliver,
+        urgency: Urgency,
+    ) -> None:
+        self._transfer = transfer
+        self._start = start
+        self._clock = clock
+        self._deliver = deliver
+        self._urgency = urgency
+        self._places = {p.name: p for p in transfer.places.values()}
+        away = {p.name for p in self._places.values() if transfer.away(p)}
+        self._schedule = Schedule(lambda name: transfer.estimates.of(name, Direction.DOWN), away=away | transfer.silent)
+        self._packs: list[_Pack] = []
+        self._lost: list[Lost] = []
+        self._asking: dict[Future[Any], Take] = {}
+        self._opening: dict[Future[Any], Take] = {}
+
+    def want(self, record: PackRecord, objects: Iterable[Located]) -> None:
+        """These objects of a pack are wanted too. May be called between what `run` yields."""
+        t, pack = self._transfer, _Pack(record, objects)
+        order = [p.name for p in t.read_order(record.name)]
+        if not order:
+            self._lost.append(Lost(record, [o for some in pack.by_segment.values() for o in some], self._why(pack)))
+            return
+        promised = {t.places[i].name for i in t.placement.primary(record.name) if i in t.places}
+        homes = tuple(n for n in order if n in promised)
+        others = tuple(n for n in order if n not in promised)
+        for begin, size in ranges(record, pack.by_segment):
+            end = begin + size
+            self._schedule.add(Piece(len(self._packs), begin, end, homes, others, pack.cuts(begin, end)))
+        self._packs.append(pack)
+
+    def run(self) -> Generator[Lost, None, None]:
+        """Fetches until all is delivered or lost. What cannot be had from its pack is yielded as it turns out.
+
+        After a failure an object may be delivered twice. Nothing is delivered any more once this has ended.
+        """
+        try:
+            while True:
+                while self._lost:
+                    yield self._lost.pop()
+                if self._schedule.is_done:
+                    return
+                while (take := self._schedule.next(self._clock())) is not None:
+                    self._asking[self._start(self._ask(take))] = take
+                self._wait()
+        finally:
+            self._leave()
+
+    def _wait(self) -> None:
+        """Until something ends, or an answer is late."""
+        wake = self._schedule.wake_at()
+        pending = [*self._asking, *self._opening]
+        assert pending, "nothing is under way, and something is wanted"
+        left = None if wake is None else max(0.0, wake - self._clock())
+        done, _ = wait(pending, timeout=left, return_when=FIRST_COMPLETED)
+        for future in done:
+            if future in self._asking:
+                self._answered(self._asking.pop(future), future.result())
+            else:
+                self._opened(self._opening.pop(future), future.exception())
+
+    def _leave(self) -> None:
+        """What is being delivered comes to its end; who still owes an answer is remembered."""
+        silent = self._transfer.silent
+
+        def heard(name: str, future: Future[Any]) -> None:
+            silent.discard(name)
+            if not future.cancelled() and future.exception() is None:
+                error = future.result().error
+                if isinstance(error, UnreachableError):
+                    self._transfer.down.setdefault(name, error)
+
+        for future, take in self._asking.items():
+            silent.add(take.holder)
+            future.add_done_callback(partial(heard, take.holder))
+        if self._opening:
+            wait(list(self._opening), timeout=OPENING_WAIT_S)
+
+    # --- one request
+
+    def _range(self, take: Take) -> tuple[int, int, list[int]]:
+        """Offset, length and the wanted segments of what is asked for: the whole pack, or whole segments of it."""
+        pack, piece = self._packs[take.piece.key], take.piece
+        numbers = pack.numbers(piece)
+        if piece.size == pack.record.size:
+            return 0, piece.size, numbers
+        begin, last = pack.at[numbers[0]], numbers[-1]
+        return begin, pack.at[last] + pack.record.segments[last].stored_bytes - begin, numbers
+
+    def _ask(self, take: Take) -> Generator[Any, Any, Reply]:
+        """Older storage ids are asked when newer ones lack it."""
+        record, place = self._pack(take).record, self._places[take.holder]
+        offset, size, _ = self._range(take)
+        reply = Reply(error=NotFoundError("no storage"))
+        for storage_id in reversed(place.storage_ids):
+            op = Op(
+                place.name,
+                "get",
+                pack_path(storage_id, record.generation, record.name),
+                offset=offset,
+                length=None if size == record.size else size,
+                max_bytes=size,
+                timeout_s=_patience_s(size),
+                urgency=self._urgency,
+            )
+            reply = yield from timed(self._transfer.estimates, op, size)
+            if not isinstance(reply.error, NotFoundError):
+                break
+        return reply
+
+    def _answered(self, take: Take, reply: Reply) -> None:
+        if reply.error is not None:
+            self._failed(take, reply.error)
+        elif self._schedule.answered(take, self._clock()):
+            self._opening[self._start(_work(self._opener(take, reply.value)))] = take
+
+    def _opener(self, take: Take, data: bytes) -> Callable[[], None]:
+        """The work on one answer: verify, open, deliver. Runs in a worker."""
+        pack, t, deliver = self._pack(take), self._transfer, self._deliver
+        start, size, numbers = self._range(take)
+        record = pack.record
+        whole = size == record.size
+
+        def run() -> None:
+            if whole and hashlib.sha256(data).digest() != record.name:
+                raise FormatError("is not the pack its name promises")
+            view = memoryview(data)
+            for number in numbers:
+                segment = record.segments[number]
+                stored = view[pack.at[number] - start : pack.at[number] - start + segment.stored_bytes]
+                raw = read_segment(record.header, stored, number, segment, t.form, verified=whole)
+                deliver(list(read_objects(raw, pack.by_segment[number], t.check)))
+
+        return run
+
+    def _opened(self, take: Take, error: BaseException | None) -> None:
+        if error is None:
+            self._schedule.opened(take)
+        elif isinstance(error, BackendError | FormatError):
+            self._failed(take, error)
+        elif isinstance(error, DamagedError):  # no copy can be better: the index is wrong
+            pack = self._pack(take)
+            self._schedule.forget([take.piece])
+            self._schedule.opened(take)
+            self._lost.append(Lost(pack.record, pack.objects(take.piece), error))
+        else:
+            raise error
+
+    def _failed(self, take: Take, error: BackendError | FormatError) -> None:
+        pack, place = self._pack(take), self._places[take.holder]
+        pack.problems.append(error)
+        failure = Failure.MISSING if isinstance(error, NotFoundError) else Failure.BAD
+        if isinstance(error, UnreachableError):
+            failure = Failure.AWAY
+            self._transfer.down[place.name] = error
+        elif take.holder not in pack.named:
+            pack.named.add(take.holder)
+            if failure is Failure.BAD or place.backend_id in self._promised(pack.record):
+                self._transfer.faults.append(
+                    Fault(place.name, pack.record.name, error.message, failure is Failure.MISSING)
+                )
+        for piece in self._schedule.failed(take, failure, self._clock()):
+            gone = self._packs[piece.key]
+            self._lost.append(Lost(gone.record, gone.objects(piece), self._why(gone)))
+
+    def _pack(self, take: Take) -> _Pack:
+        return self._packs[take.piece.key]
+
+    def _promised(self, record: PackRecord) -> set[bytes]:
+        """Who promised a copy: elsewhere one is missed by nobody, nor where it was not moved to yet."""
+        t = self._transfer
+        promised = set(t.placement.primary(record.name))
+        return promised & set(t.before.primary(record.name)) if t.before is not None else promised
+
+    def _why(self, pack: _Pack) -> MetaSyncError:
+        """`DamagedError` when reachable copies exist no more intact, `UnreachableError` when holders are away."""
+        t, name = self._transfer, pack.record.name.hex()[:16]
+        away = [n for n, e in sorted(t.down.items()) if isinstance(e, UnreachableError)]
+        where = f" ({', '.join(away)} cannot be reached)" if away else ""
+        no_damage = all(isinstance(e, UnreachableError | NotFoundError) for e in pack.problems)
+        if no_damage and any(i not in t.places for i in t.home(pack.record.name)):
+            return UnreachableError(
+                f"pack {name} lies on backends that this device has no way to{where}",
+                next_step="`metasync backend list` names them; `metasync backend link NAME URL` links one.",
+            )
+        if no_damage and away:
+            return UnreachableError(f"pack {name} cannot be read now{where}", next_step="Try again when they are back.")
+        return DamagedError(
+            f"pack {name} is intact on no backend that answers{where}",
+            next_step="`metasync check --read-data` lists what is damaged, and where.",
+        )
+
+
+def ranges(record: PackRecord, wanted: Iterable[int]) -> list[tuple[int, int]]:
+    """What to ask for of a pack: (offset, length) of ranges, the whole pack when that is not much more."""
+    numbers = sorted(set(wanted))
+    needed = sum(record.segments[i].stored_bytes for i in numbers)
+    if record.size <= WHOLE_BYTES_MAX or 2 * needed >= record.size:
+        return [(0, record.size)]
+    at = packfile.offsets(record.segments)
+    out: list[tuple[int, int]] = []
+    for i in numbers:
+        end = at[i] + record.segments[i].stored_bytes
+        if out and at[i] - sum(out[-1]) <= GAP_BYTES_MAX:
+            out[-1] = (out[-1][0], end - out[-1][0])
+        else:
+            out.append((at[i], end - at[i]))
+    return out
+
+
+def _work(function: Callable[[], None]) -> Generator[Any, Any, None]:
+    yield Work(function)

@@ -1,0 +1,503 @@
+"""Who is asked for what next, when packs are fetched from several backends at once. Pure: told of times and outcomes.
+
+Theory of operation. What is wanted are *pieces*: a range of a pack, with the holders that ought to have it. Whenever a
+holder has a connection free it takes a piece that it can serve, unless another holder would be through with that piece
+sooner; so all holders end at about the same time, whatever their speeds (work stealing). How long each would take is
+reckoned from the estimates of its line and from what is on its way there. Of the pieces that it can serve, a holder
+takes one whose other holders have most to do. At the end, when a whole piece would keep one holder busy after the
+others are through, it takes as much of the piece as it can bring by then, in whole segments; the rest is a piece anew.
+
+A holder of which nothing is known takes one piece first, a small one where much is wanted. One whose answer is late, by
+far later than its estimate says, is not reckoned with until it answers: nothing new goes there, and what it was asked
+for is asked from another holder as well. Whichever answers first wins. What is asked twice is bounded: by SPARE_SHARE
+of all that is wanted, and SPARE_BYTES_LEAST. What a holder turned out not to have, or to be away from, is asked anew
+from others and counts as no such excess.
+
+A piece that no home holder can give is asked from the others, one after the other as they are listed; then from those
+that gave a bad copy of another part of its pack; then once more, once in a download, from those that are away.
+
+With `need` above 1 a piece is given by so many of its holders together, each with a part of `size` bytes of its own, as
+shards of erasure(k, n): k of them are asked, and others in place of those that are late or fail.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from metasync.store.estimates import Estimate
+
+HELD_BYTES_MAX: Final = 24 << 20  # under way or being opened; each also needs room for a segment opened
+LATE_HELD_BYTES_MAX: Final = 24 << 20  # and so much that is late: it may never come, and must not hold up the rest
+CONNECTIONS_MAX: Final = 8  # calls at once on one backend, as `runtime.CONNECTIONS`
+AT_ONCE_LEAST: Final = 6  # calls at once in all, where there is work for them: a service may limit each connection
+HOLDER_AT_ONCE_LEAST: Final = 2  # so that the line does not idle between an answer and the next request
+CUT_BYTES_LEAST: Final = 1 << 20  # no part of a pack that is cut is smaller; requests stay few
+CUT_GAIN_S: Final = 0.1  # nor is one cut to save less than this
+TOLERANCE: Final = 1.1  # so much later than all others a holder may end
+TRIAL_FROM_BYTES: Final = 64 << 20  # from so much on, a holder that nothing is known of is tried with a small piece
+LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long as it should,
+LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy
+SPARE_SHARE: Final = 1 / 8  # of what is wanted in all that may be asked twice,
+SPARE_BYTES_LEAST: Final = 16 << 20  # and so much in any case: all that one silent backend has under way
+LATENCY_S: Final = 0.1  # where nothing is known
+BYTES_PER_S: Final = 1_000_000.0  # and nothing of any other backend either
+
+
+class Failure(Enum):
+    """Why a take brought nothing."""
+
+    BAD = "bad"  # what came is not what was agreed
+    MISSING = "missing"  # the holder has nothing of this pack
+    AWAY = "away"  # the holder cannot be reached
+
+
+class Piece(NamedTuple):
+    """Bytes `begin` to `end` of what the caller knows as `key`. `homes` ought to have it, the first first; `others` may.
+
+    `cuts`: where it may be cut in two, ascending. `need`: how many holders must give their part; above 1 it is not cut.
+    """
+
+    key: int
+    begin: int
+    end: int
+    homes: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
+    need: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+class Take(NamedTuple):
+    """One request that is to be made now. `spare`: the same was asked from another holder, who is late."""
+
+    number: int
+    piece: Piece
+    holder: str
+    spare: bool = False
+
+
+@dataclass(eq=False)
+class _Open:
+    """Pieces that the same holders can serve and that nobody is asked for yet, the largest first."""
+
+    entries: list[tuple[int, int, Piece]] = field(default_factory=list)  # -size, number
+    size: int = 0
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """A piece that is not there yet."""
+
+    piece: Piece
+    listed: tuple[tuple[str, ...], int] | None = None  # where it stands among the open ones, and its number there
+    tried: set[str] = field(default_factory=set)  # holders whose copy did not serve
+    silent: set[str] = field(default_factory=set)  # and who did not answer for it once; twice is enough
+    got: set[str] = field(default_factory=set)
+    under_way: dict[str, Take] = field(default_factory=dict)  # asked or being opened, by holder
+
+
+@dataclass(eq=False)
+class _Holder:
+    name: str
+    takes: dict[int, tuple[Take, float, float]] = field(default_factory=dict)  # begun at, bytes ahead with its own
+    arrived: float = 0.0  # of what it was asked for, as far as can be reckoned
+
+    @property
+    def owed(self) -> float:
+        return sum(take.piece.size for take, _, _ in self.takes.values()) - self.arrived
+
+
+class Schedule:
+    """Decides for one download. `estimate` says what is known of a holder's line; `away` names holders that are down.
+
+    The caller carries out every `Take` of `next` and reports it: `answered` when its bytes are there, then `opened`
+    when they proved right; or `failed`. Between reports it asks `next` until that is None, and again at `wake_at`.
+    """
+
+    def __init__(
+        self,
+        estimate: Callable[[str], Estimate],
+        *,
+        away: Iterable[str] = (),
+        connections: int = CONNECTIONS_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
+        self._estimate = estimate
+        self._connections = connections
+        self._held_max = held_bytes_max
+        self._away = set(away)
+        self._again: dict[str, int | None] = {}  # asked once more though away: the take, None when it has ended
+        self._bad: dict[int, set[str]] = {}  # holders with a bad copy of some part
+        self._wanted: dict[Piece, _Wanted] = {}
+        self._by_key: dict[int, set[Piece]] = {}
+        self._open: dict[tuple[str, ...], _Open] = {}  # by who can serve them
+        self._holders: dict[str, _Holder] = {}
+        self._opening: dict[int, Take] = {}
+        self._numbers = 0
+        self._now = 0.0
+        self._total = 0
+        self._twice: dict[Piece, int] = {}  # bytes asked twice, as far as no answer has failed
+        self._speeds: dict[str, tuple[float, float, bool]] = {}
+
+    # --- what is told
+
+    def add(self, piece: Piece) -> None:
+        """One more piece is wanted."""
+        self._total += piece.size * piece.need
+        wanted = _Wanted(piece)
+        self._want(wanted)
+        self._list(wanted)
+        if self._is_lost(wanted):
+            raise ValueError(f"{piece.key!r} is wanted, and nobody may have it")
+
+    def answered(self, take: Take, now: float) -> bool:
+        """Its bytes are there, and its connection is free. False: nobody needs them any more; it has ended."""
+        self._end_call(take, now)
+        wanted = self._wanted.get(take.piece)
+        self._is_there(take.holder)
+        if wanted is None or self._is_being_opened(wanted):
+            if wanted is not None:
+                del wanted.under_way[take.holder]  # if what is being opened is bad, it is asked for again
+            return False
+        self._opening[take.number] = take
+        return True
+
+    def opened(self, take: Take) -> bool:
+        """What was answered proved right. -> whether its piece is complete by that."""
+        del self._opening[take.number]
+        wanted = self._wanted.get(take.piece)
+        if wanted is None:
+            return False
+        del wanted.under_way[take.holder]
+        wanted.got.add(take.holder)
+        if len(wanted.got) < take.piece.need:
+            return False
+        self._drop(take.piece)
+        return True
+
+    def failed(self, take: Take, failure: Failure, now: float) -> list[Piece]:
+        """It brought nothing, or nothing right. -> pieces that can be had from nowhere; they are wanted no more."""
+        if self._opening.pop(take.number, None) is None:
+            self._end_call(take, now)
+        self._twice.pop(take.piece, None)
+        holder, wanted = take.holder, self._wanted.get(take.piece)
+        if wanted is not None:
+            del wanted.under_way[holder]
+        if failure is Failure.AWAY:
+            if self._again.get(holder) == take.number:
+                self._again[holder] = None
+            self._away.add(holder)
+            if wanted is not None:
+                (wanted.tried if holder in wanted.silent else wanted.silent).add(holder)
+            concerned = list(self._wanted.values())
+        else:
+            self._is_there(holder)
+            concerned = [self._wanted[piece] for piece in self._by_key.get(take.piece.key, ())]
+            self._bad.setdefault(take.piece.key, set()).add(holder)
+            for other in concerned if failure is Failure.MISSING else [wanted] if wanted is not None else []:
+                other.tried.add(holder)
+        self._list_anew(concerned)
+        lost = [w.piece for w in concerned if self._is_lost(w)]
+        self.forget(lost)
+        return lost
+
+    def _is_there(self, holder: str) -> None:
+        """It answered, whatever it said."""
+        if holder in self._away:
+            self._away.discard(holder)
+            self._again[holder] = None
+            self._list_anew(self._wanted.values())
+
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """These are wanted no more."""
+        for piece in pieces:
+            if piece in self._wanted:
+                self._drop(piece)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._wanted
+
+    # --- what is decided
+
+    def next(self, now: float) -> Take | None:
+        """The next request to make; None while there is none to be made."""
+        self._advance(now)
+        self._speeds = {}
+        for holder in sorted(self._holders.values(), key=self._through):
+            if self._has_connection(holder) and not self._is_late(holder):
+                take = self._take_for(holder)
+                if take is not None:
+                    return take
+        return self._take_again()
+
+    def wake_at(self) -> float | None:
+        """When an answer will be late that is not yet: `next` may then say more."""
+        due = [
+            self._due(holder, begun, ahead)
+            for holder in self._holders.values()
+            for take, begun, ahead in holder.takes.values()
+            if take.piece in self._wanted
+        ]
+        return min((at for at in due if at > self._now), default=None)
+
+    # --- lines
+
+    def _line(self, name: str) -> tuple[float, float, bool]:
+        """Latency, bytes a second, and whether anything is known of them."""
+        if name not in self._speeds:
+            latency, rate = self._estimate(name)
+            known = rate is not None
+            if rate is None:
+                rates = sorted(r for h in self._holders if (r := self._estimate(h).bytes_per_s) is not None)
+                rate = rates[len(rates) // 2] if rates else BYTES_PER_S
+            self._speeds[name] = (LATENCY_S if latency is None else latency, rate, known)
+        return self._speeds[name]
+
+    def _advance(self, now: float) -> None:
+        """What holders have brought meanwhile, as far as their estimates say."""
+        for holder in self._holders.values():
+            if holder.takes:
+                asked = sum(take.piece.size for take, _, _ in holder.takes.values())
+                arrived = holder.arrived + self._line(holder.name)[1] * max(0.0, now - self._now)
+                holder.arrived = min(arrived, 0.95 * asked)
+        self._now = max(now, self._now)
+
+    def _end_call(self, take: Take, now: float) -> None:
+        self._advance(now)
+        self._speeds = {}
+        holder = self._holders[take.holder]
+        del holder.takes[take.number]
+        holder.arrived = max(0.0, holder.arrived - take.piece.size) if holder.takes else 0.0
+
+    def _due(self, holder: _Holder, begun: float, ahead: float) -> float:
+        latency, rate, _ = self._line(holder.name)
+        return begun + LATE_FACTOR * (latency + ahead / rate) + LATE_LEAST_S
+
+    def _is_late(self, holder: _Holder) -> bool:
+        return any(self._due(holder, begun, ahead) <= self._now for _, begun, ahead in holder.takes.values())
+
+    def _through(self, holder: _Holder) -> float:
+        latency, rate, _ = self._line(holder.name)
+        return latency + holder.owed / rate
+
+    def _has_connection(self, holder: _Holder) -> bool:
+        """Whether one more call would have the line carry more than it does."""
+        latency, rate, known = self._line(holder.name)
+        if not known and self._total >= TRIAL_FROM_BYTES:
+            return not holder.takes
+        size = max((-o.entries[0][0] for who, o in self._open.items() if holder.name in who), default=1)
+        least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // max(1, len(self._in_play())))
+        return len(holder.takes) < min(self._connections, max(least, 1 + math.ceil(2 * rate * latency / size)))
+
+    def _in_play(self) -> set[str]:
+        return {name for who in self._open for name in who} | {h.name for h in self._holders.values() if h.takes}
+
+    # --- pieces
+
+    def _want(self, wanted: _Wanted) -> None:
+        piece = wanted.piece
+        self._wanted[piece] = wanted
+        self._by_key.setdefault(piece.key, set()).add(piece)
+        for name in (*piece.homes, *piece.others):
+            self._holders.setdefault(name, _Holder(name))
+
+    def _drop(self, piece: Piece) -> _Wanted:
+        wanted = self._wanted.pop(piece)
+        self._unlist(wanted)
+        of_key = self._by_key[piece.key]
+        of_key.discard(piece)
+        if not of_key:
+            del self._by_key[piece.key]
+        return wanted
+
+    def _list(self, wanted: _Wanted) -> None:
+        """Lists a piece among those to be taken, if it lacks a take."""
+        asked = sum(name not in self._away for name in wanted.under_way)
+        who = self._candidates(wanted)
+        if who and len(wanted.got) + asked < wanted.piece.need:
+            self._numbers += 1
+            wanted.listed = who, self._numbers
+            among = self._open.setdefault(who, _Open())
+            insort(among.entries, (-wanted.piece.size, self._numbers, wanted.piece))
+            among.size += wanted.piece.size
+
+    def _unlist(self, wanted: _Wanted) -> None:
+        if wanted.listed is None:
+            return
+        (who, number), wanted.listed = wanted.listed, None
+        among, size = self._open[who], wanted.piece.size
+        del among.entries[bisect_left(among.entries, (-size, number))]
+        among.size -= size
+        if not among.entries:
+            del self._open[who]
+
+    def _list_anew(self, concerned: Iterable[_Wanted]) -> None:
+        for wanted in concerned:
+            self._unlist(wanted)
+            self._list(wanted)
+
+    def _candidates(self, wanted: _Wanted) -> tuple[str, ...]:
+        """Who may be asked for a piece now: all homes that are left, or one other."""
+        piece = wanted.piece
+        bad = self._bad.get(piece.key, set())
+        not_now = wanted.tried | wanted.got | self._away
+        homes = tuple(n for n in piece.homes if n not in not_now and n not in bad)
+        if free := tuple(n for n in homes if n not in wanted.under_way):
+            return free
+        if homes and piece.need == 1:
+            return ()  # asked already; `_take_again` is for when they are late
+        everybody = (*piece.homes, *piece.others)
+        order = [n for n in everybody if n not in not_now and n not in bad]
+        order += [n for n in everybody if n not in not_now and n in bad]
+        order += [n for n in everybody if n in self._away and n not in wanted.tried and n not in self._again]
+        return tuple(n for n in order if n not in wanted.under_way)[:1]
+
+    def _is_lost(self, wanted: _Wanted) -> bool:
+        """Whether fewer holders are left than are needed."""
+        left = {
+            n
+            for n in (*wanted.piece.homes, *wanted.piece.others)
+            if n not in wanted.tried
+            and n not in wanted.got
+            and (n in wanted.under_way or n not in self._away or self._again.get(n, 0) is not None)
+        }
+        return len(wanted.got) + len(left) < wanted.piece.need
+
+    def _is_being_opened(self, wanted: _Wanted) -> bool:
+        return wanted.piece.need == 1 and any(t.number in self._opening for t in wanted.under_way.values())
+
+    # --- who takes what
+
+    def _take_for(self, holder: _Holder) -> Take | None:
+        mine = [who for who in self._open if holder.name in who]
+        if not mine:
+            return None
+        load = self._loads()
+        mine.sort(key=lambda who: max((-load[n] for n in who if n != holder.name), default=-math.inf))
+        for who in mine:
+            trial = not self._line(holder.name)[2] and self._total >= TRIAL_FROM_BYTES
+            _, _, piece = self._open[who].entries[-1 if trial else 0]
+            part = self._part(holder, who, piece, load) if not trial else self._trial(piece)
+            if part and self._has_room(part):
+                return self._take(holder, piece, part)
+        return None
+
+    def _loads(self) -> dict[str, float]:
+        """By holder: when it would be through with its share of all that is open, in seconds from now."""
+        load = {h.name: h.owed / self._line(h.name)[1] for h in self._holders.values()}
+        for who, among in self._open.items():
+            reckoned = self._reckoned(who)
+            together = sum(self._line(n)[1] for n in reckoned)
+            for name in reckoned:
+                load[name] += among.size / together
+        return load
+
+    def _reckoned(self, who: Iterable[str]) -> list[str]:
+        return [n for n in who if not self._is_late(self._holders[n])]
+
+    def _part(self, holder: _Holder, who: tuple[str, ...], piece: Piece, load: dict[str, float]) -> int:
+        """How much of a piece a holder takes, from its begin: all, up to one of its cuts, or 0."""
+        latency, rate, _ = self._line(holder.name)
+        begins = holder.owed / rate + latency
+        whole = begins + piece.size / rate
+        reckoned = self._reckoned(who)
+        if reckoned == [holder.name]:
+            return piece.size
+        rates = {n: self._line(n)[1] for n in reckoned}
+        together = latency + sum(load[n] * rates[n] for n in reckoned) / sum(rates.values())
+        if whole <= max(together * TOLERANCE, together + CUT_GAIN_S):
+            return piece.size
+        known = all(self._line(n)[2] for n in reckoned)
+        if known and piece.need == 1 and (part := _cut(piece, (together - begins) * rate)):
+            return part
+        share = piece.size / sum(rates.values())
+        rivals = [self._line(n)[0] + load[n] - share + piece.size / rates[n] for n in reckoned if n != holder.name]
+        return piece.size if whole <= min(rivals) + CUT_GAIN_S else 0
+
+    def _trial(self, piece: Piece) -> int:
+        return (_cut(piece, CUT_BYTES_LEAST * 2) if piece.need == 1 else 0) or piece.size
+
+    def _has_room(self, size: int) -> bool:
+        calls = [(h, *call) for h in self._holders.values() for call in h.takes.values()]
+        late = sum(take.piece.size for h, take, begun, ahead in calls if self._due(h, begun, ahead) <= self._now)
+        held = sum(take.piece.size for take in (*self._opening.values(), *(take for _, take, _, _ in calls)))
+        in_time = held - min(late, LATE_HELD_BYTES_MAX)
+        return in_time == 0 or in_time + size <= self._held_max
+
+    def _take(self, holder: _Holder, piece: Piece, part: int) -> Take:
+        wanted = self._wanted[piece]
+        if part < piece.size:
+            wanted = self._cut_off(piece, piece.begin + part)
+        take = self._asked(holder, wanted, spare=False)
+        self._list_anew([wanted])
+        return take
+
+    def _cut_off(self, piece: Piece, at: int) -> _Wanted:
+        """Makes two pieces of one. -> the first; the second is open."""
+        was = self._drop(piece)
+        ranges = (
+            piece._replace(end=at, cuts=tuple(c for c in piece.cuts if c < at)),
+            piece._replace(begin=at, cuts=tuple(c for c in piece.cuts if c > at)),
+        )
+        first, second = (_Wanted(part, tried=set(was.tried), silent=set(was.silent)) for part in ranges)
+        for part in (first, second):
+            self._want(part)
+        self._list(second)
+        return first
+
+    def _asked(self, holder: _Holder, wanted: _Wanted, *, spare: bool) -> Take:
+        self._numbers += 1
+        take = Take(self._numbers, wanted.piece, holder.name, spare)
+        if holder.name in self._away:
+            self._again[holder.name] = take.number
+            self._list_anew(self._wanted.values())
+        holder.takes[take.number] = (take, self._now, max(holder.owed, 0.0) + take.piece.size)
+        wanted.under_way[holder.name] = take
+        if spare:
+            self._twice[take.piece] = take.piece.size
+        return take
+
+    def _take_again(self) -> Take | None:
+        """A piece whose holder is late, from another home."""
+        bound = max(self._total * SPARE_SHARE, SPARE_BYTES_LEAST)
+        for late in self._holders.values():
+            if late.name in self._away:
+                continue
+            for take, begun, ahead in late.takes.values():
+                wanted = self._wanted.get(take.piece)
+                if wanted is None or self._due(late, begun, ahead) > self._now or self._is_asked_twice(wanted):
+                    continue
+                if sum(self._twice.values()) + take.piece.size > bound or not self._has_room(take.piece.size):
+                    continue
+                able = [h for n in take.piece.homes if self._may_help(h := self._holders[n], wanted)]
+                if able:
+                    return self._asked(min(able, key=self._through), wanted, spare=True)
+        return None
+
+    def _is_asked_twice(self, wanted: _Wanted) -> bool:
+        """Whether as many are asked, or answered, as are needed, without those that are late."""
+        well = [n for n in wanted.under_way if n not in self._away and not self._is_late(self._holders[n])]
+        return len(wanted.got) + len(well) >= wanted.piece.need
+
+    def _may_help(self, holder: _Holder, wanted: _Wanted) -> bool:
+        name = holder.name
+        if name in self._away or name in wanted.tried or name in wanted.got or name in wanted.under_way:
+            return False
+        if name in self._bad.get(wanted.piece.key, ()):
+            return False
+        return len(holder.takes) < self._connections and not self._is_late(holder)
+
+
+def _cut(piece: Piece, size: float) -> int:
+    """The largest part of at most `size` bytes that a piece may be cut after; 0 if there is none worth it."""
+    fits = [c - piece.begin for c in piece.cuts if CUT_BYTES_LEAST <= c - piece.begin <= size]
+    return max((part for part in fits if piece.size - part >= CUT_BYTES_LEAST), default=0)
