@@ -31,17 +31,19 @@ from typing import Final, NamedTuple
 
 from metasync.store.estimates import Estimate
 
-HELD_BYTES_MAX: Final = 24 << 20  # under way or being opened; each also needs room for a segment opened
+HELD_BYTES_MAX: Final = 40 << 20  # under way or being opened: two packs of each of four holders, and what is opened
 LATE_HELD_BYTES_MAX: Final = 24 << 20  # and so much that is late: it may never come, and must not hold up the rest
 CONNECTIONS_MAX: Final = 8  # calls at once on one backend, as `runtime.CONNECTIONS`
 AT_ONCE_LEAST: Final = 6  # calls at once in all, where there is work for them: a service may limit each connection
 HOLDER_AT_ONCE_LEAST: Final = 2  # so that the line does not idle between an answer and the next request
 CUT_BYTES_LEAST: Final = 1 << 20  # no part of a pack that is cut is smaller; requests stay few
 CUT_GAIN_S: Final = 0.1  # nor is one cut to save less than this
-TOLERANCE: Final = 1.1  # so much later than all others a holder may end
+IDLE_SHARE_MAX: Final = 0.02  # of its line that a holder may leave idle between an answer and the next request
 TRIAL_FROM_BYTES: Final = 64 << 20  # from so much on, a holder that nothing is known of is tried with a small piece
 LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long as it should,
 LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy
+TAIL_FACTOR: Final = 2.0  # a holder with nothing to do helps one that needs so many times as long as it would,
+TAIL_GAIN_S: Final = 0.5  # and this longer
 SPARE_SHARE: Final = 1 / 8  # of what is wanted in all that may be asked twice,
 SPARE_BYTES_LEAST: Final = 16 << 20  # and so much in any case: all that one silent backend has under way
 LATENCY_S: Final = 0.1  # where nothing is known
@@ -57,7 +59,7 @@ class Failure(Enum):
 
 
 class Piece(NamedTuple):
-    """Bytes `begin` to `end` of what the caller knows as `key`. `homes` ought to have it, the first first; `others` may.
+    """Bytes `begin` to `end` of what the caller knows as `key`. `homes` ought to have it, best first; `others` may.
 
     `cuts`: where it may be cut in two, ascending. `need`: how many holders must give their part; above 1 it is not cut.
     """
@@ -295,7 +297,10 @@ class Schedule:
         if not known and self._total >= TRIAL_FROM_BYTES:
             return not holder.takes
         size = max((-o.entries[0][0] for who, o in self._open.items() if holder.name in who), default=1)
-        least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // max(1, len(self._in_play())))
+        others = len(self._in_play() - {holder.name})
+        if known and others and rate * latency < size * IDLE_SHARE_MAX:
+            return not holder.takes  # a slow line: what is asked there too early would be there too late
+        least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // (others + 1))
         return len(holder.takes) < min(self._connections, max(least, 1 + math.ceil(2 * rate * latency / size)))
 
     def _in_play(self) -> set[str]:
@@ -414,7 +419,7 @@ class Schedule:
             return piece.size
         rates = {n: self._line(n)[1] for n in reckoned}
         together = latency + sum(load[n] * rates[n] for n in reckoned) / sum(rates.values())
-        if whole <= max(together * TOLERANCE, together + CUT_GAIN_S):
+        if whole <= together + CUT_GAIN_S:
             return piece.size
         known = all(self._line(n)[2] for n in reckoned)
         if known and piece.need == 1 and (part := _cut(piece, (together - begins) * rate)):
@@ -463,25 +468,32 @@ class Schedule:
         holder.takes[take.number] = (take, self._now, max(holder.owed, 0.0) + take.piece.size)
         wanted.under_way[holder.name] = take
         if spare:
-            self._twice[take.piece] = take.piece.size
+            self._twice[take.piece] = self._twice.get(take.piece, 0) + take.piece.size
         return take
 
     def _take_again(self) -> Take | None:
-        """A piece whose holder is late, from another home."""
-        bound = max(self._total * SPARE_SHARE, SPARE_BYTES_LEAST)
-        for late in self._holders.values():
-            if late.name in self._away:
-                continue
-            for take, begun, ahead in late.takes.values():
-                wanted = self._wanted.get(take.piece)
-                if wanted is None or self._due(late, begun, ahead) > self._now or self._is_asked_twice(wanted):
-                    continue
-                if sum(self._twice.values()) + take.piece.size > bound or not self._has_room(take.piece.size):
+        """A piece whose holder is late, or would be long after all others, from another home."""
+        bound = max(self._total * SPARE_SHARE, SPARE_BYTES_LEAST) - sum(self._twice.values())
+        for slow in sorted(self._holders.values(), key=self._through, reverse=True):
+            for take, begun, ahead in slow.takes.values() if slow.name not in self._away else ():
+                wanted, size = self._wanted.get(take.piece), take.piece.size
+                if wanted is None or size > bound or not self._has_room(size):
                     continue
                 able = [h for n in take.piece.homes if self._may_help(h := self._holders[n], wanted)]
-                if able:
-                    return self._asked(min(able, key=self._through), wanted, spare=True)
+                if not able:
+                    continue
+                helper = min(able, key=self._through)
+                late = self._due(slow, begun, ahead) <= self._now and not self._is_asked_twice(wanted)
+                if late or self._would_end_alone(slow, helper, take.piece):
+                    return self._asked(helper, wanted, spare=True)
         return None
+
+    def _would_end_alone(self, slow: _Holder, helper: _Holder, piece: Piece) -> bool:
+        """Whether all are through but one, and another one would have its piece much sooner."""
+        latency, rate, known = self._line(helper.name)
+        if self._open or helper.takes or not known or piece in self._twice or piece.size < CUT_BYTES_LEAST:
+            return False
+        return self._through(slow) > TAIL_FACTOR * (latency + piece.size / rate) + TAIL_GAIN_S
 
     def _is_asked_twice(self, wanted: _Wanted) -> bool:
         """Whether as many are asked, or answered, as are needed, without those that are late."""
