@@ -30,6 +30,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from metasync.store.estimates import Estimate
+from metasync.store.lines import Holder, Lines
 
 HELD_BYTES_MAX: Final = 40 << 20  # under way or being opened: two packs of each of four holders, and what is opened
 LATE_HELD_BYTES_MAX: Final = 24 << 20  # and so much that is late: it may never come, and must not hold up the rest
@@ -40,14 +41,10 @@ CUT_BYTES_LEAST: Final = 1 << 20  # no part of a pack that is cut is smaller; re
 CUT_GAIN_S: Final = 0.1  # nor is one cut to save less than this
 IDLE_SHARE_MAX: Final = 0.02  # of its line that a holder may leave idle between an answer and the next request
 TRIAL_FROM_BYTES: Final = 64 << 20  # from so much on, a holder that nothing is known of is tried with a small piece
-LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long as it should,
-LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy
 TAIL_FACTOR: Final = 2.0  # a holder with nothing to do helps one that needs so many times as long as it would,
 TAIL_GAIN_S: Final = 0.5  # and this longer
 SPARE_SHARE: Final = 1 / 8  # of what is wanted in all that may be asked twice,
 SPARE_BYTES_LEAST: Final = 16 << 20  # and so much in any case: all that one silent backend has under way
-LATENCY_S: Final = 0.1  # where nothing is known
-BYTES_PER_S: Final = 1_000_000.0  # and nothing of any other backend either
 
 
 class Failure(Enum):
@@ -106,17 +103,6 @@ class _Wanted:
     under_way: dict[str, Take] = field(default_factory=dict)  # asked or being opened, by holder
 
 
-@dataclass(eq=False)
-class _Holder:
-    name: str
-    takes: dict[int, tuple[Take, float, float]] = field(default_factory=dict)  # begun at, bytes ahead with its own
-    arrived: float = 0.0  # of what it was asked for, as far as can be reckoned
-
-    @property
-    def owed(self) -> float:
-        return sum(take.piece.size for take, _, _ in self.takes.values()) - self.arrived
-
-
 class Schedule:
     """Decides for one download. `estimate` says what is known of a holder's line; `away` names holders that are down.
 
@@ -132,7 +118,7 @@ class Schedule:
         connections: int = CONNECTIONS_MAX,
         held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
-        self._estimate = estimate
+        self._lines = Lines(estimate)
         self._connections = connections
         self._held_max = held_bytes_max
         self._away = set(away)
@@ -141,13 +127,11 @@ class Schedule:
         self._wanted: dict[Piece, _Wanted] = {}
         self._by_key: dict[int, set[Piece]] = {}
         self._open: dict[tuple[str, ...], _Open] = {}  # by who can serve them
-        self._holders: dict[str, _Holder] = {}
+        self._calls: dict[int, Take] = {}  # not answered yet
         self._opening: dict[int, Take] = {}
         self._numbers = 0
-        self._now = 0.0
         self._total = 0
         self._twice: dict[Piece, int] = {}  # bytes asked twice, as far as no answer has failed
-        self._speeds: dict[str, tuple[float, float, bool]] = {}
 
     # --- what is told
 
@@ -232,10 +216,10 @@ class Schedule:
 
     def next(self, now: float) -> Take | None:
         """The next request to make; None while there is none to be made."""
-        self._advance(now)
-        self._speeds = {}
-        for holder in sorted(self._holders.values(), key=self._through):
-            if self._has_connection(holder) and not self._is_late(holder):
+        lines = self._lines
+        lines.go_to(now)
+        for holder in sorted(lines.holders.values(), key=lines.through):
+            if self._has_connection(holder) and not lines.is_late(holder):
                 take = self._take_for(holder)
                 if take is not None:
                     return take
@@ -243,68 +227,24 @@ class Schedule:
 
     def wake_at(self) -> float | None:
         """When an answer will be late that is not yet: `next` may then say more."""
-        due = [
-            self._due(holder, begun, ahead)
-            for holder in self._holders.values()
-            for take, begun, ahead in holder.takes.values()
-            if take.piece in self._wanted
-        ]
-        return min((at for at in due if at > self._now), default=None)
+        return self._lines.next_late({n for n, take in self._calls.items() if take.piece in self._wanted})
 
-    # --- lines
-
-    def _line(self, name: str) -> tuple[float, float, bool]:
-        """Latency, bytes a second, and whether anything is known of them."""
-        if name not in self._speeds:
-            latency, rate = self._estimate(name)
-            known = rate is not None
-            if rate is None:
-                rates = sorted(r for h in self._holders if (r := self._estimate(h).bytes_per_s) is not None)
-                rate = rates[len(rates) // 2] if rates else BYTES_PER_S
-            self._speeds[name] = (LATENCY_S if latency is None else latency, rate, known)
-        return self._speeds[name]
-
-    def _advance(self, now: float) -> None:
-        """What holders have brought meanwhile, as far as their estimates say."""
-        for holder in self._holders.values():
-            if holder.takes:
-                asked = sum(take.piece.size for take, _, _ in holder.takes.values())
-                arrived = holder.arrived + self._line(holder.name)[1] * max(0.0, now - self._now)
-                holder.arrived = min(arrived, 0.95 * asked)
-        self._now = max(now, self._now)
+    def _has_connection(self, holder: Holder) -> bool:
+        """Whether one more call would have the line carry more than it does."""
+        latency, rate, known = self._lines.of(holder.name)
+        if not known and self._total >= TRIAL_FROM_BYTES:
+            return not holder.calls
+        size = max((-o.entries[0][0] for who, o in self._open.items() if holder.name in who), default=1)
+        in_play = {name for who in self._open for name in who} | {h.name for h in self._lines.busy()}
+        others = len(in_play - {holder.name})
+        if known and others and rate * latency < size * IDLE_SHARE_MAX:
+            return not holder.calls  # a slow line: what is asked there too early would be there too late
+        least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // (others + 1))
+        return len(holder.calls) < min(self._connections, max(least, 1 + math.ceil(2 * rate * latency / size)))
 
     def _end_call(self, take: Take, now: float) -> None:
-        self._advance(now)
-        self._speeds = {}
-        holder = self._holders[take.holder]
-        del holder.takes[take.number]
-        holder.arrived = max(0.0, holder.arrived - take.piece.size) if holder.takes else 0.0
-
-    def _due(self, holder: _Holder, begun: float, ahead: float) -> float:
-        latency, rate, _ = self._line(holder.name)
-        return begun + LATE_FACTOR * (latency + ahead / rate) + LATE_LEAST_S
-
-    def _is_late(self, holder: _Holder) -> bool:
-        return any(self._due(holder, begun, ahead) <= self._now for _, begun, ahead in holder.takes.values())
-
-    def _through(self, holder: _Holder) -> float:
-        latency, rate, _ = self._line(holder.name)
-        return latency + holder.owed / rate
-
-    def _has_connection(self, holder: _Holder) -> bool:
-        """Whether one more call would have the line carry more than it does."""
-        latency, rate, known = self._line(holder.name)
-        if not known and self._total >= TRIAL_FROM_BYTES:
-            return not holder.takes
-        size = max((-o.entries[0][0] for who, o in self._open.items() if holder.name in who), default=1)
-        others = len(self._in_play() - {holder.name})
-        if known and others and rate * latency < size * IDLE_SHARE_MAX:
-            return not holder.takes  # a slow line: what is asked there too early would be there too late
-        least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // (others + 1))
-        return len(holder.takes) < min(self._connections, max(least, 1 + math.ceil(2 * rate * latency / size)))
-
-    def _in_play(self) -> set[str]:
-        return {name for who in self._open for name in who} | {h.name for h in self._holders.values() if h.takes}
+        del self._calls[take.number]
+        self._lines.end(take.holder, take.number, now)
 
     # --- pieces
 
@@ -313,7 +253,7 @@ class Schedule:
         self._wanted[piece] = wanted
         self._by_key.setdefault(piece.key, set()).add(piece)
         for name in (*piece.homes, *piece.others):
-            self._holders.setdefault(name, _Holder(name))
+            self._lines.know(name)
 
     def _drop(self, piece: Piece) -> _Wanted:
         wanted = self._wanted.pop(piece)
@@ -382,14 +322,14 @@ class Schedule:
 
     # --- who takes what
 
-    def _take_for(self, holder: _Holder) -> Take | None:
+    def _take_for(self, holder: Holder) -> Take | None:
         mine = [who for who in self._open if holder.name in who]
         if not mine:
             return None
         load = self._loads()
         mine.sort(key=lambda who: max((-load[n] for n in who if n != holder.name), default=-math.inf))
         for who in mine:
-            trial = not self._line(holder.name)[2] and self._total >= TRIAL_FROM_BYTES
+            trial = not self._lines.of(holder.name)[2] and self._total >= TRIAL_FROM_BYTES
             _, _, piece = self._open[who].entries[-1 if trial else 0]
             part = self._part(holder, who, piece, load) if not trial else self._trial(piece)
             if part and self._has_room(part):
@@ -398,47 +338,45 @@ class Schedule:
 
     def _loads(self) -> dict[str, float]:
         """By holder: when it would be through with its share of all that is open, in seconds from now."""
-        load = {h.name: h.owed / self._line(h.name)[1] for h in self._holders.values()}
+        load = {h.name: h.owed / self._lines.of(h.name)[1] for h in self._lines.holders.values()}
         for who, among in self._open.items():
             reckoned = self._reckoned(who)
-            together = sum(self._line(n)[1] for n in reckoned)
+            together = sum(self._lines.of(n)[1] for n in reckoned)
             for name in reckoned:
                 load[name] += among.size / together
         return load
 
     def _reckoned(self, who: Iterable[str]) -> list[str]:
-        return [n for n in who if not self._is_late(self._holders[n])]
+        return [n for n in who if not self._lines.is_late(self._lines.holders[n])]
 
-    def _part(self, holder: _Holder, who: tuple[str, ...], piece: Piece, load: dict[str, float]) -> int:
+    def _part(self, holder: Holder, who: tuple[str, ...], piece: Piece, load: dict[str, float]) -> int:
         """How much of a piece a holder takes, from its begin: all, up to one of its cuts, or 0."""
-        latency, rate, _ = self._line(holder.name)
+        latency, rate, _ = self._lines.of(holder.name)
         begins = holder.owed / rate + latency
         whole = begins + piece.size / rate
         reckoned = self._reckoned(who)
         if reckoned == [holder.name]:
             return piece.size
-        rates = {n: self._line(n)[1] for n in reckoned}
+        rates = {n: self._lines.of(n)[1] for n in reckoned}
         together = latency + sum(load[n] * rates[n] for n in reckoned) / sum(rates.values())
         if whole <= together + CUT_GAIN_S:
             return piece.size
-        known = all(self._line(n)[2] for n in reckoned)
+        known = all(self._lines.of(n)[2] for n in reckoned)
         if known and piece.need == 1 and (part := _cut(piece, (together - begins) * rate)):
             return part
         share = piece.size / sum(rates.values())
-        rivals = [self._line(n)[0] + load[n] - share + piece.size / rates[n] for n in reckoned if n != holder.name]
+        rivals = [self._lines.of(n)[0] + load[n] - share + piece.size / rates[n] for n in reckoned if n != holder.name]
         return piece.size if whole <= min(rivals) + CUT_GAIN_S else 0
 
     def _trial(self, piece: Piece) -> int:
         return (_cut(piece, CUT_BYTES_LEAST * 2) if piece.need == 1 else 0) or piece.size
 
     def _has_room(self, size: int) -> bool:
-        calls = [(h, *call) for h in self._holders.values() for call in h.takes.values()]
-        late = sum(take.piece.size for h, take, begun, ahead in calls if self._due(h, begun, ahead) <= self._now)
-        held = sum(take.piece.size for take in (*self._opening.values(), *(take for _, take, _, _ in calls)))
-        in_time = held - min(late, LATE_HELD_BYTES_MAX)
+        in_time, late = self._lines.under_way()
+        in_time += sum(take.piece.size for take in self._opening.values()) + max(0, late - LATE_HELD_BYTES_MAX)
         return in_time == 0 or in_time + size <= self._held_max
 
-    def _take(self, holder: _Holder, piece: Piece, part: int) -> Take:
+    def _take(self, holder: Holder, piece: Piece, part: int) -> Take:
         wanted = self._wanted[piece]
         if part < piece.size:
             wanted = self._cut_off(piece, piece.begin + part)
@@ -459,13 +397,14 @@ class Schedule:
         self._list(second)
         return first
 
-    def _asked(self, holder: _Holder, wanted: _Wanted, *, spare: bool) -> Take:
+    def _asked(self, holder: Holder, wanted: _Wanted, *, spare: bool) -> Take:
         self._numbers += 1
         take = Take(self._numbers, wanted.piece, holder.name, spare)
         if holder.name in self._away:
             self._again[holder.name] = take.number
             self._list_anew(self._wanted.values())
-        holder.takes[take.number] = (take, self._now, max(holder.owed, 0.0) + take.piece.size)
+        self._calls[take.number] = take
+        self._lines.begin(holder.name, take.number, take.piece.size)
         wanted.under_way[holder.name] = take
         if spare:
             self._twice[take.piece] = self._twice.get(take.piece, 0) + take.piece.size
@@ -474,39 +413,45 @@ class Schedule:
     def _take_again(self) -> Take | None:
         """A piece whose holder is late, or would be long after all others, from another home."""
         bound = max(self._total * SPARE_SHARE, SPARE_BYTES_LEAST) - sum(self._twice.values())
-        for slow in sorted(self._holders.values(), key=self._through, reverse=True):
-            for take, begun, ahead in slow.takes.values() if slow.name not in self._away else ():
-                wanted, size = self._wanted.get(take.piece), take.piece.size
-                if wanted is None or size > bound or not self._has_room(size):
+        for slow in sorted(self._lines.holders.values(), key=self._lines.through, reverse=True):
+            for wanted, take in self._needed(slow):
+                if take.piece.size > bound or not self._has_room(take.piece.size):
                     continue
-                able = [h for n in take.piece.homes if self._may_help(h := self._holders[n], wanted)]
+                able = [h for n in take.piece.homes if self._may_help(h := self._lines.holders[n], wanted)]
                 if not able:
                     continue
-                helper = min(able, key=self._through)
-                late = self._due(slow, begun, ahead) <= self._now and not self._is_asked_twice(wanted)
+                helper = min(able, key=self._lines.through)
+                late = self._lines.is_call_late(slow, take.number) and not self._is_asked_twice(wanted)
                 if late or self._would_end_alone(slow, helper, take.piece):
                     return self._asked(helper, wanted, spare=True)
         return None
 
-    def _would_end_alone(self, slow: _Holder, helper: _Holder, piece: Piece) -> bool:
+    def _needed(self, holder: Holder) -> list[tuple[_Wanted, Take]]:
+        """What a holder that is there was asked for, as far as it has not come."""
+        if holder.name in self._away:
+            return []
+        takes = [self._calls[number] for number in holder.calls]
+        return [(wanted, take) for take in takes if (wanted := self._wanted.get(take.piece)) is not None]
+
+    def _would_end_alone(self, slow: Holder, helper: Holder, piece: Piece) -> bool:
         """Whether all are through but one, and another one would have its piece much sooner."""
-        latency, rate, known = self._line(helper.name)
-        if self._open or helper.takes or not known or piece in self._twice or piece.size < CUT_BYTES_LEAST:
+        latency, rate, known = self._lines.of(helper.name)
+        if self._open or helper.calls or not known or piece in self._twice or piece.size < CUT_BYTES_LEAST:
             return False
-        return self._through(slow) > TAIL_FACTOR * (latency + piece.size / rate) + TAIL_GAIN_S
+        return self._lines.through(slow) > TAIL_FACTOR * (latency + piece.size / rate) + TAIL_GAIN_S
 
     def _is_asked_twice(self, wanted: _Wanted) -> bool:
         """Whether as many are asked, or answered, as are needed, without those that are late."""
-        well = [n for n in wanted.under_way if n not in self._away and not self._is_late(self._holders[n])]
+        well = [n for n in wanted.under_way if n not in self._away and not self._lines.is_late(self._lines.holders[n])]
         return len(wanted.got) + len(well) >= wanted.piece.need
 
-    def _may_help(self, holder: _Holder, wanted: _Wanted) -> bool:
+    def _may_help(self, holder: Holder, wanted: _Wanted) -> bool:
         name = holder.name
         if name in self._away or name in wanted.tried or name in wanted.got or name in wanted.under_way:
             return False
         if name in self._bad.get(wanted.piece.key, ()):
             return False
-        return len(holder.takes) < self._connections and not self._is_late(holder)
+        return len(holder.calls) < self._connections and not self._lines.is_late(holder)
 
 
 def _cut(piece: Piece, size: float) -> int:

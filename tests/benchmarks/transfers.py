@@ -245,7 +245,7 @@ class Case:
 FAR = tuple(Service(name) for name in ("one", "two", "three"))
 FIGURE_10 = (Service("dropbox", rate=5.1e6), Service("google", rate=3.4e6))
 # What a hang costs: that an answer is late shows after LATE_LEAST_S and three times what it should take.
-HANG_S = 5.0
+HANG_S = 3.0
 
 
 def services_of_paper() -> tuple[Service, ...]:

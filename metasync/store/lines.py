@@ -1,0 +1,115 @@
+"""What each holder is asked for at the moment of a download, how far it will be, and when it is late. Pure.
+
+A holder's line carries what was asked of it at the rate that its estimate says; where nothing is known, at the rate of
+the others. So what is still to come, and when it will be there, is reckoned and not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metasync.store.estimates import Estimate
+
+LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long as it should,
+LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy
+LATENCY_S: Final = 0.1  # where nothing is known
+BYTES_PER_S: Final = 1_000_000.0  # and nothing of any other backend either
+ARRIVED_SHARE_MAX: Final = 0.95  # of what a line carries that may count as there before it is
+
+
+class _Call(NamedTuple):
+    size: int
+    begun: float
+    ahead: float  # bytes that were to come then, its own among them
+
+
+@dataclass(eq=False)
+class Holder:
+    """One holder, and the calls under way on it, by number."""
+
+    name: str
+    calls: dict[int, _Call] = field(default_factory=dict)
+    arrived: float = 0.0  # of all these, as far as can be reckoned
+
+    @property
+    def owed(self) -> float:
+        return sum(call.size for call in self.calls.values()) - self.arrived
+
+
+class Lines:
+    """All holders of a download. `estimate` says what is known of the line to one."""
+
+    def __init__(self, estimate: Callable[[str], Estimate]) -> None:
+        self.holders: dict[str, Holder] = {}
+        self._estimate = estimate
+        self._now = 0.0
+        self._known: dict[str, tuple[float, float, bool]] = {}
+
+    def know(self, name: str) -> None:
+        self.holders.setdefault(name, Holder(name))
+
+    def go_to(self, now: float) -> None:
+        """It is later, and estimates may have changed."""
+        self._known = {}
+        for holder in self.busy():
+            asked = sum(call.size for call in holder.calls.values())
+            arrived = holder.arrived + self.of(holder.name)[1] * max(0.0, now - self._now)
+            holder.arrived = min(arrived, ARRIVED_SHARE_MAX * asked)
+        self._now = max(now, self._now)
+
+    def begin(self, name: str, number: int, size: int) -> None:
+        holder = self.holders[name]
+        holder.calls[number] = _Call(size, self._now, max(holder.owed, 0.0) + size)
+
+    def end(self, name: str, number: int, now: float) -> None:
+        self.go_to(now)
+        holder = self.holders[name]
+        call = holder.calls.pop(number)
+        holder.arrived = max(0.0, holder.arrived - call.size) if holder.calls else 0.0
+
+    def busy(self) -> list[Holder]:
+        return [holder for holder in self.holders.values() if holder.calls]
+
+    def of(self, name: str) -> tuple[float, float, bool]:
+        """Latency, bytes a second, and whether anything is known of these."""
+        if name not in self._known:
+            latency, rate = self._estimate(name)
+            known = rate is not None
+            if rate is None:
+                rates = sorted(r for h in self.holders if (r := self._estimate(h).bytes_per_s) is not None)
+                rate = rates[len(rates) // 2] if rates else BYTES_PER_S
+            self._known[name] = (LATENCY_S if latency is None else latency, rate, known)
+        return self._known[name]
+
+    def through(self, holder: Holder) -> float:
+        """In how many seconds it could have answered one more small call."""
+        latency, rate, _ = self.of(holder.name)
+        return latency + holder.owed / rate
+
+    def is_late(self, holder: Holder) -> bool:
+        return any(self._due(holder, call) <= self._now for call in holder.calls.values())
+
+    def is_call_late(self, holder: Holder, number: int) -> bool:
+        return self._due(holder, holder.calls[number]) <= self._now
+
+    def next_late(self, numbers: Container[int]) -> float | None:
+        """When the next one of these calls will be late that is not yet."""
+        due = [self._due(h, call) for h in self.busy() for number, call in h.calls.items() if number in numbers]
+        return min((at for at in due if at > self._now), default=None)
+
+    def under_way(self) -> tuple[int, int]:
+        """Bytes of calls that are in time, and of those that are late."""
+        in_time = late = 0
+        for holder in self.busy():
+            for call in holder.calls.values():
+                if self._due(holder, call) <= self._now:
+                    late += call.size
+                else:
+                    in_time += call.size
+        return in_time, late
+
+    def _due(self, holder: Holder, call: _Call) -> float:
+        latency, rate, _ = self.of(holder.name)
+        return call.begun + LATE_FACTOR * (latency + call.ahead / rate) + LATE_LEAST_S
