@@ -32,6 +32,7 @@ class Holder:
     name: str
     calls: dict[int, _Call] = field(default_factory=dict)
     arrived: float = 0.0  # of all these, as far as can be reckoned
+    is_late: bool = False  # one of them is
 
     @property
     def owed(self) -> float:
@@ -58,6 +59,8 @@ class Lines:
             arrived = holder.arrived + self.of(holder.name)[1] * max(0.0, now - self._now)
             holder.arrived = min(arrived, ARRIVED_SHARE_MAX * asked)
         self._now = max(now, self._now)
+        for holder in self.holders.values():
+            holder.is_late = any(self._due(holder, call) <= self._now for call in holder.calls.values())
 
     def begin(self, name: str, number: int, size: int) -> None:
         holder = self.holders[name]
@@ -68,6 +71,7 @@ class Lines:
         holder = self.holders[name]
         call = holder.calls.pop(number)
         holder.arrived = max(0.0, holder.arrived - call.size) if holder.calls else 0.0
+        self.go_to(now)
 
     def busy(self) -> list[Holder]:
         return [holder for holder in self.holders.values() if holder.calls]
@@ -87,9 +91,6 @@ class Lines:
         """In how many seconds it could have answered one more small call."""
         latency, rate, _ = self.of(holder.name)
         return latency + holder.owed / rate
-
-    def is_late(self, holder: Holder) -> bool:
-        return any(self._due(holder, call) <= self._now for call in holder.calls.values())
 
     def is_call_late(self, holder: Holder, number: int) -> bool:
         return self._due(holder, holder.calls[number]) <= self._now

@@ -23,6 +23,7 @@ shards of erasure(k, n): k of them are asked, and others in place of those that 
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -218,12 +219,13 @@ class Schedule:
         """The next request to make; None while there is none to be made."""
         lines = self._lines
         lines.go_to(now)
+        room, load = self._room(), self._loads()
         for holder in sorted(lines.holders.values(), key=lines.through):
-            if self._has_connection(holder) and not lines.is_late(holder):
-                take = self._take_for(holder)
+            if self._has_connection(holder) and not holder.is_late:
+                take = self._take_for(holder, room, load)
                 if take is not None:
                     return take
-        return self._take_again()
+        return self._take_again(room)
 
     def wake_at(self) -> float | None:
         """When an answer will be late that is not yet: `next` may then say more."""
@@ -322,17 +324,16 @@ class Schedule:
 
     # --- who takes what
 
-    def _take_for(self, holder: Holder) -> Take | None:
+    def _take_for(self, holder: Holder, room: int, load: dict[str, float]) -> Take | None:
         mine = [who for who in self._open if holder.name in who]
         if not mine:
             return None
-        load = self._loads()
         mine.sort(key=lambda who: max((-load[n] for n in who if n != holder.name), default=-math.inf))
         for who in mine:
             trial = not self._lines.of(holder.name)[2] and self._total >= TRIAL_FROM_BYTES
             _, _, piece = self._open[who].entries[-1 if trial else 0]
             part = self._part(holder, who, piece, load) if not trial else self._trial(piece)
-            if part and self._has_room(part):
+            if 0 < part <= room:
                 return self._take(holder, piece, part)
         return None
 
@@ -347,7 +348,7 @@ class Schedule:
         return load
 
     def _reckoned(self, who: Iterable[str]) -> list[str]:
-        return [n for n in who if not self._lines.is_late(self._lines.holders[n])]
+        return [n for n in who if not self._lines.holders[n].is_late]
 
     def _part(self, holder: Holder, who: tuple[str, ...], piece: Piece, load: dict[str, float]) -> int:
         """How much of a piece a holder takes, from its begin: all, up to one of its cuts, or 0."""
@@ -371,10 +372,11 @@ class Schedule:
     def _trial(self, piece: Piece) -> int:
         return (_cut(piece, CUT_BYTES_LEAST * 2) if piece.need == 1 else 0) or piece.size
 
-    def _has_room(self, size: int) -> bool:
+    def _room(self) -> int:
+        """Bytes that may be asked for now. A single piece always may."""
         in_time, late = self._lines.under_way()
         in_time += sum(take.piece.size for take in self._opening.values()) + max(0, late - LATE_HELD_BYTES_MAX)
-        return in_time == 0 or in_time + size <= self._held_max
+        return self._held_max - in_time if in_time else sys.maxsize
 
     def _take(self, holder: Holder, piece: Piece, part: int) -> Take:
         wanted = self._wanted[piece]
@@ -410,12 +412,12 @@ class Schedule:
             self._twice[take.piece] = self._twice.get(take.piece, 0) + take.piece.size
         return take
 
-    def _take_again(self) -> Take | None:
+    def _take_again(self, room: int) -> Take | None:
         """A piece whose holder is late, or would be long after all others, from another home."""
         bound = max(self._total * SPARE_SHARE, SPARE_BYTES_LEAST) - sum(self._twice.values())
         for slow in sorted(self._lines.holders.values(), key=self._lines.through, reverse=True):
             for wanted, take in self._needed(slow):
-                if take.piece.size > bound or not self._has_room(take.piece.size):
+                if take.piece.size > min(bound, room):
                     continue
                 able = [h for n in take.piece.homes if self._may_help(h := self._lines.holders[n], wanted)]
                 if not able:
@@ -442,7 +444,7 @@ class Schedule:
 
     def _is_asked_twice(self, wanted: _Wanted) -> bool:
         """Whether as many are asked, or answered, as are needed, without those that are late."""
-        well = [n for n in wanted.under_way if n not in self._away and not self._lines.is_late(self._lines.holders[n])]
+        well = [n for n in wanted.under_way if n not in self._away and not self._lines.holders[n].is_late]
         return len(wanted.got) + len(well) >= wanted.piece.need
 
     def _may_help(self, holder: Holder, wanted: _Wanted) -> bool:
@@ -451,7 +453,7 @@ class Schedule:
             return False
         if name in self._bad.get(wanted.piece.key, ()):
             return False
-        return len(holder.calls) < self._connections and not self._lines.is_late(holder)
+        return len(holder.calls) < self._connections and not holder.is_late
 
 
 def _cut(piece: Piece, size: float) -> int:
