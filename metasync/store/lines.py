@@ -16,6 +16,8 @@ LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long a
 LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy
 LATENCY_S: Final = 0.1  # where nothing is known
 BYTES_PER_S: Final = 1_000_000.0  # and nothing of any other backend either
+OVERDUE_FACTOR: Final = 1.5  # after so many times what all that was asked should take, a line is slower than thought
+LINDY_SHARE: Final = 0.5  # and what took so long will take as long again
 ARRIVED_SHARE_MAX: Final = 0.95  # of what a line carries that may count as there before it is
 
 
@@ -23,6 +25,7 @@ class _Call(NamedTuple):
     size: int
     begun: float
     ahead: float  # bytes that were to come then, its own among them
+    before: int  # bytes of calls that had ended then
 
 
 @dataclass(eq=False)
@@ -32,11 +35,17 @@ class Holder:
     name: str
     calls: dict[int, _Call] = field(default_factory=dict)
     arrived: float = 0.0  # of all these, as far as can be reckoned
+    ended: int = 0  # bytes of calls that have ended
     is_late: bool = False  # one of them is
+    is_overdue: bool = False  # its line is slower than was thought
+
+    @property
+    def asked(self) -> int:
+        return sum(call.size for call in self.calls.values())
 
     @property
     def owed(self) -> float:
-        return sum(call.size for call in self.calls.values()) - self.arrived
+        return self.asked - self.arrived
 
 
 class Lines:
@@ -47,29 +56,30 @@ class Lines:
         self._estimate = estimate
         self._now = 0.0
         self._known: dict[str, tuple[float, float, bool]] = {}
+        self._nominal: dict[str, float] = {}
 
     def know(self, name: str) -> None:
         self.holders.setdefault(name, Holder(name))
 
     def go_to(self, now: float) -> None:
         """It is later, and estimates may have changed."""
+        passed, self._now = max(0.0, now - self._now), max(now, self._now)
         self._known = {}
-        for holder in self.busy():
-            asked = sum(call.size for call in holder.calls.values())
-            arrived = holder.arrived + self.of(holder.name)[1] * max(0.0, now - self._now)
-            holder.arrived = min(arrived, ARRIVED_SHARE_MAX * asked)
-        self._now = max(now, self._now)
         for holder in self.holders.values():
+            _, rate, _ = self.of(holder.name)
+            sure = LINDY_SHARE if holder.is_overdue else ARRIVED_SHARE_MAX
+            holder.arrived = min(holder.arrived + rate * passed, sure * holder.asked)
             holder.is_late = any(self._due(holder, call) <= self._now for call in holder.calls.values())
 
     def begin(self, name: str, number: int, size: int) -> None:
         holder = self.holders[name]
-        holder.calls[number] = _Call(size, self._now, max(holder.owed, 0.0) + size)
+        holder.calls[number] = _Call(size, self._now, max(holder.owed, 0.0) + size, holder.ended)
 
     def end(self, name: str, number: int, now: float) -> None:
         self.go_to(now)
         holder = self.holders[name]
         call = holder.calls.pop(number)
+        holder.ended += call.size
         holder.arrived = max(0.0, holder.arrived - call.size) if holder.calls else 0.0
         self.go_to(now)
 
@@ -77,14 +87,22 @@ class Lines:
         return [holder for holder in self.holders.values() if holder.calls]
 
     def of(self, name: str) -> tuple[float, float, bool]:
-        """Latency, bytes a second, and whether anything is known of these."""
+        """Latency, bytes a second, and whether anything is known of these. No more than an overdue answer allows."""
         if name not in self._known:
             latency, rate = self._estimate(name)
-            known = rate is not None
+            known, holder = rate is not None, self.holders[name]
             if rate is None:
                 rates = sorted(r for h in self.holders if (r := self._estimate(h).bytes_per_s) is not None)
                 rate = rates[len(rates) // 2] if rates else BYTES_PER_S
-            self._known[name] = (LATENCY_S if latency is None else latency, rate, known)
+            latency = LATENCY_S if latency is None else latency
+            self._nominal[name] = rate
+            holder.is_overdue = False
+            for call in holder.calls.values():
+                waited, carried = self._now - call.begun - latency, holder.ended - call.before
+                if waited * rate > OVERDUE_FACTOR * (carried + holder.asked):
+                    holder.is_overdue = True
+                    rate = (carried + LINDY_SHARE * holder.asked) / waited
+            self._known[name] = (latency, rate, known)
         return self._known[name]
 
     def through(self, holder: Holder) -> float:
@@ -112,5 +130,5 @@ class Lines:
         return in_time, late
 
     def _due(self, holder: Holder, call: _Call) -> float:
-        latency, rate, _ = self.of(holder.name)
-        return call.begun + LATE_FACTOR * (latency + call.ahead / rate) + LATE_LEAST_S
+        latency, _, _ = self.of(holder.name)
+        return call.begun + LATE_FACTOR * (latency + call.ahead / self._nominal[holder.name]) + LATE_LEAST_S

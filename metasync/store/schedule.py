@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from metasync.store.estimates import Estimate
+from metasync.store.estimates import LARGE_BYTES_LEAST, Estimate
 from metasync.store.lines import Holder, Lines
 
 HELD_BYTES_MAX: Final = 40 << 20  # under way or being opened: two packs of each of four holders, and what is opened
@@ -39,6 +39,7 @@ CONNECTIONS_MAX: Final = 8  # calls at once on one backend, as `runtime.CONNECTI
 AT_ONCE_LEAST: Final = 6  # calls at once in all, where there is work for them: a service may limit each connection
 HOLDER_AT_ONCE_LEAST: Final = 2  # so that the line does not idle between an answer and the next request
 CUT_BYTES_LEAST: Final = 1 << 20  # no part of a pack that is cut is smaller; requests stay few
+CUT_OVER_MAX: Final = 1.25  # nor larger than it ought to be by more than this
 CUT_GAIN_S: Final = 0.1  # nor is one cut to save less than this
 IDLE_SHARE_MAX: Final = 0.02  # of its line that a holder may leave idle between an answer and the next request
 TRIAL_FROM_BYTES: Final = 64 << 20  # from so much on, a holder that nothing is known of is tried with a small piece
@@ -234,11 +235,11 @@ class Schedule:
     def _has_connection(self, holder: Holder) -> bool:
         """Whether one more call would have the line carry more than it does."""
         latency, rate, known = self._lines.of(holder.name)
-        if not known and self._total >= TRIAL_FROM_BYTES:
-            return not holder.calls
         size = max((-o.entries[0][0] for who, o in self._open.items() if holder.name in who), default=1)
         in_play = {name for who in self._open for name in who} | {h.name for h in self._lines.busy()}
         others = len(in_play - {holder.name})
+        if not known and others and holder.asked >= LARGE_BYTES_LEAST:
+            return False  # its first answer will say how much it bears
         if known and others and rate * latency < size * IDLE_SHARE_MAX:
             return not holder.calls  # a slow line: what is asked there too early would be there too late
         least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // (others + 1))
@@ -457,6 +458,7 @@ class Schedule:
 
 
 def _cut(piece: Piece, size: float) -> int:
-    """The largest part of at most `size` bytes that a piece may be cut after; 0 if there is none worth it."""
-    fits = [c - piece.begin for c in piece.cuts if CUT_BYTES_LEAST <= c - piece.begin <= size]
-    return max((part for part in fits if piece.size - part >= CUT_BYTES_LEAST), default=0)
+    """The part nearest to `size` bytes that a piece may be cut after; 0 if there is none worth it."""
+    parts = [c - piece.begin for c in piece.cuts]
+    fits = [p for p in parts if min(p, piece.size - p) >= CUT_BYTES_LEAST and p <= size * CUT_OVER_MAX]
+    return min(fits, key=lambda p: abs(p - size), default=0)

@@ -40,9 +40,10 @@ from content_kit import IDS, blob, pack_all, pack_format  # noqa: E402
 from metasync.effects import Op, Reply, Urgency  # noqa: E402
 from metasync.errors import BackendError, NotFoundError  # noqa: E402
 from metasync.objects import packfile  # noqa: E402
+from metasync.objects.packfile import Located  # noqa: E402
 from metasync.store import download as download_module  # noqa: E402
 from metasync.store import schedule  # noqa: E402
-from metasync.store.download import Download  # noqa: E402
+from metasync.store.download import Deliver, Download  # noqa: E402
 from metasync.store.estimates import Estimates  # noqa: E402
 from metasync.store.index import PackRecord  # noqa: E402
 from metasync.store.mapping import Target  # noqa: E402
@@ -169,64 +170,83 @@ def photos(size: int, seed: int) -> list[SealedPack]:
     return pack_all(chunks, FORM)
 
 
+class Far:
+    """Packs on backends of these services, and a device that has none of them. `stores` may be edited by hand."""
+
+    def __init__(
+        self, packs: Sequence[SealedPack], services: Sequence[Service], copies: int, estimates: Estimates | None = None
+    ) -> None:
+        self.packs, self.services = packs, services
+        self.ids = {s.name.encode().ljust(16, b"."): s.name for s in services}
+        self.placement = Placement([Target(i, 1 << 40) for i in self.ids], copies=copies)
+        places = {i: Place(name, i, (STORAGE,)) for i, name in self.ids.items()}
+        self.transfer = Transfer(self.placement, places, FORM, IDS.of, estimates=estimates or Estimates())
+        self.stores: dict[str, dict[str, bytes]] = {s.name: {} for s in services}
+        for pack in packs:
+            for name in self.homes(pack):
+                self.stores[name][pack_path(STORAGE, 0, pack.name)] = pack.data
+        self.got: Counter[bytes] = Counter()
+        self.seconds = 0.0
+        self.now = 0.0
+
+    def homes(self, pack: SealedPack) -> list[str]:
+        return [self.ids[i] for i in self.placement.primary(pack.name)]
+
+    def fetch(self, packs: Sequence[SealedPack] | None = None, deliver: Deliver | None = None) -> Lines:
+        """Fetches packs, all of them by default, and notes how often each object came. Raises what is lost."""
+        world = World(1)
+        world.now = self.now
+        lines = Lines(world, self.services, self.stores)
+
+        def take(objects: Sequence[tuple[Located, memoryview]]) -> None:
+            self.got.update(located.id for located, _ in objects)
+
+        def body(actor: Any) -> None:
+            runtime = sim.SimRuntime(world, Boot(actor, 0), "clone", lines, dict.fromkeys(self.stores, object()))
+            download = Download(self.transfer, runtime.start, runtime.clock, deliver or take, Urgency.SOON)
+            for p in self.packs if packs is None else packs:
+                record = PackRecord(p.name, 0, len(p.data), p.data[: packfile.HEADER_BYTES], p.footer.segments)
+                download.want(record, p.footer.objects)
+            for lost in download.run():
+                raise lost.error
+            self.seconds = world.now - self.now
+
+        with mock.patch.object(download_module, "wait", sim.wait):
+            actor = world.spawn("clone", body)
+            world.director.wait(lambda: actor.ended or world.failure is not None)
+        world.join()
+        self.now = world.now
+        if world.failure is not None:
+            raise world.failure
+        assert all(line.at_once <= schedule.CONNECTIONS_MAX for line in lines.lines.values())
+        return lines
+
+
 def clone(packs: Sequence[SealedPack], services: Sequence[Service], copies: int, estimates: Estimates) -> Result:
     """Fetches all packs; checks that every object came once."""
-    ids = {s.name.encode().ljust(16, b"."): s.name for s in services}
-    placement = Placement([Target(i, 1 << 40) for i in ids], copies=copies)
-    places = {i: Place(name, i, (STORAGE,)) for i, name in ids.items()}
-    transfer = Transfer(placement, places, FORM, IDS.of, estimates=estimates)
-    stores: dict[str, dict[str, bytes]] = {s.name: {} for s in services}
-    for pack in packs:
-        for i in placement.primary(pack.name):
-            stores[ids[i]][pack_path(STORAGE, 0, pack.name)] = pack.data
-    world = World(1)
-    lines = Lines(world, services, stores)
-    got: Counter[bytes] = Counter()
-    took: list[float] = []
-
-    def body(actor: Any) -> None:
-        runtime = sim.SimRuntime(world, Boot(actor, 0), "clone", lines, dict.fromkeys(stores, object()))
-        take = lambda objects: got.update(located.id for located, _ in objects)  # noqa: E731
-        download = Download(transfer, runtime.start, runtime.clock, take, Urgency.SOON)
-        for p in packs:
-            record = PackRecord(p.name, 0, len(p.data), p.data[: packfile.HEADER_BYTES], p.footer.segments)
-            download.want(record, p.footer.objects)
-        for lost in download.run():
-            raise lost.error
-        took.append(world.now)
-
-    with mock.patch.object(download_module, "wait", sim.wait):
-        actor = world.spawn("clone", body)
-        world.director.wait(lambda: actor.ended or world.failure is not None)
-    world.join()
-    if world.failure is not None:
-        raise world.failure
-    assert got == Counter(o.id for p in packs for o in p.footer.objects), "an object is missing, or came twice"
-    assert all(line.at_once <= schedule.CONNECTIONS_MAX for line in lines.lines.values())
-    homes = [({ids[i] for i in placement.primary(p.name)}, len(p.data)) for p in packs]
+    far = Far(packs, services, copies, estimates)
+    lines = far.fetch().lines
+    assert far.got == Counter(o.id for p in packs for o in p.footer.objects), "an object is missing, or came twice"
     return Result(
-        took[0],
-        best_s(homes, {s.name: s.rate for s in services if not s.dies_at_s < NEVER}, services),
+        far.seconds,
+        best_s([(set(far.homes(p)), len(p.data)) for p in packs], services),
         sum(len(p.data) for p in packs),
-        sum(line.requests for line in lines.lines.values()),
-        sum(line.carried for line in lines.lines.values()),
-        {name: line.carried for name, line in lines.lines.items()},
+        sum(line.requests for line in lines.values()),
+        sum(line.carried for line in lines.values()),
+        {name: line.carried for name, line in lines.items()},
     )
 
 
-def best_s(homes: Sequence[tuple[set[str], int]], rates: dict[str, float], services: Sequence[Service]) -> float:
-    """The least time in which `rates` can bring what lies where, given what the dying ones brought before."""
+def best_s(homes: Sequence[tuple[set[str], int]], services: Sequence[Service]) -> float:
+    """The least time in which lines can bring what lies where, given what the dying ones brought before."""
+    rates = {s.name: s.rate for s in services if s.dies_at_s == NEVER}
     before = sum(s.rate * s.dies_at_s for s in services if s.dies_at_s < NEVER)
-    when = max((s.dies_at_s for s in services if s.dies_at_s < NEVER), default=0.0)
     if before:  # all brought what they could until then, and the living ones the rest
         return (sum(size for _, size in homes) - before) / sum(rates.values())
-    if when == 0.0 and len(rates) < len(services):
-        homes = [(who & set(rates), size) for who, size in homes]
-    names = list(rates)
+    some_of = [some for n in range(1, len(rates) + 1) for some in itertools.combinations(rates, n)]
     return max(
-        sum(size for who, size in homes if who <= set(some)) / sum(rates[n] for n in some)
-        for n in range(1, len(names) + 1)
-        for some in itertools.combinations(names, n)
+        sum(size for who, size in homes if who & set(rates) <= set(some)) / sum(rates[n] for n in some)
+        for some in some_of
     )
 
 
