@@ -23,8 +23,8 @@ from workspace_kit import Lab, lab, write  # noqa: F401
 from metasync import settings as kept
 from metasync.backends.memory import MemoryBackend
 from metasync.effects import Op, Task, Urgency
-from metasync.errors import PausedError, UsageError, WorkspaceError
-from metasync.events import Notice
+from metasync.errors import BackendError, PausedError, UsageError, WorkspaceError
+from metasync.events import Notice, Transferred
 from metasync.limits import (
     BURST_S,
     Line,
@@ -39,6 +39,7 @@ from metasync.limits import (
 )
 from metasync.runtime import Runtime
 from metasync.settings import FOR_EVER, Governor, Settings
+from metasync.testing.faults import FaultyBackend
 from metasync.workspace import Workspace
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -527,3 +528,44 @@ def test_json(ready: Lab) -> None:
     assert document["settings"] == {"limit.up": "1M"}
     assert document["paused"].startswith("until ")
     assert json.loads((ready.root / "laptop/.metasync/settings.json").read_text())["pause"]["until"] < math.inf
+
+
+def test_a_pull_keeps_to_its_limit_and_a_push_to_its_own(ready: Lab) -> None:
+    """A whole workspace over folders: what came down, by the clock, within 15 %."""
+    folder = ready.root / "laptop"
+    with Workspace.open(folder) as w:
+        w.push()
+    desk = ready.clone(ready.urls("a", "b", "c"))
+    write(folder, {f"{n}.bin": os.urandom(400_000) for n in range(10)})
+    with Workspace.open(folder) as w:
+        w.configure("limit.up", "8M")
+        began = time.monotonic()
+        w.push()
+        took = time.monotonic() - began
+        assert 2 * 4_000_000 / took <= 8 * MIB * 1.15
+    told: list[Any] = []
+    desk.on_event = told.append
+    desk.configure("limit.down", "2M")
+    began = time.monotonic()
+    desk.pull()
+    took = time.monotonic() - began
+    came = sum(e.bytes for e in told if isinstance(e, Transferred) and e.pack and e.direction == "down")
+    assert came >= 4_000_000
+    assert came / took <= 2 * MIB * 1.15
+
+
+def test_a_server_that_throttles_does_not_count_as_down(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two refusals of a pack cost its backend the rest of the push."""
+    real, refused = FaultyBackend.put, []
+
+    def put(self: FaultyBackend, path: str, data: bytes) -> None:
+        if "/packs/" in path and len(refused) < 8:
+            refused.append(path)
+            raise BackendError("slow down", retry_after_s=0.05)
+        real(self, path, data)
+
+    monkeypatch.setattr(FaultyBackend, "put", put)
+    with Workspace.open(ready.root / "laptop") as w:
+        report = w.push()
+    assert (report.version, report.down, report.under_replicated, report.elsewhere) == (1, {}, 0, 0)
+    assert len(refused) == 8
