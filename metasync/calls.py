@@ -254,6 +254,8 @@ class Channel:
         if call.is_urgent and began >= call.at + op.timeout_s:
             return None
         if not call.outlives_its_task and not call.is_wanted():
+            if self._governor is not None and not call.is_urgent and op.kind in ("get", "put", "create"):
+                self._governor.count(self._name, up=op.kind != "get", size_bytes=-bytes_of(op))
             return None
         DUE.set(self.due(call))
         reply = made(call.backend, op)

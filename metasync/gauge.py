@@ -44,7 +44,9 @@ class Gauge:
         self._short = 0  # calls of this round after which others were waiting
 
     def bound(self, most: int | None) -> None:
-        """The user's own limit, kept exactly; None: none."""
+        """The user's own limit; None: none. One connection for packs leaves another one for agreement."""
+        if most is not None:
+            most = max(most, LEAST)
         if most != self._bound:
             if self._bound is not None:
                 self.size = max(self.size, min(START, self._most))  # what was forced on it says nothing of the backend

@@ -415,6 +415,26 @@ def test_connections_are_bounded_by_the_user(tmp_path: Path) -> None:
     assert store.most == 3
 
 
+def test_one_connection_leaves_another_for_agreement(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    kept.write(path, Settings({"limit.connections": "1"}))
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    class Store(MemoryBackend):
+        def put(self, path: str, data: bytes) -> None:
+            begun.release()
+            go.wait(30)
+
+    with Runtime({"a": Store()}) as runtime:
+        runtime.govern(Governor(path))
+        packs = [runtime.start(one(Op("a", "put", f"p{n}", b"x", urgency=Urgency.SOON))) for n in range(3)]
+        assert begun.acquire(timeout=10)
+        assert runtime.run(one(Op("a", "create", "vote", b"1"))).value is True
+        assert not begun.acquire(timeout=0.1)
+        go.set()
+        assert [p.result(10).error for p in packs] == [None] * 3
+
+
 # --- a workspace
 
 

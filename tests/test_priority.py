@@ -200,7 +200,7 @@ def test_the_users_bound_is_kept_and_lifted() -> None:
     assert g.size == 3
     g.bound(1)
     g.throttled(1e6, 1e6, 1.0)
-    assert g.size == 1
+    assert g.size == 2  # one for packs, one for agreement
     g.bound(None)
     assert g.size == 8
     g.bound(20)
