@@ -14,7 +14,7 @@ TARGETS ?=
 MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench fuzz model check format lock clean
+.PHONY: help demo test test-servers simulate bench bench-cpu fuzz model check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,6 +42,9 @@ simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all c
 
 bench: $(STAMP) ## figures beside restic, rclone, borg, git, unison, cp; hours for all: BENCH="--net near --load paper"
 	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH)
+
+bench-cpu: $(STAMP) ## CPU, requests, round trips of each step; CPU="--out FILE", then CPU="--against FILE" after a change
+	$(BIN)/python tests/benchmarks/cpu.py $(CPU)
 
 $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 	@echo "setting up $(FUZZ_VENV) (once; about a minute)"
