@@ -350,3 +350,31 @@ def test_what_is_forgotten_is_not_asked_for() -> None:
     s.forget(pieces)
     assert s.is_done
     assert not s.answered(take, 1.0), "nobody needs it any more"
+
+
+def test_what_waits_on_this_side_is_not_late() -> None:
+    """A limit that the user set keeps calls back; no holder can help there, and asking twice would cost twice."""
+    estimates = known({"a": Link(), "b": Link()})
+    for measured in (0.9, 0.0):
+        s = schedule(estimates)
+        for n in range(4):
+            s.add(pack(n, "ab", step=4 * MIB))
+        takes = []
+        while (take := s.next(0.0)) is not None:
+            takes.append(take)
+        assert len(takes) == 4
+        assert s.next(20.0) is None, "all are late, so nobody is asked twice"
+        first = {take.holder: take for take in takes}
+        for take in first.values():
+            assert s.answered(take, 40.0, measured)
+        again = s.next(40.0)
+        if measured:
+            assert again is None, "39 s were not the holders'"
+            due = s.wake_at()
+            assert due is not None and due > 100
+        else:
+            assert again is None, "both still owe an answer"
+        rest = [take for take in takes if take not in first.values()]
+        assert s.answered(rest[0], 41.0, measured)
+        spare = s.next(41.0)
+        assert (spare is None) == bool(measured)

@@ -202,7 +202,7 @@ class Download:
     def _answered(self, take: Take, reply: Reply) -> None:
         if reply.error is not None:
             self._failed(take, reply.error)
-        elif self._schedule.answered(take, self._clock()):
+        elif self._schedule.answered(take, self._clock(), reply.seconds):
             self._opening[self._start(_work(self._opener(take, reply.value)))] = take
 
     def _opener(self, take: Take, data: bytes) -> Callable[[], None]:

@@ -55,6 +55,7 @@ class Lines:
         self.holders: dict[str, Holder] = {}
         self._estimate = estimate
         self._now = 0.0
+        self._waited_s = 0.0  # the longest that a call was kept back on this side: by a limit that the user set, say
         self._known: dict[str, tuple[float, float, bool]] = {}
         self._nominal: dict[str, float] = {}
 
@@ -75,10 +76,13 @@ class Lines:
         holder = self.holders[name]
         holder.calls[number] = _Call(size, self._now, max(holder.owed, 0.0) + size, holder.ended)
 
-    def end(self, name: str, number: int, now: float) -> None:
+    def end(self, name: str, number: int, now: float, seconds: float = 0.0) -> None:
+        """`seconds`: how much of its time the holder took; the rest it waited for its turn. 0 where nobody measured."""
         self.go_to(now)
         holder = self.holders[name]
         call = holder.calls.pop(number)
+        if seconds:
+            self._waited_s = max(self._waited_s, now - call.begun - seconds)
         holder.ended += call.size
         holder.arrived = max(0.0, holder.arrived - call.size) if holder.calls else 0.0
         self.go_to(now)
@@ -98,7 +102,8 @@ class Lines:
             self._nominal[name] = rate
             holder.is_overdue = False
             for call in holder.calls.values():
-                waited, carried = self._now - call.begun - latency, holder.ended - call.before
+                waited = self._now - call.begun - latency - self._waited_s
+                carried = holder.ended - call.before
                 if waited * rate > OVERDUE_FACTOR * (carried + holder.asked):
                     holder.is_overdue = True
                     rate = (carried + LINDY_SHARE * holder.asked) / waited
@@ -131,4 +136,8 @@ class Lines:
 
     def _due(self, holder: Holder, call: _Call) -> float:
         latency, _, _ = self.of(holder.name)
-        return call.begun + LATE_FACTOR * (latency + call.ahead / self._nominal[holder.name]) + LATE_LEAST_S
+        return (
+            call.begun
+            + LATE_FACTOR * (latency + call.ahead / self._nominal[holder.name] + self._waited_s)
+            + LATE_LEAST_S
+        )

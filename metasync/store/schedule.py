@@ -146,9 +146,12 @@ class Schedule:
         if self._is_lost(wanted):
             raise ValueError(f"{piece.key!r} is wanted, and nobody may have it")
 
-    def answered(self, take: Take, now: float) -> bool:
-        """Its bytes are there, and its connection is free. False: nobody needs them any more; it has ended."""
-        self._end_call(take, now)
+    def answered(self, take: Take, now: float, seconds: float = 0.0) -> bool:
+        """Its bytes are there, and its connection is free. False: nobody needs them any more; it has ended.
+
+        `seconds`: how long the holder took, without what the call waited for its turn; 0 where nobody measured.
+        """
+        self._end_call(take, now, seconds)
         wanted = self._wanted.get(take.piece)
         self._is_there(take.holder)
         if wanted is None or self._is_being_opened(wanted):
@@ -245,9 +248,9 @@ class Schedule:
         least = max(HOLDER_AT_ONCE_LEAST, AT_ONCE_LEAST // (others + 1))
         return len(holder.calls) < min(self._connections, max(least, 1 + math.ceil(2 * rate * latency / size)))
 
-    def _end_call(self, take: Take, now: float) -> None:
+    def _end_call(self, take: Take, now: float, seconds: float = 0.0) -> None:
         del self._calls[take.number]
-        self._lines.end(take.holder, take.number, now)
+        self._lines.end(take.holder, take.number, now, seconds)
 
     # --- pieces
 
