@@ -1,3 +1,4 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
 """`metasync.store.download`: real packs from several backends at once, in virtual time, whatever these do."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from content_kit import IDS, FakeBackend, noise
+from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.effects import Urgency
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
@@ -23,6 +25,7 @@ from metasync.store.estimates import Direction, Estimates
 from metasync.store.index import PackRecord
 from metasync.store.schedule import CUT_BYTES_LEAST
 from metasync.store.transfer import OP_TIMEOUT_S, pack_path
+from metasync.sync.session import ESTIMATES_KEY
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
@@ -228,3 +231,25 @@ def test_the_largest_piece_that_is_cut_has_parts_of_the_least_size() -> None:
     far.fetch()
     assert min(asked) >= 0.9 * min(CUT_BYTES_LEAST, *(len(p.data) for p in PACKS))
     assert IDS is not None
+
+
+# --- in a workspace
+
+
+def test_what_is_learned_is_kept_between_commands_and_a_damaged_note_is_none(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b"))
+    write(w.directory, {f"{n}.jpg": noise(900_000, n) for n in range(4)})
+    w.push()
+    clone = lab.clone(lab.urls("a", "b"))
+    note = clone._db.get(ESTIMATES_KEY)
+    assert note is not None
+    known = Estimates.decode(note)
+    assert any(known.of(name, Direction.DOWN).bytes_per_s for name in ("a", "b"))
+    clone._db.set(ESTIMATES_KEY, note[:-1] + b"damaged")
+    write(w.directory, {"more.jpg": noise(900_000, 9)})
+    w.push()
+    assert clone.pull().changes.added == (b"more.jpg",)
+    assert tree_of(clone.directory) == tree_of(w.directory)
+    again = clone._db.get(ESTIMATES_KEY)
+    assert again is not None
+    Estimates.decode(again)

@@ -378,3 +378,23 @@ def test_what_waits_on_this_side_is_not_late() -> None:
         assert s.answered(rest[0], 41.0, measured)
         spare = s.next(41.0)
         assert (spare is None) == bool(measured)
+
+
+def test_of_two_answers_to_one_piece_one_is_opened_and_the_other_asked_again_if_that_is_bad() -> None:
+    s = schedule(known({"a": Link(), "b": Link()}))
+    s.add(pack(1, "ab", MIB))
+    take = s.next(0.0)
+    assert take is not None and s.next(0.0) is None
+    due = s.wake_at()
+    assert due is not None
+    spare = s.next(due)
+    assert spare is not None and spare.spare and spare.holder != take.holder
+    assert s.next(due) is None
+    assert s.answered(spare, due + 1)
+    assert not s.answered(take, due + 1), "one is being opened"
+    assert s.failed(spare, Failure.BAD, due + 2) == []
+    again = s.next(due + 2)
+    assert again is not None and again.holder == take.holder
+    assert s.answered(again, due + 3)
+    assert s.opened(again)
+    assert s.is_done
