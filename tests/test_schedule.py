@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lines_kit import TIMEOUT_S, Link, Run, drive
 
 from metasync.store.estimates import Direction, Estimate, Estimates
+from metasync.store.lines import Lines
 from metasync.store.schedule import (
     CONNECTIONS_MAX,
     CUT_BYTES_LEAST,
@@ -284,7 +285,7 @@ def test_a_bad_copy_is_asked_for_nothing_else_of_its_pack_unless_it_is_the_last(
     parts = [pack(1, "ab", MIB)._replace(begin=n * MIB, end=(n + 1) * MIB, cuts=()) for n in range(10)]
     e = known(links)
     run = drive(schedule(e), links, e, parts)
-    assert sum(t.holder == "a" for t in run.takes) <= CONNECTIONS_MAX
+    assert sum(t.holder == "a" for t in run.takes) <= 3, "those that were under way"
     assert len(run.done) == 10
     links["b"].trouble = lambda take: Failure.BAD if take.piece.begin else None
     run = drive(schedule(e), links, e, parts)
@@ -398,3 +399,64 @@ def test_of_two_answers_to_one_piece_one_is_opened_and_the_other_asked_again_if_
     assert s.answered(again, due + 3)
     assert s.opened(again)
     assert s.is_done
+
+
+def test_one_that_is_late_is_asked_for_nothing_new_until_it_answers() -> None:
+    s = schedule(known({"a": Link(), "b": Link()}))
+    s.add(pack(0, "a", MIB))
+    take = s.next(0.0)
+    due = s.wake_at()
+    assert take is not None and take.holder == "a" and due is not None
+    for n in range(1, 8):
+        s.add(pack(n, "ab", MIB))
+    asked = []
+    while (other := s.next(due)) is not None:
+        asked.append(other.holder)
+    assert set(asked) == {"b"}
+    assert s.answered(take, due)
+    again = s.next(due)
+    assert again is not None and again.holder == "a"
+
+
+def test_what_is_asked_twice_is_bounded() -> None:
+    size = SPARE_BYTES_LEAST * 3 // 4
+    s = schedule(known({"quick": Link(rate=10e6), "slow": Link(rate=1e6)}))
+    for n in range(2):
+        s.add(pack(n, ("quick", "slow"), size, step=size))
+    takes = [s.next(0.0), s.next(0.0)]
+    assert [t.holder for t in takes if t is not None] == ["quick", "quick"]
+    assert s.next(0.0) is None
+    spare = s.next(1000.0)
+    assert spare is not None and (spare.holder, spare.spare) == ("slow", True)
+    assert s.next(1000.0) is None, "the second would be beyond the bound"
+
+
+def test_what_is_under_way_is_not_lost_though_its_holder_is_away() -> None:
+    s = schedule(known({"a": Link()}))
+    for n in range(2):
+        s.add(pack(n, "a", MIB))
+    first, second = s.next(0.0), s.next(0.0)
+    assert first is not None and second is not None
+    assert s.failed(first, Failure.AWAY, 1.0) == []
+    again = s.next(1.0)
+    assert again is not None and again.piece == first.piece, "it may be back"
+    assert s.failed(again, Failure.AWAY, 2.0) == [first.piece]
+    assert s.answered(second, 3.0)
+    assert s.opened(second)
+    assert s.is_done
+
+
+def test_a_line_that_is_overdue_counts_for_less() -> None:
+    lines = Lines(lambda name: Estimate(0.1, 1e6))
+    lines.know("a")
+    lines.go_to(0.0)
+    lines.begin("a", 1, 1_000_000)
+    lines.go_to(1.0)
+    assert lines.of("a")[1] == 1e6
+    assert lines.holders["a"].owed == pytest.approx(50_000)
+    lines.go_to(4.1)
+    assert lines.of("a")[1] == pytest.approx(0.5e6 / 4.0), "what took so long is half done"
+    assert lines.holders["a"].owed == pytest.approx(500_000)
+    assert not lines.holders["a"].is_late
+    lines.go_to(5.4)
+    assert lines.holders["a"].is_late
