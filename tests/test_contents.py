@@ -121,5 +121,5 @@ def test_ids_of_a_kind() -> None:
     index = Index([make_segment([(record(name), located)]) for name, located in held])
     assert index.ids(BLOB) == [X]
     assert sorted(index.ids(DIR)) == sorted([Y, Z])
-    gone = Index([*index._segments, make_segment([], [(0, B)])])
+    gone = Index([*index.segments, make_segment([], [(0, B)])])
     assert gone.ids(DIR) == [Y]

@@ -443,3 +443,11 @@ def test_check_prefers_a_right_old_copy_to_a_wrong_new_one(world):
     world.first.objects[pack_path(OLD, GENERATION, world.pack.name)] = world.pack.data
     spoil(world.first, world.path, "a bit flipped")
     assert world.check(read_data=True)[0][0] == CopyState(world.order[0], None)
+
+
+def test_a_bad_copy_is_one_fault_however_many_ranges_of_it_were_asked_for(large):
+    for b in (large.first, large.second):
+        spoil(b, large.path, "garbage")
+    with pytest.raises(DamagedError, match="intact on no backend"):
+        large.fetch(by_segment(large, 0, 15, 30))
+    assert sorted(f.backend for f in large.t.faults) == sorted(large.order[:COPIES])
