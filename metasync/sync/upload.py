@@ -78,17 +78,20 @@ class Upload:
 
     def __contains__(self, object_id: bytes) -> bool:
         """True when this push stores the object, or is about to."""
+        if object_id in self._own:
+            return True
         if object_id in self._kept:
             self._used.add(self._kept[object_id])
             return True
-        return object_id in self._own or (self._packer is not None and object_id in self._packer)
+        return False
 
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
         """Takes an object to be stored. Blocks while too much is under way."""
         if object_id in self:
             return
-        begin, self._begin = self._begin, None
-        if begin is not None:
+        self._own.add(object_id)
+        if self._begin is not None:
+            begin, self._begin = self._begin, None
             self._before = begin()
         if self._packer is None:
             balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
@@ -132,7 +135,6 @@ class Upload:
 
     def _take(self, stored: Stored) -> None:
         self._records.append((stored.record, stored.objects))
-        self._own.update(located.id for located in stored.objects)
         self.bytes_stored += stored.record.size
         self.stored.append(stored._replace(objects=()))
 
