@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 
 from metasync.errors import UsageError
 
-BURST_S: Final = 0.25  # what may go at once after a rest: a percent and less of any transfer that lasts
+BURST_S: Final = 0.05  # what may go at once after a rest: next to nothing of any transfer that lasts
+TICK_S: Final = 1e-6  # what rounding leaves of a wait is none
 RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
 RATE_MOST: Final = 1 << 40
 CONNECTIONS_MOST: Final = 32  # as `gauge.MOST`
@@ -192,7 +193,8 @@ class Line:
         self._booked += size_bytes - size
         end += size_bytes - size
         self._places[who] = (end, size_bytes)
-        return 0.0 if rate is None else max(0.0, (end - BURST_S * rate - self._passed) / rate)
+        left_s = 0.0 if rate is None else (end - BURST_S * rate - self._passed) / rate
+        return left_s if left_s > TICK_S else 0.0
 
     def go(self, who: Hashable) -> None:
         """It moves its bytes now."""

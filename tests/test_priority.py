@@ -335,6 +335,7 @@ def test_calls_of_a_task_that_was_abandoned_are_taken_out() -> None:
         runtime.start(one(put(BIG, path="begun")))
         store.wait_begun(1)
         assert runtime.run(task()) == "over"
+        assert len(runtime._channels["m"]._queue) == 1  # the vote: what is dropped does not keep its bytes either
         last = runtime.start(one(put(1, LATER, path="last")))
         store.let("*")
         last.result(10)
@@ -349,6 +350,7 @@ def test_a_call_that_is_late_is_taken_out_too() -> None:
         store.wait_begun(1)
         late: Reply = runtime.run(one(put(BIG, path="late", timeout_s=0.05)))
         assert isinstance(late.error, UnreachableError)
+        assert len(runtime._channels["m"]._queue) == 0
         store.let("*")
         first.result(10)
         runtime.run(one(put(1, path="last")))

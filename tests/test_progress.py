@@ -129,8 +129,9 @@ def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
 def test_an_error_stands_on_a_line_of_its_own(ready: Lab) -> None:
     for name in ("a", "b", "c"):
         ready.store(name).rename(ready.root / f"gone-{name}")
-    code, _, shown = on_a_terminal(ready, "pull")
+    code, _, shown = on_a_terminal(ready, "push")
     assert code != 0
+    assert "scan" in shown
     assert re.search(r"(^|\r)metasync: ", shown)
     assert shown.endswith("\n")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from metasync import settings
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
 from metasync.backends._s3_keys import read_keys
+from metasync.effects import Op, Task, Urgency
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.runtime import Runtime
 
 pytest.importorskip("obstore")
 
@@ -162,6 +167,45 @@ def test_a_server_that_asks_for_fewer_requests(
     with pytest.raises(BackendError) as caught:
         call(script.open())
     assert (caught.value.retryable, caught.value.retry_after_s) == (True, after_s)
+
+
+def _one(op: Op) -> Task:
+    return (yield op)
+
+
+def test_limits_hold_over_a_real_connection(script: Script, tmp_path: Path) -> None:
+    """6 MiB up, then 6 MiB down, at 4 MiB/s each: what the server saw is within 15 % of the rate, by the clock."""
+    piece = bytes(1 << 18)
+    script.answer = lambda method, _path: Answer(
+        200, piece if method == "GET" else b"", dict(META) if method == "GET" else {"ETag": '"e"'}
+    )
+    settings.write(tmp_path / "s.json", settings.Settings({"limit.up": "4M", "limit.down": "4M"}))
+    backend = script.open()
+    with Runtime({"s3": backend}) as runtime:
+        runtime.govern(settings.Governor(tmp_path / "s.json"))
+        for ops in (
+            [Op("s3", "put", f"p{n}", piece, urgency=Urgency.SOON) for n in range(24)],
+            [Op("s3", "get", f"p{n}", max_bytes=len(piece), urgency=Urgency.SOON) for n in range(24)],
+        ):
+            began = time.monotonic()
+            replies = [f.result(60) for f in [runtime.start(_one(op)) for op in ops]]
+            took = time.monotonic() - began
+            assert [r.error for r in replies] == [None] * 24
+            assert 24 * len(piece) / took <= 4 * (1 << 20) * 1.15
+    assert Counter(script.asked) == {"PUT": 24, "GET": 24}
+    backend.close()
+
+
+def test_a_server_that_asks_for_fewer_requests_gets_them(script: Script) -> None:
+    """Every pack arrives, though the server sends the first ones away."""
+    away = [_xml("SlowDown")] * 3
+    script.answer = lambda *_: Answer(503, away.pop()) if away else Answer(200, b"", {"ETag": '"e"'})
+    backend = script.open()
+    with Runtime({"s3": backend}) as runtime:
+        futures = [runtime.start(_one(Op("s3", "put", f"p{n}", b"1", urgency=Urgency.SOON))) for n in range(20)]
+        assert [f.result(60).error for f in futures] == [None] * 20
+    assert len(script.asked) == 23
+    backend.close()
 
 
 def test_not_found(script: Script) -> None:
