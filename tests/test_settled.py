@@ -13,9 +13,11 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import MetaSyncError
 from metasync.localdb import TREE_KEY, LocalDb
+from metasync.objects.model import Entry, Kind
 from metasync.sync import push as pushing
+from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.session import Session
-from metasync.sync.settled import is_settled
+from metasync.sync.settled import is_settled, note_settled
 from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
 
@@ -213,3 +215,54 @@ def test_a_row_that_changes_takes_the_note_back(kind: str, tmp_path: Path) -> No
             change()
             assert db.get(TREE_KEY) is None
             assert db.count_rows() == 1 - before
+
+
+def test_what_is_not_trusted_is_read_again(pushed: Workspace) -> None:
+    with pushed._session("test") as s:
+        root, row = s.base().tree_root, load_rows(s.db)[b"a"]
+        store_rows(s.db, [(b"a", row._replace(trusted=False))])
+        s.db.set(TREE_KEY, root)
+        assert not is_settled(s.tree, s.db, root)
+        store_rows(s.db, [(b"a", row)])
+        s.db.set(TREE_KEY, root)
+        assert is_settled(s.tree, s.db, root)
+
+
+ENTRY = Entry(Kind.FILE, 0o644, 1, 1, b"\1" * 32)
+ROW = Row(ENTRY, 1, 1, 1, 1, 1, 0o100644, True)
+OTHER = ROW._replace(entry=ENTRY._replace(mode=0o600))
+TOP = Row(Entry(Kind.DIR, 0o755, 0, 0, b""), 1, 1, 0, 0, 0, 0o40755, True)
+
+
+@pytest.mark.parametrize("differing", [None, [b"b"]])
+@pytest.mark.parametrize(
+    ("before", "put", "gone", "noted"),
+    [
+        ({b"": TOP, b"a": ROW}, {b"b": ROW}, [], True),
+        ({b"": TOP, b"a": ROW, b"c": ROW}, {b"b": ROW}, [b"c"], True),
+        ({b"": TOP, b"a": ROW, b"b": OTHER}, {b"b": ROW}, [], True),
+        ({b"": TOP, b"a": ROW}, {b"b": OTHER}, [], False),
+        ({b"": TOP, b"a": ROW, b"b": ROW}, {}, [b"b"], False),
+        ({b"": TOP, b"a": ROW, b"b": ROW}, {b"c": ROW}, [], False),
+        ({b"": TOP, b"a": ROW, b"b": ROW}, {b"a": OTHER}, [], False),
+        ({b"a": ROW, b"b": ROW}, {b"c": ROW}, [], False),
+    ],
+)
+def test_rows_are_noted_as_the_tree_only_when_they_are(
+    before: dict[bytes, Row], put: dict[bytes, Row], gone: list[bytes], noted: bool, differing: list[bytes] | None
+) -> None:
+    db = SimDb(empty_tables())
+    for rows in (before, put):
+        store_rows(db, rows.items())
+    db.delete_rows(gone)
+    note_settled(db, b"root", {b"a": ENTRY, b"b": ENTRY}, before, put, gone, differing)
+    assert db.get(TREE_KEY) == (b"root" if noted else None)
+
+
+def test_a_row_that_stays_behind_is_counted() -> None:
+    """One that a push of unknown end still needs: it is in nobody's list."""
+    db = SimDb(empty_tables())
+    rows = {b"": TOP, b"a": ROW}
+    store_rows(db, {**rows, b"stays": ROW}.items())
+    note_settled(db, b"root", {b"a": ENTRY}, rows, {}, [b"stays"], [])
+    assert db.get(TREE_KEY) is None

@@ -59,7 +59,9 @@ def base_from_rows(db: State, root: bytes | None, rows: Mapping[bytes, Row]) -> 
 
 def is_settled(work: WorkTree, db: State, root: bytes | None) -> bool:
     """Whether the folder holds what the tree of this root says, every bit of it, and nothing else. Stores nothing."""
-    if root is None or db.get(TREE_KEY) != root or work.rules.has_twins or load_texts(db):
+    if root is None or db.get(TREE_KEY) != root or work.rules.has_twins:
+        return False
+    if load_texts(db):  # the walk would meet a rule file, and end there
         return False
     try:
         return _is_as_rows(work, db.packed_rows())
