@@ -33,11 +33,6 @@ _LAYERS: Final = ("consensus", "keys", "objects", "store", "sync", "translators"
 _WAITING: Final = (
     "metasync.store.download", "metasync.sync.upload", "metasync.sync.check", "metasync.sync.reconfigure",
 )  # fmt: skip
-_LAZY: Final = (
-    *("metasync.accept", "metasync.enrol", "metasync.consensus.founding", "metasync.sync.found"),
-    *("metasync.sync.devices", "metasync.sync.invitation", "metasync.sync.recover", "metasync.sync.rotation"),
-    *("metasync.sync.secrets", "metasync.sync.status"),
-)  # what the product loads on demand is to be there before something in it is replaced
 _FLOOR_STEP: Final = 4  # versions between floors where there are floors: 1024 in earnest
 _LOGS_KEPT: Final = 6  # and 10,000
 _REMEMBERED_MAX: Final = 4096
@@ -70,8 +65,6 @@ _load_all()
 @contextlib.contextmanager
 def installed(world: World, *, floors: bool = False) -> Iterator[None]:
     """Everything in place; as it was, afterwards. Not for two threads at once. `floors`: logs are short-lived."""
-    for module in (*_WAITING, *_LAZY):
-        importlib.import_module(module)
     with contextlib.ExitStack() as stack:
         if floors:
             _shorten(stack)
