@@ -167,6 +167,8 @@ class _Bar:
         now = time.monotonic()
         with self._lock:
             self._meter.add(event, now)
+            if self._ended.is_set():
+                return
             if now - self._drawn_at >= DRAW_S:
                 self._draw(now)
             if self._ticker is None:

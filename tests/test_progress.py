@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from workspace_kit import Lab, lab, write  # noqa: F401
 
-from metasync import console
+from metasync import cli, console
 from metasync.events import Event, Notice, Phase, Progress, Transferred
 from metasync.meter import Meter, duration
 
@@ -126,14 +126,15 @@ def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
     assert max(map(len, drawn)) < 80
 
 
-def test_an_error_stands_on_a_line_of_its_own(ready: Lab) -> None:
-    for name in ("a", "b", "c"):
-        ready.store(name).rename(ready.root / f"gone-{name}")
-    code, _, shown = on_a_terminal(ready, "push")
-    assert code != 0
-    assert "scan" in shown
-    assert re.search(r"(^|\r)metasync: ", shown)
-    assert shown.endswith("\n")
+def test_an_error_stands_on_a_line_of_its_own(capfd: Any) -> None:
+    """It was appended to the line of progress."""
+    bar = console._Bar()
+    console._bars.append(bar)
+    bar.take(Phase("scan"))
+    cli._fail(console.Options(), "push", 1, "X", "it failed")
+    assert capfd.readouterr().err == "\rscan\r    \rmetasync: it failed\n"
+    bar.take(Phase("upload"))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("words", [("--quiet",), ("--json",)])
