@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
         RecoverReport,
         Skipped,
         Status,
+        Trailing,
     )
     from metasync.testing.contract import Outcome, Report
 
@@ -183,6 +184,7 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
         lines.append(
             f"Stored {count(r.packs, 'pack')}, {size(r.bytes_stored)}, {count(r.copies, 'copy', 'copies')} each."
         )
+    lines += trailing(r.trailing)
     if r.elsewhere:
         lines.append(f"warning: {count(r.elsewhere, 'pack')} found another place than their own, with all copies.")
     if r.under_replicated:
@@ -240,7 +242,7 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += unplaced(s.unplaced)
     lines += _ignored(s, verbose=verbose)
     lines += _warnings(s.warnings)
-    lines += ["", *backends(s.backends), *moving(s.moving), "", s.survives]
+    lines += ["", *backends(s.backends), *moving(s.moving), *trailing(s.trailing), "", s.survives]
     lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
     if s.withdraw:
         names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
@@ -269,6 +271,11 @@ def moving(m: Moving) -> list[str]:
     if not m.packs:
         return []
     return [f"Still to move: {count(m.packs, 'pack')}, {size(m.bytes)}; until then they are read where they are."]
+
+
+def trailing(items: Sequence[Trailing]) -> list[str]:
+    """Copies of agreed packs that are still to be made."""
+    return [f"{count(t.packs, 'pack')} ({size(t.bytes)}) still to be copied to {t.name}." for t in items]
 
 
 def backend_change(what: str, c: BackendChange) -> list[str]:
@@ -301,7 +308,7 @@ def check(r: CheckReport, *, read_data: bool) -> list[str]:
         lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
     else:
         lines.append("All is there, as often as promised.")
-    return [head, *lines, *(f"note: {note}" for note in r.notes)]
+    return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
 
 
 def outcome(o: Outcome) -> str:

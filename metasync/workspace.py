@@ -22,6 +22,7 @@ from metasync.backend_changes import BackendChanges
 from metasync.backends._registry import parse_url
 from metasync.backends._wrap import Prefixed
 from metasync.connections import Connections, Machine
+from metasync.consensus import JOURNAL_KEY
 from metasync.errors import ExcludedError, UsageError, WorkspaceError
 from metasync.events import Notice, ignore
 from metasync.keys.slots import COST
@@ -30,7 +31,7 @@ from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.past import Past
 from metasync.preferences import Preferences
-from metasync.sync import keycopies, newcomers, space
+from metasync.sync import keycopies, newcomers, space, trailing
 from metasync.sync import pull as pulling
 from metasync.sync import push as pushing
 from metasync.sync.checkout import Checkout
@@ -60,9 +61,11 @@ if TYPE_CHECKING:
         PushReport,
         Skipped,
         Status,
+        Trailing,
     )
 
 SYNC_ROUNDS_MAX: Final = 10
+COPYING_ENDS_S: Final = 5.0  # its calls have ended by then; what is left is a note in the local state
 JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
@@ -119,6 +122,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         self._machine = machine or Machine()
         self._connections = Connections(directory, db, self._machine)
         self._closed = False
+        self._copying: trailing.Finishing | None = None
 
     # --- beginnings
 
@@ -272,25 +276,34 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     # --- operations
 
-    def push(self, message: str = "", *, dry_run: bool = False, force: bool = False) -> PushReport:
+    def push(
+        self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
+    ) -> PushReport:
         """Has what changed here agreed as a new version; merges first when others were faster.
 
         Not retried: each call is a new version, if anything changed. Raises `NoQuorumError` when the outcome is not
         known; the next push finds out. Unless `force`, `GuardError` before anything is changed: more than half of a
         tree of more than 20 files would be deleted, or every file of a smaller one.
+
+        `durability`: of so many copies of everything it is waited for, 1 to as many as are promised; the others are
+        made in the background (`finish_copies` waits for them), or by whatever pushes next from this folder, and until
+        then a backend that is lost may take with it what it alone has. None: all.
         """
         with self._operation("push") as s:
             if dry_run:
                 return pushing.preview(s, s.base())
+            least = trailing.copies_to_wait_for(durability, s.transfer.placement.copies)
+            at_hand: dict[bytes, bytes] = {}
             found_again = s.settle_journal()
             newcomers.let_in(s)
             with newcomers.asking(s):
-                report = pushing.push(s, s.base(), message, force=force)
+                report = pushing.push(s, s.base(), message, force=force, least=least, at_hand=at_hand)
             newcomers.let_in(s, late=True)
             space.note_sent(s)
             space.put_back(s)
             keycopies.bring(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
+            self._copy_on(s, at_hand, wait=least is None)
             return dataclasses.replace(report, found_again=report.found_again or found_again)
 
     def pull(self, *, dry_run: bool = False, force: bool = False) -> PullReport:
@@ -303,15 +316,26 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             s.settle_journal(newest.state)  # it may be a push of this device that never learned its end, or lie on one
             return pulling.pull(s, s.base(), newest, dry_run=dry_run, force=force)
 
-    def sync(self, message: str = "", *, dry_run: bool = False, force: bool = False) -> tuple[PullReport, PushReport]:
-        """Pulls and pushes until both sides agree. `force`: see `push` and `pull`."""
+    def sync(
+        self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
+    ) -> tuple[PullReport, PushReport]:
+        """Pulls and pushes until both sides agree. `force`, `durability`: see `push` and `pull`."""
         pulled = self.pull(dry_run=dry_run, force=force)
-        pushed = self.push(message, dry_run=dry_run, force=force)
+        pushed = self.push(message, dry_run=dry_run, force=force, durability=durability)
         for _ in range(SYNC_ROUNDS_MAX):
             if dry_run or pushed.version is not None or pushed.pulled is None:
                 break
-            pushed = self.push(message, force=force)
+            pushed = self.push(message, force=force, durability=durability)
         return pulled, pushed
+
+    def finish_copies(self) -> tuple[Trailing, ...]:
+        """Waits until the copies are made that pushes with `durability` left open; returns what cannot be made now.
+
+        May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
+        """
+        with self._session("push") as s:
+            self._copy_on(s, {}, wait=True)
+            return trailing.summary(trailing.load(s.db).values(), s.names)
 
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
@@ -354,6 +378,18 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             return self._connections.states(s, [name])[0]
 
     # --- inside
+
+    def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> None:
+        """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made."""
+        if s.db.get(JOURNAL_KEY) is None and trailing.load(s.db):
+            trailing.forget_unnamed(s.db, s.base().index)
+        if self._copying is None or not self._copying.more(at_hand):
+            if not trailing.load(s.db):
+                return
+            self._copying = trailing.Finishing(s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
+            self._copying.start()
+        if wait:
+            self._copying.join()
 
     def _finish_clone(self) -> CloneReport:
         from metasync.sync import health, joining
@@ -456,8 +492,13 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             self.on_event(Notice(text, warning=True))
 
     def close(self) -> None:
-        """Gives connections and files back. May be repeated."""
+        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.stop(0)
         self._connections.close()
+        if copying is not None:
+            copying.stop(COPYING_ENDS_S)
         if not self._closed:
             try:
                 self._note_given_up()  # by writes that landed after their operation had ended

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from metasync.store.placement import Placement
 from metasync.store.room import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.store.transfer import TREES_BYTES_MAX, Place, Transfer
 from metasync.sync import space
+from metasync.sync.kept import COUNT_KEY
 from metasync.testing.quota import Quota
 from metasync.workspace import Workspace
 
@@ -471,29 +472,37 @@ def test_what_is_not_wanted_any_more_is_not_named(lab: Lab) -> None:
 @pytest.mark.parametrize("how", ["cut", "other config", "other epoch", "nonsense"])
 def test_what_was_kept_and_does_not_serve_is_stored_anew(lab: Lab, how: str) -> None:
     w, _ = stopped(lab)
-    with w._session("look") as s:
-        kept = s.db.get("stored")
-        assert kept is not None
-        bad = {
-            "cut": kept[:-7],
-            "other config": bytes(32) + kept[32:],
-            "other epoch": kept[:40] + b"\0\0\0\x09" + kept[44:],
-            "nonsense": kept[:44] + b"\x01nonsense",
-        }
-        s.db.set("stored", bad[how])
+    spoil: dict[str, Callable[[bytes], bytes]] = {
+        "cut": lambda note: note[:-7],
+        "other config": lambda note: bytes(32) + note[32:],
+        "other epoch": lambda note: note[:40] + b"\0\0\0\x09" + note[44:],
+        "nonsense": lambda note: note[:44] + b"\x01nonsense",
+    }
+    for key, note in notes(w).items():
+        w._db.set(key, spoil[how](note))
     r = w.push()
     assert r.bytes_stored > 48_000_000
     assert w.check().packs == r.packs
-    with w._session("look") as s:
-        assert s.db.get("stored") is None
+    assert not notes(w, some=False)
+
+
+def notes(w: Workspace, *, some: bool = True) -> dict[str, bytes]:
+    """What is noted of packs that were stored: at least one note, or none."""
+    count = int.from_bytes(w._db.get(COUNT_KEY) or b"", "big")
+    assert (count > 0) == some
+    found = {f"{COUNT_KEY} {n}": w._db.get(f"{COUNT_KEY} {n}") for n in range(count + 5)}
+    out = {key: note for key, note in found.items() if note is not None}
+    assert len(out) == count
+    return out
 
 
 def test_packs_that_were_agreed_meanwhile_are_not_named_again(lab: Lab) -> None:
     """A process that died right after its push was agreed leaves behind what it had kept."""
     w, _ = stopped(lab)
-    kept = w._db.get("stored")
+    kept = {**notes(w), COUNT_KEY: w._db.get(COUNT_KEY)}
     w.push()
-    w._db.set("stored", kept)
+    for key, note in kept.items():
+        w._db.set(key, note)
     write(w.directory, {"a copy": (w.directory / "f0").read_bytes(), **{f"f{i}": b"changed" for i in range(16)}})
     w.push()
     with w._session("look") as s:

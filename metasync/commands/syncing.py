@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from metasync import render
 from metasync.console import Console, Options, common, opened, passes_pause
+from metasync.events import Notice
+from metasync.sync.reports import PushReport
+from metasync.workspace import Workspace
 
 FORCE = "Go on though most of the files would be deleted."
+DURABILITY = "Agree when so many copies of everything are stored; make the others afterwards."
 
 
 @click.command()
@@ -36,9 +40,10 @@ def status(options: Options) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
 @click.option("--force", is_flag=True, help=FORCE)
 @passes_pause
+@click.option("--durability", type=int, metavar="N", help=DURABILITY)
 @common
 @click.pass_obj
-def push(options: Options, message: str, dry_run: bool, force: bool) -> None:
+def push(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
     """Takes a snapshot, uploads it, and has it agreed; merges first when others were faster.
 
     \b
@@ -47,14 +52,27 @@ def push(options: Options, message: str, dry_run: bool, force: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.push(message, dry_run=dry_run, force=force)
+        r = _with_copies(console, w, w.push(message, dry_run=dry_run, force=force, durability=durability))
     console.report("push", render.push(r, dry_run=dry_run), render.value(r), _push_codes(r))
 
 
-def _push_codes(r: Any) -> list[int]:
+def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
+    """Waits for the copies that a push left open; the report of it with those that cannot be made now."""
+    if not r.trailing:
+        return r
+    copies = render.count(sum(t.packs for t in r.trailing), "copy", "copies")
+    console.event(Notice(f"committed as version {r.version}; finishing {copies} (Ctrl-C is safe)"))
+    try:
+        return replace(r, trailing=w.finish_copies())
+    except KeyboardInterrupt:
+        console.event(Notice("the rest of the copies is made by the next push or sync", warning=True))
+        raise
+
+
+def _push_codes(r: PushReport) -> list[int]:
     codes = [1] if r.unreadable else []
     codes += [3] if r.pulled is not None and r.pulled.conflicts else []
-    return codes + ([4] if r.under_replicated else [])
+    return codes + ([4] if r.under_replicated or r.trailing else [])
 
 
 @click.command()
@@ -82,9 +100,10 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
 @click.option("--force", is_flag=True, help=FORCE)
 @passes_pause
+@click.option("--durability", type=int, metavar="N", help=DURABILITY)
 @common
 @click.pass_obj
-def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
+def sync(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
     """Pulls and pushes until both sides agree.
 
     \b
@@ -93,7 +112,8 @@ def sync(options: Options, message: str, dry_run: bool, force: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        pulled, pushed = w.sync(message, dry_run=dry_run, force=force)
+        pulled, pushed = w.sync(message, dry_run=dry_run, force=force, durability=durability)
+        pushed = _with_copies(console, w, pushed)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
     lines = [*render.pull(pulled, dry_run=dry_run), *render.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)

@@ -8,7 +8,7 @@ room for a pack counts as full before it says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says
 TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
 SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
 
-Put: TypeAlias = Callable[["Place", SealedPack, int], Generator[Any, Any, bool]]
+Put: TypeAlias = Callable[["Place", "_Cargo"], Generator[Any, Any, bool]]
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
 
 
@@ -54,6 +54,15 @@ class Fault(NamedTuple):
     pack: bytes
     why: str
     missing: bool
+
+
+class _Cargo(NamedTuple):
+    """A pack on its way to a backend."""
+
+    name: bytes
+    data: bytes
+    generation: int
+    urgency: Urgency
 
 
 class Stored(NamedTuple):
@@ -127,42 +136,87 @@ class Transfer:
 
     # --- up
 
-    def upload(self, pack: SealedPack, generation: int) -> Generator[Any, Any, Stored]:
+    def upload(self, pack: SealedPack, generation: int, *, least: int | None = None) -> Generator[Any, Any, Stored]:
         """Stores R copies; a full or unreachable backend's share goes to the next in the order.
 
-        A small pack of trees alone, as a deletion makes, may use what full backends keep in reserve: without it a
-        deletion could not be agreed. Raises what the last backend said when not a single copy could be stored.
+        With `least` it stores so many of them, on those of the R places that have the least on its way, and leaves the
+        rest to `complete`. A small pack of trees alone, as a deletion makes, may use what full backends keep in
+        reserve: without it a deletion could not be agreed. Raises what the last backend said when not a single copy
+        could be stored.
         """
         holders: list[str] = []
         order = self.order(pack.name)
         copies = self.placement.copies
+        home = {place.name for place in order[:copies]}
+        wanted = min(least, copies) if least is not None else copies
+        if wanted < copies:
+            order[:copies] = sorted(order[:copies], key=lambda p: self.room.sending.get(p.name, 0))
+        cargo = _Cargo(pack.name, pack.data, generation, Urgency.SOON)
         trees = _is_small_trees(pack)
         put = self._put if trees else self._put_if_it_fits
-        yield from self._spread([p for p in order if p.name not in self.down], put, pack, generation, holders)
+        yield from self._spread([p for p in order if p.name not in self.down], put, cargo, wanted, holders)
         if trees:
             full = [p for p in order if isinstance(self.down.get(p.name), FullError) and p.name not in holders]
-            yield from self._spread(full, self._put_with_reserve, pack, generation, holders)
+            yield from self._spread(full, self._put_with_reserve, cargo, wanted, holders)
         if not holders:
             raise _no_room(self.down, len(pack.data))
         record = PackRecord(
             pack.name, generation, len(pack.data), pack.data[: packfile.HEADER_BYTES], pack.footer.segments
         )
-        home = {place.name for place in order[:copies]}
         return Stored(record, pack.footer.objects, tuple(holders), copies, not home.issuperset(holders))
 
+    def complete(
+        self, name: bytes, generation: int, size: int, holders: Sequence[bytes], data: bytes | None
+    ) -> Generator[Any, Any, tuple[bytes, ...]]:
+        """Brings a stored pack to R copies, from its bytes or from one of its holders; nobody waits for it.
+
+        Returns the ids of all that hold it in the end; `holders` alone where none of them gave it. May be repeated.
+        """
+        if data is None:
+            data = yield from self._whole(name, generation, size, holders)
+        if data is None:
+            return tuple(holders)
+        order = self.order(name)
+        having = [p.name for p in order if p.backend_id in holders]
+        waiting = [p for p in order if p.name not in having and p.name not in self.down]
+        cargo = _Cargo(name, data, generation, Urgency.LATER)
+        yield from self._spread(waiting, self._put_if_it_fits, cargo, self.placement.copies, having)
+        beyond = tuple(i for i in holders if i not in self.places)
+        return tuple(p.backend_id for p in order if p.name in having) + beyond
+
+    def _whole(
+        self, name: bytes, generation: int, size: int, holders: Sequence[bytes]
+    ) -> Generator[Any, Any, bytes | None]:
+        """A pack's bytes from the first of these backends that has them right; None if none has."""
+        for place in (self.places[i] for i in holders if i in self.places):
+            for storage_id in reversed(place.storage_ids):
+                reply: Reply = yield Op(
+                    place.name,
+                    "get",
+                    pack_path(storage_id, generation, name),
+                    max_bytes=size,
+                    timeout_s=_patience_s(size),
+                    urgency=Urgency.LATER,
+                )
+                if reply.error is None and (yield Work(partial(_sha256, reply.value))) == name:
+                    return bytes(reply.value)
+                if isinstance(reply.error, UnreachableError):
+                    break
+        return None
+
     def _spread(
-        self, waiting: list[Place], put: Put, pack: SealedPack, generation: int, holders: list[str]
+        self, waiting: list[Place], put: Put, cargo: _Cargo, wanted: int, holders: list[str]
     ) -> Generator[Any, Any, None]:
         """Puts the pack on these places, in order, as many as are still missing at a time; adds to `holders`."""
         before = set(self.down)
-        while (missing := self.placement.copies - len(holders)) > 0 and waiting:
+        while (missing := wanted - len(holders)) > 0 and waiting:
             now, waiting = waiting[:missing], waiting[missing:]
-            done = yield Gather({p.name: put(p, pack, generation) for p in now})
+            done = yield Gather({p.name: put(p, cargo) for p in now})
             holders += [p.name for p in now if done[p.name]]
             waiting = [p for p in waiting if p.name in before or p.name not in self.down]
 
-    def _put_if_it_fits(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
-        size = len(pack.data)
+    def _put_if_it_fits(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
+        size = len(cargo.data)
         full = self.room.lacks(place.name, size)
         if full is not None and place.name in self.room.stale:
             reply: Reply = yield Op(place.name, "space", "", timeout_s=SPACE_TIMEOUT_S)
@@ -172,29 +226,30 @@ class Transfer:
         if full is not None:
             self.down.setdefault(place.name, full)
             return False
-        return (yield from self._put(place, pack, generation))
+        return (yield from self._put(place, cargo))
 
-    def _put(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
-        path = pack_path(place.storage_ids[-1], generation, pack.name)
-        self.room.begin(place.name, len(pack.data))
-        op = Op(place.name, "put", path, pack.data, timeout_s=_patience_s(len(pack.data)), urgency=Urgency.SOON)
+    def _put(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
+        size = len(cargo.data)
+        path = pack_path(place.storage_ids[-1], cargo.generation, cargo.name)
+        op = Op(place.name, "put", path, cargo.data, timeout_s=_patience_s(size), urgency=cargo.urgency)
+        self.room.begin(place.name, size)
         reply: Reply = yield op
         if reply.error is not None and reply.error.retryable:
             reply = yield op
-        self.room.end(place.name, len(pack.data), stored=reply.error is None)
+        self.room.end(place.name, size, stored=reply.error is None)
         if reply.error is not None:
             self.down[place.name] = reply.error
             return False
         return True
 
-    def _put_with_reserve(self, place: Place, pack: SealedPack, generation: int) -> Generator[Any, Any, bool]:
+    def _put_with_reserve(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
         """On a backend that counts as full: as it is, and if it says so itself, in the space of its ballast."""
-        if (yield from self._put(place, pack, generation)):
+        if (yield from self._put(place, cargo)):
             return True
         if not isinstance(self.down[place.name], FullError):
             return False
         given_up: Reply = yield Op(place.name, "delete", BALLAST_PATH, timeout_s=OP_TIMEOUT_S)
-        return given_up.error is None and (yield from self._put(place, pack, generation))
+        return given_up.error is None and (yield from self._put(place, cargo))
 
 
 def _is_small_trees(pack: SealedPack) -> bool:

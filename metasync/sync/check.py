@@ -10,7 +10,7 @@ from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.store.index import PackRecord
 from metasync.store.transfer import check_pack
-from metasync.sync import health, keycopies, space
+from metasync.sync import health, keycopies, space, trailing
 from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
 
@@ -29,6 +29,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     lost: list[bytes] = []
     short = copies = bytes_read = 0
     todo = iter(packs)
+    on_their_way = trailing.load(s.db)
+    waited_for: list[trailing.Trail] = []
     running: dict[Future[Any], PackRecord] = {}
     done_packs = 0
     while True:
@@ -48,6 +50,12 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             if read_data:
                 bytes_read += record.size * sum(not c.missing for c in (*home, *elsewhere))
             excused = good >= s.transfer.placement.copies
+            trail = on_their_way.get((record.generation, record.name))
+            if trail is not None and good and not excused:
+                late = {s.names.get(i) for i in trail.missing} & {c.backend for c in bad if c.missing}
+                bad = [c for c in bad if c.backend not in late]
+                waited_for.append(trail)
+                good += len(late)
             problems += [
                 CheckProblem(c.backend, record.name, c.problem or "")
                 for c in bad
@@ -73,6 +81,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen),
+        trailing=trailing.summary(waited_for, s.names),
     )
 
 

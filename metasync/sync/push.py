@@ -7,23 +7,22 @@ nothing names; a crash after it is a push that had taken place, and is found aga
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasync.codec import u64
+from metasync.codec import amount, u64
 from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, decode_journal
-from metasync.errors import FormatError, MetaSyncError, UpgradeError, UsageError, WorkspaceError
-from metasync.events import Phase
+from metasync.errors import MetaSyncError, UsageError, WorkspaceError
+from metasync.events import Notice, Phase
 from metasync.localdb import TREE_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
-from metasync.sync import guard, health, joining, space
+from metasync.sync import guard, health, joining, kept, space, trailing
 from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
@@ -40,7 +39,6 @@ from metasync.sync.upload import Upload, known_in
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
-STORED_KEY = "stored"  # packs that a push which failed had stored, with all their copies
 CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
 
@@ -56,7 +54,8 @@ class _Attempts:
     found_again: int | None = None
     pulls: list[PullReport] = field(default_factory=list)
     upload: Upload | None = None
-    config: bytes = b""  # under which it placed its packs
+    notes: kept.Notes | None = None
+    least: int | None = None  # copies of each pack that the commit waits for; None: all that are promised
     proposing: bool = False
     asked: bool = True  # whether the state it is pushed on was looked for, or is known by having decided it
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
@@ -80,12 +79,23 @@ class _Attempts:
         )  # fmt: skip
 
 
-def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> PushReport:
+def push(
+    s: Session,
+    base: Agreed,
+    message: str,
+    *,
+    force: bool = False,
+    least: int | None = None,
+    at_hand: dict[bytes, bytes] | None = None,
+) -> PushReport:
     """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile.
 
     `GuardError`, unless `force`: most of the agreed files, or in a merge most of those here, would be deleted. Neither
     the folder nor what is agreed was changed then; packs that were stored meanwhile are named by nothing, as after a
     crash.
+
+    `least`: copies of each pack that are stored before it is agreed, of those promised; None: all. What is missing is
+    noted (`sync.trailing`), and as many of the packs as memory allows are put into `at_hand`, by name.
     """
     journal = s.db.get(JOURNAL_KEY)
     pending = local_value(decode_journal, journal) if journal is not None else None
@@ -95,7 +105,7 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
     newest, asked = s.newest_or_own()
-    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked)
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked, least=least)
     for _ in range(ATTEMPTS_MAX):
         base = rebased(s, base, newest)
         if newest.state.hash != base.state.hash:
@@ -110,12 +120,13 @@ def push(s: Session, base: Agreed, message: str, *, force: bool = False) -> Push
         try:
             outcome = _attempt(s, base, a)
         except BaseException as e:
-            if a.upload is not None and not a.proposing:
-                kept = a.upload.keep(LAST_PACKS_S if isinstance(e, MetaSyncError) else 0)
-                with contextlib.suppress(WorkspaceError):  # no room here either: then all is stored anew
-                    s.db.set(STORED_KEY, a.config + kept if kept else None)
+            if a.upload is not None and a.notes is not None:
+                a.upload.save(LAST_PACKS_S if isinstance(e, MetaSyncError) and not a.proposing else 0)
+                a.notes.flush()
             raise
         if isinstance(outcome, PushReport):
+            if at_hand is not None and a.upload is not None:
+                at_hand.update(a.upload.at_hand)
             return outcome
         newest = outcome
     raise WorkspaceError(
@@ -209,6 +220,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         )
     moved = a.upload is not None and not a.upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
     if a.upload is None or moved or not a.upload.counting(base.state.min_gen, base.state.epoch):
+        notes = a.notes = kept.Notes(s.db, base.state.config, base.state.gen, base.state.epoch, s.runtime.clock)
         a.upload = Upload(
             s.transfer,
             replace(s.form, epoch=base.state.epoch),
@@ -219,19 +231,24 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             entropy=s.entropy,
             begin=lambda: _begin_storing(s, base, a),
             carried=s.db.get(CARRIED_KEY) or b"",
+            least=a.least,
+            noted=notes.add,
         )
-        a.config = base.state.config
-        _resume(s, base, a.upload)
+        packs, size = a.upload.resume(notes.load(base.index))
+        if packs:
+            s.listener(
+                Notice(f"going on with {packs:,} {'pack' if packs == 1 else 'packs'} ({amount(size)}) stored before")
+            )
     upload = a.upload
     ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
     rows, was_settled = load_rows(s.db), s.db.get(TREE_KEY) == (base.tree_root or b"")
     seen, before = _scan(s, base, ingest, rows)
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
-    kept = s.db.get(KEPT_KEY) or b""
+    staged = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
     joins = not joining.admitted(s, base.devices)
-    nothing = not differing and not kept and not joins
+    nothing = not differing and not staged and not joins
     if (nothing or guard.stop("push", loss) is not None) and (news := _news(s, base, a)) is not None:
         return news  # a commit of ours would have told
     guard.guard("push", loss, force=a.force)
@@ -244,9 +261,9 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     tree_root = master = None
-    if differing or kept:
+    if differing or staged:
         _complete(s, base, a, seen, before, differing)
-        tree_root, master = _add_trees(s, base, a, seen, differing, kept)
+        tree_root, master = _add_trees(s, base, a, seen, differing, staged)
     s.listener(Phase("upload"))
     upload.finish()
     s.listener(Phase("agree"))
@@ -254,6 +271,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         root = store_index(s, base, upload)
         devices = joining.changed_devices(s, base.state, base.devices)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
+    trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
     if not decided.mine:
@@ -263,7 +281,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
         s.db.set(BASE_KEY, decided.state.encode())
         s.db.set(JOURNAL_KEY, None)
-        s.db.set(STORED_KEY, None)
+        kept.forget(s.db)
         s.db.set(CARRIED_KEY, upload.carry() or None)
         s.drop_kept()
         if master is not None:
@@ -279,20 +297,13 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         packs=len(upload.stored),
         bytes_stored=upload.bytes_stored,
         copies=policy.copies if isinstance(policy, Replicate) else policy.total,
-        under_replicated=sum(len(p.holders) < p.copies for p in upload.stored),
+        under_replicated=0 if a.least is not None else sum(len(p.holders) < p.copies for p in upload.stored),
+        trailing=trailing.summary(upload.trails(), s.names),
         elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
         unportable=noted(unportable((p for p in differing if p not in before and p in seen.tree), seen.tree)),
     )
-
-
-def _resume(s: Session, base: Agreed, upload: Upload) -> None:
-    """Goes on with what a push had stored that found no space for the rest, say."""
-    kept = s.db.get(STORED_KEY) or b""
-    if kept[: len(base.state.config)] == base.state.config:
-        with contextlib.suppress(FormatError, UpgradeError):  # then all is stored anew
-            upload.resume(kept[len(base.state.config) :], base.index)
 
 
 def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:

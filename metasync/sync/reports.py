@@ -73,6 +73,15 @@ class TightBackend:
 
 
 @dataclass(frozen=True, slots=True)
+class Trailing:
+    """Copies on their way to a backend, of packs that are agreed already and of which there are other copies."""
+
+    name: str
+    packs: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PushReport:
     """The outcome of a push.
 
@@ -90,6 +99,7 @@ class PushReport:
                  is stored already or compresses
     tight        in a dry run: backends whose space may not be enough
     unportable   names that are new in this push and that other systems can't hold
+    trailing     with `durability`: copies that were still to be made when it was agreed, by backend
     """
 
     version: int | None
@@ -111,6 +121,7 @@ class PushReport:
     unportable: tuple[Skipped, ...] = ()
     files_to_read: int = 0
     to_send: Mapping[str, int] = field(default_factory=dict)
+    trailing: tuple[Trailing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,7 @@ class Status:
     evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
     withdraw       logins that revoked devices have at providers until somebody confirms that they were withdrawn
     paused         until when this device's transfers rest, as a phrase; "" when they do not
+    trailing       copies on their way, of packs that this device pushed with `durability`
     """
 
     name: str
@@ -251,6 +263,7 @@ class Status:
     evidence: tuple[Evidence, ...] = ()
     withdraw: tuple[Withdrawal, ...] = ()
     paused: str = ""
+    trailing: tuple[Trailing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +279,8 @@ class CheckProblem:
 class CheckReport:
     """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few.
 
+    `trailing`: copies that are missing because this device is still to make them; these are no problems.
+
     `notes`: what was seen, and put right, that is no problem.
     """
 
@@ -278,3 +293,4 @@ class CheckReport:
     short: int = 0
     meta_problems: tuple[CheckProblem, ...] = ()
     notes: tuple[str, ...] = ()
+    trailing: tuple[Trailing, ...] = ()

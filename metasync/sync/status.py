@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from metasync.errors import MetaSyncError
-from metasync.sync import evidence, guard, health, keycopies
+from metasync.sync import evidence, guard, health, keycopies, trailing
 from metasync.sync.device_reports import Withdrawal
 from metasync.sync.devices import withdrawals
 from metasync.sync.fsio import WorkTree, split
@@ -69,6 +69,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         moving=still_moving(s, agreed),
         warnings=(*seen.warnings, *heads, *keycopies.warnings(s), *([guard.warning(stop)] if stop is not None else [])),
         withdraw=_withdraw(s),
+        trailing=trailing.summary(trailing.load(s.db).values(), s.names),
     )
 
 

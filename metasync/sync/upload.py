@@ -1,33 +1,28 @@
 """One push's own packs: objects go in, stored packs and an index segment come out (D4, CONSENSUS 6.2).
 
 An upload lives as long as the push, over all its attempts: what was stored for an attempt that lost counts for the
-next one, as long as its generation is not fenced and its key epoch is still the base's.
+next one, as long as its generation is not fenced and its key epoch is still the base's. What an earlier push of this
+device stored, and never had agreed, counts too.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from metasync.codec import Reader, u32, u64
 from metasync.effects import Task
 from metasync.events import Listener, Progress
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.store.balance import Balance
-from metasync.store.index import (
-    Index,
-    IndexSegment,
-    PackRecord,
-    decode_segment,
-    encode_segment,
-    make_segments,
-)
+from metasync.store.index import Index, IndexSegment, PackRecord, make_segments
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer
+from metasync.sync.kept import KeptPack
+from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
 
 UPLOADING_BYTES_MAX = 24 << 20  # of sealed packs under way, each sent to its R backends from the same bytes
 
@@ -37,7 +32,8 @@ class Upload:
 
     `start` runs a task, `work` a function in a worker; both return futures (the runtime's). `begin` is called once,
     with the first object; what it returns is called before the first pack is sent. `carried`: what `carry` returned
-    after the push before, so that backends of unequal capacities get their shares.
+    after the push before, so that backends of unequal capacities get their shares. `least`: of each pack as many copies
+    are waited for (all, if None), `trails` says what is missing then. `noted` is told of each stored pack.
     """
 
     def __init__(
@@ -52,15 +48,18 @@ class Upload:
         entropy: Callable[[int], bytes],
         begin: Callable[[], Callable[[], None]],
         carried: bytes = b"",
+        least: int | None = None,
+        noted: Callable[[KeptPack], None] = lambda _: None,
     ) -> None:
         self.transfer = transfer
         self.form = form
         self.generation = generation
         self.stored: list[Stored] = []
         self.bytes_stored = 0
+        self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
         self._own: set[bytes] = set()
         self._records: list[tuple[PackRecord, tuple[Located, ...]]] = []
-        self._resumed: list[tuple[PackRecord, tuple[Located, ...]]] = []
+        self._resumed: list[KeptPack] = []
         self._kept: dict[bytes, int] = {}  # objects of an earlier push -> which of `_resumed` holds them
         self._used: set[int] = set()
         self._start = start
@@ -69,7 +68,11 @@ class Upload:
         self._entropy = entropy
         self._begin: Callable[[], Callable[[], None]] | None = begin
         self._before: Callable[[], None] | None = None
-        self._running: deque[Future[Any]] = deque()
+        self._least = least
+        self._noted = noted
+        self._trails: dict[bytes, Trail] = {}
+        self._at_hand_bytes = 0
+        self._running: deque[tuple[Future[Any], bytes]] = deque()  # with the pack's bytes where it will lack copies
         self._uploading_bytes = 0
         self._changed = threading.Condition()
         self._packer: Packer | None = None
@@ -108,20 +111,24 @@ class Upload:
             while self._uploading_bytes and self._uploading_bytes + size > UPLOADING_BYTES_MAX:
                 self._changed.wait()
             self._uploading_bytes += size
-        self._raise_failed()
-        future = self._start(self.transfer.upload(pack, self.generation))
+        self._harvest()
+        future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
-        self._running.append(future)
+        self._running.append((future, pack.data if self._least is not None else b""))
 
     def _ended(self, size: int) -> None:
         with self._changed:
             self._uploading_bytes -= size
             self._changed.notify_all()
 
-    def _raise_failed(self) -> None:
-        for future in self._running:
+    def _harvest(self) -> None:
+        """Takes what has ended meanwhile; raises what the storing of a pack raised."""
+        for _ in range(len(self._running)):
+            future, data = self._running.popleft()
             if future.done():
-                future.result()
+                self._take(future.result(), data)
+            else:
+                self._running.append((future, data))
 
     def finish(self) -> None:
         """Waits until all that was added is stored; raises what the storing of a pack raised."""
@@ -129,41 +136,46 @@ class Upload:
         if packer is not None:
             packer.finish()
         while self._running:
-            self._take(self._running[0].result())
-            self._running.popleft()
-            self._listener(Progress("upload", self.bytes_stored, None, "B"))
+            future, data = self._running.popleft()
+            self._take(future.result(), data)
 
-    def _take(self, stored: Stored) -> None:
+    def _take(self, stored: Stored, data: bytes) -> None:
         self._records.append((stored.record, stored.objects))
         self.bytes_stored += stored.record.size
         self.stored.append(stored._replace(objects=()))
+        trail = trail_of(stored, self.transfer)
+        if trail is None or self._least is not None:  # else it lacks copies that were waited for: the next one tries
+            self._noted(KeptPack(stored.record, stored.objects, trail))
+        if trail is not None and self._least is not None:
+            self._trails[trail.name] = trail
+            if self._at_hand_bytes + len(data) <= KEPT_BYTES_MAX:
+                self._at_hand_bytes += len(data)
+                self.at_hand[trail.name] = data
+        self._listener(Progress("upload", self.bytes_stored, None, "B"))
 
-    def keep(self, wait_s: float) -> bytes:
-        """What a push that failed has stored, for `resume` in the next one; waits so long for what is under way."""
-        wait(self._running, timeout=wait_s)
-        for future in self._running:
+    def save(self, wait_s: float) -> None:
+        """Has noted what a push that failed has stored; waits so long for what is under way."""
+        wait([future for future, _ in self._running], timeout=wait_s)
+        while self._running:
+            future, data = self._running.popleft()
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._take(future.result())
-        self._running.clear()
-        short = {p.record.name for p in self.stored if len(p.holders) < p.copies}
-        segments = make_segments([*self._resumed, *(r for r in self._records if r[0].name not in short)])
-        return u64(self.generation) + u32(self.form.epoch) + encode_segment(segments[0]) if segments else b""
+                self._take(future.result(), data)
 
-    def resume(self, kept: bytes, index: Index) -> None:
+    def resume(self, kept: Iterable[KeptPack]) -> tuple[int, int]:
         """Counts packs as stored that an earlier push left behind, those of which this push needs an object.
 
-        Those that `index` names by now are left out, and all of them if they were made for another generation or epoch.
+        Packs that lack copies are left out where all are waited for. Returns how many there are, and their bytes.
         """
-        r = Reader(kept, "packs of an earlier push")
-        if (r.u64(), r.u32()) != (self.generation, self.form.epoch):
-            return
-        segment = decode_segment(kept[12:])
-        named = index.packs()
-        for record in segment.packs:
-            if (record.generation, record.name) not in named:
-                objects = tuple(segment.inside(record))
-                self._kept.update((located.id, len(self._resumed)) for located in objects)
-                self._resumed.append((record, objects))
+        for pack in kept:
+            if pack.trail is None or self._least is not None:
+                self._kept.update((located.id, len(self._resumed)) for located in pack.objects)
+                self._resumed.append(pack)
+        return len(self._resumed), sum(pack.record.size for pack in self._resumed)
+
+    def trails(self) -> list[Trail]:
+        """The packs of `index_segments` that lack copies which nobody waited for."""
+        resumed = (self._resumed[n].trail for n in sorted(self._used))
+        return [*(t for t in resumed if t is not None), *self._trails.values()]
 
     def carry(self) -> bytes:
         """How unevenly the backends are loaded now, for `carried` of the next push."""
@@ -175,7 +187,7 @@ class Upload:
 
     def index_segments(self) -> list[IndexSegment]:
         """The index segments of all packs stored so far: one as a rule, none when there are no packs."""
-        return make_segments([*(self._resumed[n] for n in sorted(self._used)), *self._records])
+        return make_segments([*(self._resumed[n][:2] for n in sorted(self._used)), *self._records])
 
 
 def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:

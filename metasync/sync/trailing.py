@@ -1,0 +1,257 @@
+"""Copies that are still to be made when a version is agreed with fewer than promised (`durability`; paper section 5.3).
+
+Theory of operation. Such a push waits for the first copy of each pack. Before it is agreed the local state says which
+packs lack which copies, so they are never forgotten: the rest of the same process makes them, or the next `push` or
+`sync`. The bytes come from memory as long as they are there, else from a backend that holds the pack; its name tells
+whether they are right. To make a copy twice does no harm; so two processes may be at it, and what is known of the
+copies may lag behind.
+
+Packs that no agreed index names are forgotten: their push never came to its end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from typing import Any, Final, NamedTuple
+
+from metasync.codec import Reader, u8, u32, u64
+from metasync.effects import Task
+from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.events import Listener, Progress
+from metasync.localdb import LocalDb
+from metasync.store.index import Index
+from metasync.store.transfer import Stored, Transfer
+from metasync.sync.reports import Trailing
+
+TRAILING_KEY: Final = "trailing"  # packs that lack copies: `encode_trails`
+AT_ONCE_BYTES: Final = 24 << 20  # of packs being copied, each held in memory
+KEPT_BYTES_MAX: Final = 64 << 20  # of sealed packs that wait in memory; further ones are read back from a backend
+NOTE_EVERY_S: Final = 1.0  # a copy whose end was not noted yet is made again after a kill
+WAIT_S: Final = 0.2  # between looks whether to stop
+ID_BYTES: Final = 16
+NAME_BYTES: Final = 32
+
+
+def copies_to_wait_for(durability: int | None, copies: int) -> int | None:
+    """What a push is asked for, of `copies` promised; None where it waits for all. `UsageError`."""
+    if durability is not None and not 1 <= durability <= copies:
+        raise UsageError(
+            f"durability {durability}: a push waits for one copy of everything at least, and at most for the {copies}"
+            " promised",
+            next_step="Leave it out to wait for all.",
+        )
+    return durability if durability is not None and durability < copies else None
+
+
+class Trail(NamedTuple):
+    """A pack that lacks copies: which backends hold it, and which ones should, by id."""
+
+    name: bytes
+    generation: int
+    size: int
+    holders: tuple[bytes, ...]
+    missing: tuple[bytes, ...]
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        return self.generation, self.name
+
+
+def trail_of(stored: Stored, transfer: Transfer) -> Trail | None:
+    """What a stored pack lacks; None where it has all its copies."""
+    lacking = stored.copies - len(stored.holders)
+    if lacking <= 0:
+        return None
+    order = transfer.placement.order(stored.record.name)
+    ids = {p.name: i for i, p in transfer.places.items()}
+    holders = tuple(ids[n] for n in stored.holders)
+    missing = tuple(i for i in order if i not in holders)[:lacking]
+    return Trail(stored.record.name, stored.record.generation, stored.record.size, holders, missing)
+
+
+def encode_trails(trails: Sequence[Trail]) -> bytes:
+    out = [u8(1), u32(len(trails))]
+    for t in trails:
+        out += [t.name, u64(t.generation), u64(t.size), u8(len(t.holders)), *t.holders, u8(len(t.missing)), *t.missing]
+    return b"".join(out)
+
+
+def decode_trails(data: bytes) -> list[Trail]:
+    r = Reader(data, "copies on their way")
+    if r.u8() != 1:
+        raise r.fail("unknown format")
+    out = []
+    for _ in range(r.count(r.u32(), NAME_BYTES + 18)):
+        name, generation, size = r.take(NAME_BYTES), r.u64(), r.u64()
+        holders = tuple(r.take(ID_BYTES) for _ in range(r.u8()))
+        out.append(Trail(name, generation, size, holders, tuple(r.take(ID_BYTES) for _ in range(r.u8()))))
+    r.end()
+    return out
+
+
+def load(db: LocalDb) -> dict[tuple[int, bytes], Trail]:
+    """What is noted. `WorkspaceError` where the local state is damaged: nothing is forgotten in silence."""
+    data = db.get(TRAILING_KEY)
+    try:
+        return {t.key: t for t in decode_trails(data)} if data is not None else {}
+    except FormatError as e:
+        raise WorkspaceError(
+            f"the local state in .metasync is damaged: {e.message}",
+            next_step="`metasync check` tells which packs lack copies.",
+        ) from e
+
+
+def note(db: LocalDb, trails: Iterable[Trail], *, drop: Iterable[tuple[int, bytes]] = ()) -> None:
+    """Adds these to what is noted, in place of what was noted of the same packs, and takes out `drop`."""
+    gone, new = set(drop), {t.key: t for t in trails}
+    if not gone and not new:
+        return
+    with db.transaction():
+        known = load(db)
+        now = {k: t for k, t in {**known, **new}.items() if k not in gone}
+        if now != known:
+            db.set(TRAILING_KEY, encode_trails(list(now.values())) if now else None)
+
+
+def forget_unnamed(db: LocalDb, index: Index) -> None:
+    """Drops what the newest agreed index does not name."""
+    known = load(db)
+    if known:
+        named = index.packs()
+        note(db, (), drop=[k for k in known if k not in named])
+
+
+def summary(trails: Iterable[Trail], names: Mapping[bytes, str]) -> tuple[Trailing, ...]:
+    """How much each backend still lacks, by its name; by its id where it has none."""
+    packs: dict[str, list[int]] = {}
+    for t in trails:
+        for i in t.missing:
+            packs.setdefault(names.get(i, i.hex()), []).append(t.size)
+    return tuple(Trailing(name, len(sizes), sum(sizes)) for name, sizes in sorted(packs.items()))
+
+
+class Finishing:
+    """Makes the copies that are noted, in a thread of its own, until all are made or cannot be made now.
+
+    `start` runs a task (the runtime's). `at_hand`: sealed packs by name; taken over, and emptied on the way.
+    """
+
+    def __init__(
+        self,
+        transfer: Transfer,
+        start: Callable[[Task], Future[Any]],
+        db: LocalDb,
+        listener: Listener,
+        at_hand: dict[bytes, bytes] | None = None,
+    ) -> None:
+        self._transfer = transfer
+        self._start_task = start
+        self._db = db
+        self._listener = listener
+        self._at_hand = at_hand if at_hand is not None else {}
+        self._tried: set[tuple[int, bytes]] = set()
+        self._more = False
+        self._ended = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begins in the background."""
+        self._thread = threading.Thread(target=self._run, name="metasync-trailing", daemon=True)
+        self._thread.start()
+
+    def more(self, at_hand: Mapping[bytes, bytes]) -> bool:
+        """More was noted meanwhile. False: too late, this one has come to its end."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._more = True
+            self._at_hand.update(at_hand)
+            return True
+
+    def join(self) -> None:
+        """Waits for the end, and raises what it ended with. May be interrupted; the copies then go on."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(WAIT_S)
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def active(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self, wait_s: float) -> None:
+        """Begins no more copies. What is not finished stays noted."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except BaseException as e:  # noqa: BLE001  # whatever it is belongs to whoever waits
+            self._error = e
+        finally:
+            with self._lock:
+                self._ended = True
+
+    def run(self) -> None:
+        """Makes the copies; returns when each was made, or tried once, or after `stop`."""
+        while True:
+            self._make(sorted(self._untried(), key=lambda t: t.name in self._at_hand))
+            with self._lock:
+                if self._stop.is_set() or not self._more:
+                    self._ended = True
+                    return
+                self._more = False
+
+    def _untried(self) -> list[Trail]:
+        found = [t for t in load(self._db).values() if t.key not in self._tried]
+        self._tried.update(t.key for t in found)
+        return found
+
+    def _make(self, todo: list[Trail]) -> None:
+        """Makes copies of these, the last ones first."""
+        total = sum(t.size * len(t.missing) for t in todo)
+        running: dict[Future[Any], Trail] = {}
+        ended: list[Trail] = []
+        done_bytes, last = 0, time.monotonic()
+        while running or (todo and not self._stop.is_set()):
+            while todo and not self._stop.is_set() and _fits(todo[-1], running.values()):
+                t = todo.pop()
+                data = self._at_hand.pop(t.name, None)
+                running[self._start_task(self._transfer.complete(t.name, t.generation, t.size, t.holders, data))] = t
+            finished, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
+            for future in finished:
+                t = running.pop(future)
+                try:
+                    holders: tuple[bytes, ...] = future.result()
+                except CancelledError:  # the runtime is closed: it stays noted
+                    self._stop.set()
+                    continue
+                ended.append(self._now(t, holders))
+                done_bytes += t.size * (len(t.missing) - len(ended[-1].missing))
+                self._listener(Progress("copies", done_bytes, total, "B"))
+            if ended and time.monotonic() - last >= NOTE_EVERY_S:
+                self._note(ended)
+                ended, last = [], time.monotonic()
+        self._note(ended)
+
+    def _now(self, t: Trail, holders: Sequence[bytes]) -> Trail:
+        """What a pack lacks once these hold it."""
+        lacking = max(0, self._transfer.placement.copies - len(holders))
+        order = self._transfer.placement.order(t.name)
+        return t._replace(holders=tuple(holders), missing=tuple(i for i in order if i not in holders)[:lacking])
+
+    def _note(self, ended: Sequence[Trail]) -> None:
+        note(self._db, [t for t in ended if t.missing], drop=[t.key for t in ended if not t.missing])
+
+
+def _fits(t: Trail, running: Iterable[Trail]) -> bool:
+    held = sum(r.size for r in running)
+    return not held or held + t.size <= AT_ONCE_BYTES
