@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -92,28 +93,25 @@ def scenes(draw):
     return loads, shares, draw(st.integers(1, 50)), choices
 
 
-def after(loads: Sequence[float], shares: Sequence[float], size: float, choice: Sequence[int]) -> float:
-    return max((load + size * (i in choice)) / shares[i] for i, load in enumerate(loads))
+def unevenness(loads: Sequence[float], shares: Sequence[float], size: float, choice: Sequence[int]) -> Fraction:
+    return sum((Fraction((load + size * (i in choice)) ** 2, shares[i]) for i, load in enumerate(loads)), Fraction())
 
 
 @given(scenes())
-def test_what_is_picked_is_as_good_as_any(scene):
+def test_what_is_picked_is_the_first_of_the_best(scene):
     loads, shares, size, choices = scene
     assert len(choices) <= TRIALS_MAX
-    picked = choices[pick(loads, shares, size, choices)]
-    assert after(loads, shares, size, picked) == min(after(loads, shares, size, c) for c in choices)
-
-
-@given(scenes())
-def test_no_more_is_drawn_than_is_needed(scene):
-    """The search ends with the first choice that no other could beat."""
-    loads, shares, size, choices = scene
-    drawn = []
+    drawn: list[Sequence[int]] = []
     number = pick(loads, shares, size, (drawn.append(c) or c for c in choices))
-    best = min(after(loads, shares, size, c) for c in choices)
-    first = next(i for i, c in enumerate(choices) if after(loads, shares, size, c) == best)
-    assert number == first
-    assert len(drawn) == first + 1
+    after = [unevenness(loads, shares, size, c) for c in choices]
+    assert number == after.index(min(after))
+    assert len(drawn) == number + 1, "no more is drawn than is needed"
+
+
+def test_two_copies_on_three_backends_leave_none_behind():
+    """Each step as good as any for the fullest alone; one backend got 2 of 22 copies that way."""
+    for seed in range(300):
+        assert fullest(placement([1, 1, 1], 2), [4_300_000] * 10 + [2 * MB], Names(seed)) < 1.1
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(2, 5), st.randoms(use_true_random=False))

@@ -1,17 +1,19 @@
 """Spreads the packs of a push evenly over the backends by choosing among names for each (ARCHITECTURE D6).
 
 Theory of operation. A pack's place follows from its name, and its name from its bytes, of which eight, the salt, mean
-nothing. A writer tries a few salts and keeps the name that leaves the fullest backend least full. A backend's *relative
-load* is its bytes divided by the share of all packs that placement gives it, so backends of any capacities compare.
+nothing. A writer tries a few salts and keeps the name that leaves loads most even: the sum of load^2 / share over the
+backends is least, share being the part of all packs that placement gives a backend. That sum is least for its total
+when loads are in the ratio of shares, so backends of any capacities compare. To leave the fullest least full at each
+step would not do: with two copies on three backends two of them could run ahead, each step as good as any other.
 
-The search ends with the first name that is as good as any could be: one that leaves the fullest backend as it is, or,
-where every choice makes it fuller, one that goes to the least loaded. So a pack costs about as many trials as there are
-sets of backends that would not do, and `TRIALS_MAX` at most. What list scheduling promises holds (Graham, "Bounds on
-multiprocessing timing anomalies", 1969): the fullest has at most a pack more than the mean.
+A choice adds (2 load + size) size / share for each backend that it takes, so the best one takes the backends for which
+this is least. The search ends when it is found: a pack costs about as many trials as there are sets of backends, and
+`TRIALS_MAX` at most. With one copy on equal backends it is the least loaded, and what list scheduling promises holds:
+the fullest has less than a pack above the mean (Graham, "Bounds on multiprocessing timing anomalies", 1969).
 
-Where shares differ, a short push alone would pass by small backends, which it would fill above its mean. What a push
-left uneven is therefore carried into the next one of this device, and shares stay true over time. Where all shares are
-equal no backend is preferred, and nothing is carried: an earlier push makes no later one uneven.
+Where shares differ, a short push alone would pass by small backends: one pack is far more than their part of it. What a
+push left uneven is therefore carried into the next one of this device, and shares stay true over time. Where all shares
+are equal no backend is preferred, and nothing is carried: an earlier push makes no later one uneven.
 """
 
 from __future__ import annotations
@@ -25,29 +27,27 @@ from metasync.errors import UsageError
 from metasync.store.mapping import BACKEND_ID_BYTES
 from metasync.store.placement import Placement
 
-TRIALS_MAX: Final = 16  # of 48 packs on three backends the fullest then has 1.04 of the mean at worst, with 8 1.05
+TRIALS_MAX: Final = 16  # of 48 packs on three backends the fullest then has 1.04 of the mean at worst, with 8 1.06
+EQUAL: Final = 1 + 1e-9  # what rounding may make of equal sums
 CARRIED_BYTES_MAX: Final = 1 << 40  # of what is told of earlier pushes: no device is uneven by more
 
 _CARRIED = struct.Struct(f">{BACKEND_ID_BYTES}sQ")
 
 
 def pick(loads: Sequence[float], shares: Sequence[float], size: float, choices: Iterable[Sequence[int]]) -> int:
-    """Which of the choices leaves the fullest backend least full: its number, the first one of equals.
+    """Which of the choices leaves loads most even: its number, the first one of equals.
 
     `loads` and `shares` by backend, shares above 0. A choice is the numbers of the backends that would each get `size`
     more; all choices have equally many, there is at least one, and no more are drawn than `TRIALS_MAX`.
     """
-    relative = [load / share for load, share in zip(loads, shares, strict=True)]
-    after = [(load + size) / share for load, share in zip(loads, shares, strict=True)]
-    fullest = max(relative)
-    best, best_after, least = 0, -1.0, -1.0
+    costs = [(2 * load + size) * size / share for load, share in zip(loads, shares, strict=True)]
+    ascending = sorted(costs)
+    best, least = 0, float("inf")
     for number, choice in enumerate(choices):
-        if least < 0:
-            least = max(fullest, sorted(after)[len(choice) - 1])
-        then = max(fullest, *(after[i] for i in choice))
-        if best_after < 0 or then < best_after:
-            best, best_after = number, then
-        if best_after <= least or number + 1 >= TRIALS_MAX:
+        cost = sum(costs[i] for i in choice)
+        if cost * EQUAL < least:
+            best, least = number, cost
+        if least <= sum(ascending[: len(choice)]) * EQUAL or number + 1 >= TRIALS_MAX:
             break
     return best
 

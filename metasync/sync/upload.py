@@ -24,7 +24,13 @@ from metasync.store.transfer import Stored, Transfer
 from metasync.sync.kept import KeptPack
 from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
 
-UPLOADING_BYTES_MAX = 24 << 20  # of sealed packs under way, each sent to its R backends from the same bytes
+UPLOADING_BYTES_EACH = 8 << 20  # of sealed packs under way per backend: the next one flows while one is answered
+UPLOADING_BYTES_MAX = 48 << 20  # of all of them, each sent to its R backends from the same bytes
+
+
+def uploading_bytes_max(backends: int) -> int:
+    """How much may be under way to so many backends."""
+    return min(UPLOADING_BYTES_MAX, UPLOADING_BYTES_EACH * backends)
 
 
 class Upload:
@@ -106,9 +112,9 @@ class Upload:
         before, self._before = self._before, None
         if before is not None:
             before()
-        size = len(pack.data)
+        size, most = len(pack.data), uploading_bytes_max(len(self.transfer.placement.targets))
         with self._changed:
-            while self._uploading_bytes and self._uploading_bytes + size > UPLOADING_BYTES_MAX:
+            while self._uploading_bytes and self._uploading_bytes + size > most:
                 self._changed.wait()
             self._uploading_bytes += size
         self._harvest()
