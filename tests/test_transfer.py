@@ -451,3 +451,15 @@ def test_a_bad_copy_is_one_fault_however_many_ranges_of_it_were_asked_for(large)
     with pytest.raises(DamagedError, match="intact on no backend"):
         large.fetch(by_segment(large, 0, 15, 30))
     assert sorted(f.backend for f in large.t.faults) == sorted(large.order[:COPIES])
+
+
+def test_one_copy_goes_where_the_least_is_on_its_way_and_the_rest_later(world):
+    """With `least` the first copy is on one of the pack's own places, and `complete` makes the others from it."""
+    world.t.room.sending[world.order[0]] = 10
+    stored = run(world.t.upload(world.pack, GENERATION, least=1), world.backends)
+    assert (stored.holders, stored.copies, stored.elsewhere) == ((world.order[1],), COPIES, False)
+    held = (backend_id(world.order[1]),)
+    p = world.pack
+    holders = run(world.t.complete(p.name, GENERATION, len(p.data), held, None), world.backends)
+    assert set(holders) == {backend_id(n) for n in world.order[:COPIES]}
+    assert world.check(read_data=True)[0] == [CopyState(n, None) for n in world.order[:COPIES]]

@@ -150,8 +150,7 @@ class Upload:
         self.bytes_stored += stored.record.size
         self.stored.append(stored._replace(objects=()))
         trail = trail_of(stored, self.transfer)
-        if trail is None or self._least is not None:  # else it lacks copies that were waited for: the next one tries
-            self._noted(KeptPack(stored.record, stored.objects, trail))
+        self._noted(KeptPack(stored.record, stored.objects, trail))
         if trail is not None and self._least is not None:
             self._trails[trail.name] = trail
             if self._at_hand_bytes + len(data) <= KEPT_BYTES_MAX:
