@@ -381,14 +381,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> None:
         """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made."""
-        if s.db.get(JOURNAL_KEY) is None and trailing.load(s.db):
+        if trailing.load(s.db) and s.db.get(JOURNAL_KEY) is None:
             trailing.forget_unnamed(s.db, s.base().index)
-        if self._copying is None or not self._copying.more(at_hand):
-            if not trailing.load(s.db):
-                return
-            self._copying = trailing.Finishing(s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
-            self._copying.start()
-        if wait:
+        self._copying = trailing.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
+        if wait and self._copying is not None:
             self._copying.join()
 
     def _finish_clone(self) -> CloneReport:

@@ -252,6 +252,24 @@ class Finishing:
         note(self._db, [t for t in ended if t.missing], drop=[t.key for t in ended if not t.missing])
 
 
+def go_on(
+    now: Finishing | None,
+    transfer: Transfer,
+    start: Callable[[Task], Future[Any]],
+    db: LocalDb,
+    listener: Listener,
+    at_hand: dict[bytes, bytes],
+) -> Finishing | None:
+    """Whoever makes the copies that are noted: the one that is at it, or a new one, begun; None if there are none."""
+    if now is not None and now.more(at_hand):
+        return now
+    if not load(db):
+        return None
+    begun = Finishing(transfer, start, db, listener, at_hand)
+    begun.start()
+    return begun
+
+
 def _fits(t: Trail, running: Iterable[Trail]) -> bool:
     held = sum(r.size for r in running)
     return not held or held + t.size <= AT_ONCE_BYTES
