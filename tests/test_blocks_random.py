@@ -87,7 +87,7 @@ def not_after(*kinds: Kind) -> Callable[..., Task]:
         if failed is not None:
             return failed
         blocks.judge(blocks.known())
-        return blockform_module.vouched(m, instance, a, blockform_module._outcome(blocks, kind, rnd))
+        return blockform_module.vouched(m, instance, a, blockform_module._outcome(blocks, kind, rnd, value))
 
     return append
 

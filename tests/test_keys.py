@@ -27,7 +27,6 @@ from metasync.keys import (
     decode_device_set,
     decode_identity,
     decode_keys,
-    derive,
     make_device_set,
     make_phrase,
     make_ring,
@@ -49,7 +48,7 @@ from metasync.keys import (
     unseal,
 )
 from metasync.keys.chain import decode_chain
-from metasync.keys.derive import RECORD_BYTES_MAX, agree, read_header, seal_public, sign, sign_public, verify
+from metasync.keys.derive import RECORD_BYTES_MAX, agree, derive, read_header, seal_public, sign, sign_public, verify
 from metasync.keys.devices import decode_certificate
 
 CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)

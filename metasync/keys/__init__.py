@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from metasync.keys.chain import AdminChain
-    from metasync.keys.derive import Header, RecordKind, derive, seal, sha256, sign, unseal, verify
+    from metasync.keys.derive import Header, RecordKind, seal, sha256, sign, unseal, verify
     from metasync.keys.devices import (
         DEVICE_ENTROPY_BYTES,
         Certificate,
@@ -75,7 +75,6 @@ __all__ = [
     "decode_device_set",
     "decode_identity",
     "decode_keys",
-    "derive",
     "make_device_set",
     "make_phrase",
     "make_ring",

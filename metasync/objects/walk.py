@@ -293,7 +293,7 @@ def rebuild(
     children.update((path, []) for path in fresh)
     out: dict[bytes, bytes] = {}
     ids: dict[bytes, bytes] = {}
-    for path in sorted(children, key=lambda p: -p.count(b"/") if p else 1):
+    for path in sorted(children, key=lambda p: (-p.count(b"/") if p else 1, p)):
         listed = []
         for name, entry in sorted(children[path]):
             if entry.kind is Kind.DIR:

@@ -68,7 +68,8 @@ class Placer:
         self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
         self.replaced = tree.state_dir(b"replaced")
-        self.paths = {key(change.path, tree.rules) for change in plan.changes}  # as this disk tells names apart
+        self.paths = {change.path for change in plan.changes}
+        self.taken = {key(path, tree.rules) for path in self.paths}  # as this disk tells names apart
 
     def run(self) -> Applied:
         """Brings the tree to the plan. `WorkspaceError`: the disk failed; the plan can be run again."""
@@ -390,7 +391,7 @@ class Placer:
         """Gives what lies at `name` in `fd` the name of a conflict copy of `path`."""
         for n in range(1, COPIES_MAX):
             copy = conflict_name(path, n)
-            if key(copy, self.tree.rules) in self.paths:
+            if key(copy, self.tree.rules) in self.taken:
                 continue
             conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
             if move_aside(self.tree, self.db, name, fd, conflict):

@@ -251,11 +251,11 @@ class SimRuntime:
         if backend is None:
             self._resume(run, 0.0, Reply(error=UnreachableError(f"no backend is linked as {op.backend}")))
             return
-        token = run.token
+        token, began = run.token, self._world.now
 
         def answer(reply: Reply) -> None:
             if run.token == token:
-                self._step(run, reply, None)
+                self._step(run, Reply(reply.value, reply.error, self._world.now - began), None)
 
         def late() -> None:
             if run.token == token:
