@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from metasync import settings as kept
 from metasync.errors import PausedError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.sync.enrolment import STATE_DIR
+from metasync.sync.lock import exclusive
 
 if TYPE_CHECKING:
     from metasync.connections import Connections
@@ -90,14 +90,12 @@ class Preferences:
         return self.directory / STATE_DIR / kept.FILE
 
     def _change(self, changed: Callable[[kept.Settings], kept.Settings]) -> SettingsReport:
-        import filelock
-
         path = self._settings_path
         try:
-            with filelock.FileLock(os.fspath(path.with_suffix(".lock")), timeout=LOCK_WAIT_S, mode=0o600):
+            with exclusive(path.with_suffix(".lock"), LOCK_WAIT_S):
                 new = changed(kept.read(path))
                 kept.write(path, new)
-        except filelock.Timeout as e:
+        except TimeoutError as e:
             raise WorkspaceError(
                 f"the settings {path} are being changed by another process", next_step="Run again."
             ) from e

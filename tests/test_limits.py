@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workspace_kit import Lab, lab, write  # noqa: F401
 
+from metasync import preferences
 from metasync import settings as kept
 from metasync.backends.memory import MemoryBackend
 from metasync.effects import Op, Task, Urgency
@@ -39,6 +40,7 @@ from metasync.limits import (
 )
 from metasync.runtime import Runtime
 from metasync.settings import FOR_EVER, Governor, Settings
+from metasync.sync.lock import exclusive
 from metasync.testing.faults import FaultyBackend
 from metasync.workspace import Workspace
 
@@ -488,6 +490,19 @@ def test_a_pause_is_said_and_passed_by(ready: Lab) -> None:
         time.sleep(0.06)
         assert w.settings().paused == ""
         w.push()
+
+
+def test_settings_that_others_are_writing(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes them waits for its turn, and says so if that does not come; nothing is changed then."""
+    monkeypatch.setattr(preferences, "LOCK_WAIT_S", 0.1)
+    with Workspace.open(ready.root / "laptop") as w:
+        w.configure("nice", "5")
+        with exclusive(w._settings_path.with_suffix(".lock"), 1.0):
+            with pytest.raises(WorkspaceError, match="being changed by another process") as e:
+                w.configure("nice", "6")
+            assert e.value.next_step
+        assert w.settings().settings == {"nice": "5"}
+        assert w.configure("nice", "6").settings == {"nice": "6"}
 
 
 def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:

@@ -6,11 +6,12 @@ people only: nothing is decided by what that file says.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from metasync.errors import WorkspaceError
@@ -18,6 +19,28 @@ from metasync.errors import WorkspaceError
 WAIT_S = 30.0
 POLL_S = 0.05  # between looks at a lock that is held: short beside any command, cheap beside a wait of seconds
 HOLDER_BYTES_MAX = 4096
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, wait_s: float) -> Iterator[None]:
+    """Holds a file locked against other processes and threads; it is made if it is not there, and stays.
+
+    `TimeoutError` when it was held by others for `wait_s`; other `OSError`s when it cannot be had at all.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        ends = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as e:
+                if time.monotonic() >= ends:
+                    raise TimeoutError(f"{path} is locked") from e
+            time.sleep(POLL_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 class WorkspaceLock:
