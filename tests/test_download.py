@@ -240,6 +240,8 @@ def test_what_is_learned_is_kept_between_commands_and_a_damaged_note_is_none(lab
     w = lab.init(lab.urls("a", "b"))
     write(w.directory, {f"{n}.jpg": noise(900_000, n) for n in range(4)})
     w.push()
+    sent = Estimates.decode(w._db.get(ESTIMATES_KEY) or b"")
+    assert any(sent.of(name, Direction.UP).bytes_per_s for name in ("a", "b"))
     clone = lab.clone(lab.urls("a", "b"))
     note = clone._db.get(ESTIMATES_KEY)
     assert note is not None

@@ -20,7 +20,7 @@ from metasync.errors import BackendError, FullError, NotFoundError, UnreachableE
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
-from metasync.store.estimates import Estimates
+from metasync.store.estimates import Estimates, timed
 from metasync.store.index import PackRecord
 from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement
@@ -233,9 +233,9 @@ class Transfer:
         path = pack_path(place.storage_ids[-1], cargo.generation, cargo.name)
         op = Op(place.name, "put", path, cargo.data, timeout_s=_patience_s(size), urgency=cargo.urgency)
         self.room.begin(place.name, size)
-        reply: Reply = yield op
+        reply: Reply = yield from timed(self.estimates, op, size)
         if reply.error is not None and reply.error.retryable:
-            reply = yield op
+            reply = yield from timed(self.estimates, op, size)
         self.room.end(place.name, size, stored=reply.error is None)
         if reply.error is not None:
             self.down[place.name] = reply.error
