@@ -248,11 +248,12 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
     write(w.directory, {"kept": b"1"})
     w.push()
     d = lab.clone(urls)
+    w.pull()  # its own push is the next version then, and not the clone's joining
     write(w.directory, {"doubtful": b"2"})
     propose = Session.propose
 
     def unheard(self: Session, *change: Any) -> Any:
-        propose(self, *change)
+        assert propose(self, *change).mine
         raise NoQuorumError("the answer was lost")
 
     def unsent(self: Session, *change: Any) -> Any:

@@ -16,6 +16,7 @@ from metasync.consensus.entries import Kind, Round, entry_path, hint_path, open_
 from metasync.consensus.genesis import genesis_path
 from metasync.consensus.instance import Instance
 from metasync.consensus.meta import meta_path
+from metasync.consensus.reconfig import give_state
 from metasync.consensus.states import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
@@ -43,6 +44,11 @@ def push(world: World, ws: Workspace, group: Group, base: State, times: int = 1)
         base = decided.state
     world.run()  # lets stragglers land
     return base
+
+
+def stored(world: World, group: Group, base: State, data: bytes, generation: int) -> Ref:
+    """Stores one meta object; its name."""
+    return list(world.do(group.put_index(base, [], lambda _: data, generation=generation)))[-1]  # type: ignore[no-any-return]
 
 
 def forget_requests(world: World) -> None:
@@ -81,7 +87,7 @@ def test_a_push_stays_within_its_requests(world: World, ws: Workspace) -> None:
     for _ in range(20):
         forget_requests(world)
         known = world.do(group.get_recent(known))
-        ref = world.do(group.put_meta(known, b"index", generation=0))
+        ref = stored(world, group, known, b"index", 0)
         op_id = u64(known.v + 1) * 2
         decided = world.do(group.propose(known, lambda op_id=op_id, ref=ref: Change(op_id, index=ref)))
         world.do(group.write_head(decided.state, head=bytes(32), prev=bytes(32), backends=NAMES))
@@ -475,7 +481,7 @@ def test_two_beginnings_are_a_fork(world: World, ws: Workspace) -> None:
 
 def test_meta_objects_are_put_and_got(world: World, ws: Workspace) -> None:
     group = group_of(ws, 1)
-    ref = world.do(group.put_meta(ws.genesis, b"index" * 1000, generation=7))
+    ref = stored(world, group, ws.genesis, b"index" * 1000, 7)
     assert ref.generation == 7
     world.run()
     assert all(meta_path(ws.acceptor_of(n), ref) in world.stores[n] for n in NAMES)
@@ -496,21 +502,22 @@ def test_meta_objects_wait_for_enough_and_not_for_the_stuck(world: World, ws: Wo
     group = group_of(ws, 1)
     world.stuck.add("a")
     before = world.now
-    ref = world.do(group.put_meta(ws.genesis, b"x", generation=0))
+    ref = stored(world, group, ws.genesis, b"x", 0)
     assert world.now - before < 2
     before = world.now
     assert world.do(group.get_meta(ref)) == b"x"
     assert world.now - before < 4
     world.down |= {"b", "c"}
     with pytest.raises(NoQuorumError, match=r"1 of 2|0 of 2"):
-        world.do(group.put_meta(ws.genesis, b"y", generation=0))
+        stored(world, group, ws.genesis, b"y", 0)
 
 
 def test_states_get_objects_of_their_own(world: World, ws: Workspace) -> None:
     latest = push(world, ws, group_of(ws, 1), ws.genesis, 4)
     group = group_of(ws, 1)
     second = world.do(group.state_at(latest, 2))
-    world.do(group.put_state(second))
+    config = group.member.configs[ws.genesis.config]
+    world.do(give_state(group.member, group.member.links, config, [], second))
     for name in NAMES:
         for v in (3, 4):
             world.stores[name].pop(entry_path(ws.keys, 1, 0, ws.acceptor_of(name), v, 0), None)

@@ -276,24 +276,13 @@ class Group:
 
     # meta objects
 
-    def put_meta(self, base: State, plaintext: bytes, *, generation: int) -> Task:
-        """Stores a meta object for a state after `base`. -> its Ref, once n - q + 1 + f acceptors hold it."""
-
-        def task() -> Task:
-            digest, sealed = yield from self._sealed(RecordKind.META, plaintext, base)
-            ref = Ref(generation, digest)
-            yield from self._put_meta(base, ref, sealed)
-            return ref
-
-        return task()
-
     def put_index(
         self, base: State, leaves: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes], *, generation: int
     ) -> Task:
         """Stores meta objects and one that names them, all side by side. -> {Ref: plaintext}, the last one the root's.
 
         Names are known before anything is stored, and nobody reads the root before a state names it: which stands first
-        does not matter. It ends once each is held by as many acceptors as `put_meta` waits for.
+        does not matter. It ends once enough acceptors hold each.
         """
 
         def task() -> Task:
@@ -349,16 +338,6 @@ class Group:
                     del self._consts[next(iter(self._consts))]
                 self._consts[digest] = data
             return self._consts[digest]
-
-        return task()
-
-    def put_state(self, state: State) -> Task:
-        """Gives a decided state an object of its own, which must stand before the log after it is trimmed."""
-
-        def task() -> Task:
-            _, sealed = yield from self._sealed(RecordKind.STATE, state.encode(), state)
-            name = self.member.keys.state_name(state.hash)
-            yield from self._put(state, lambda a: const_path(a, name), sealed, "a state")
 
         return task()
 
