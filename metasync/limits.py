@@ -5,6 +5,7 @@
     limit.up.NAME        to that backend alone, within what `limit.up` leaves; limit.down.NAME likewise
     limit.connections    calls at once, on each backend; limit.connections.NAME on that one
     nice                 how far the command line steps back for other programs, as `nice` has it
+    durability           for how many copies of everything a push waits that is not told; all, where fewer are promised
 
 Theory of operation of a rate. A line counts bytes: those that calls have booked, and those that its rate has let pass
 since. A call has a place, the end of its bytes among all that are booked, and begins when all but BURST_S's worth of
@@ -27,6 +28,8 @@ RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
 RATE_MOST: Final = 1 << 40
 CONNECTIONS_MOST: Final = 32  # as `gauge.MOST`
 NICE_MOST: Final = 19
+COPIES_MOST: Final = 255  # as many as a workspace can promise
+NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST)}
 WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
 DAY_MINUTES: Final = 24 * 60
 
@@ -38,7 +41,7 @@ _SECONDS: Final = (86_400, 3_600, 60, 1)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
-    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice."
+    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -77,6 +80,7 @@ class Limits(NamedTuple):
     down: Mapping[str, Schedule]
     connections: Mapping[str, int]
     nice: int | None
+    durability: int | None
 
 
 def parse_rate(text: str) -> float | None:
@@ -142,8 +146,8 @@ def parse_duration(text: str) -> float:
 
 def check(key: str, value: str) -> None:
     """`UsageError` if there is no such setting, or it does not take this value."""
-    if key == "nice":
-        _number(key, value, 0, NICE_MOST)
+    if key in NUMBERS:
+        _number(key, value, *NUMBERS[key])
         return
     match = _KEY.fullmatch(key)
     if match is None:
@@ -164,17 +168,17 @@ def understood(values: Mapping[str, str]) -> Limits:
     """Settings as they are kept. `UsageError` if one of them is wrong."""
     rates: dict[str, dict[str, Schedule]] = {"up": {}, "down": {}}
     connections: dict[str, int] = {}
-    nice = None
+    numbers: dict[str, int] = {}
     for key, value in values.items():
         check(key, value)
         match = _KEY.fullmatch(key)
         if match is None:
-            nice = int(value)
+            numbers[key] = int(value)
         elif match[1] == "connections":
             connections[match[2] or ""] = int(value)
         else:
             rates[match[1]][match[2] or ""] = parse_schedule(value)
-    return Limits(rates["up"], rates["down"], connections, nice)
+    return Limits(rates["up"], rates["down"], connections, numbers.get("nice"), numbers.get("durability"))
 
 
 class Line:

@@ -117,6 +117,17 @@ class Preferences:
                 next_step=f"`metasync resume` ends the pause; `metasync {what} --now` passes it by once.",
             )
 
+    def _least_copies(self, durability: int | None, copies: int) -> int | None:
+        """For how many of the promised `copies` a push waits, as asked for or else as set; None: for all.
+
+        A setting that asks for more than are promised, as another number of backends may have it, asks for all.
+        """
+        from metasync.sync import trailing
+
+        if durability is None and (kept_here := kept.read(self._settings_path).values.get("durability")) is not None:
+            durability = min(int(kept_here), copies)
+        return trailing.copies_to_wait_for(durability, copies)
+
     def _governor(self) -> kept.Governor:
         """What has the calls of this workspace obey the settings, one for all its operations."""
         if self._governed is None or self._governed.passes_pauses != self.now:

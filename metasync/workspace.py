@@ -287,12 +287,12 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         `durability`: of so many copies of everything it is waited for, 1 to as many as are promised; the others are
         made in the background (`finish_copies` waits for them), or by whatever pushes next from this folder, and until
-        then a backend that is lost may take with it what it alone has. None: all.
+        then a backend that is lost may take with it what it alone has. None: what this device's settings say, else all.
         """
         with self._operation("push") as s:
             if dry_run:
                 return pushing.preview(s, s.base())
-            least = trailing.copies_to_wait_for(durability, s.transfer.placement.copies)
+            least = self._least_copies(durability, s.transfer.placement.copies)
             at_hand: dict[bytes, bytes] = {}
             found_again = s.settle_journal()
             newcomers.let_in(s)

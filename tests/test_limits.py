@@ -130,6 +130,9 @@ def test_no_durations(text: str) -> None:
         ("nice", "20"),
         ("nice", "-1"),
         ("nice.usb", "3"),
+        ("durability", "0"),
+        ("durability", "all"),
+        ("durability.usb", "1"),
     ],
 )
 def test_no_settings(key: str, value: str) -> None:
@@ -142,6 +145,7 @@ def test_settings_understood() -> None:
     limits = understood(
         {"limit.up": "2M", "limit.up.usb": "1M", "limit.down.a.b": "off", "limit.connections": "4", "nice": "7"}
     )
+    assert understood({"durability": "1"}).durability == 1
     assert limits.up == {"": Schedule((), 2 * MIB), "usb": Schedule((), MIB)}
     assert limits.down == {"a.b": Schedule((), None)}
     assert (limits.connections, limits.nice) == ({"": 4}, 7)

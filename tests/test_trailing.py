@@ -174,6 +174,23 @@ def test_durability_is_at_least_one_copy_and_at_most_what_is_promised(lab: Lab, 
     assert w.push(durability=2).trailing == ()
 
 
+def test_what_is_set_for_this_device_holds_where_a_push_is_told_nothing(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    w.configure("durability", "1")
+    write(w.directory, {"f": os.urandom(50_000)})
+    r = w.push()
+    assert (r.version, sum(t.packs for t in r.trailing)) == (1, r.packs)
+    assert (w.finish_copies(), copies(lab, "a", "b", "c")) == ((), [2] * r.packs)
+    write(w.directory, {"g": b"2"})
+    assert w.push(durability=2).trailing == (), "what is asked for goes before what is set"
+    w.configure("durability", "7")  # more than this workspace promises
+    write(w.directory, {"h": b"3"})
+    assert w.push().trailing == ()
+    w.configure("durability", None)
+    write(w.directory, {"i": b"4"})
+    assert w.sync()[1].trailing == ()
+
+
 class Held:
     """Keeps all further copies from being made until `release`; those of `first` are not held."""
 

@@ -13,7 +13,10 @@ from metasync.sync.reports import PushReport
 from metasync.workspace import Workspace
 
 FORCE = "Go on though most of the files would be deleted."
-DURABILITY = "Agree when so many copies of everything are stored; make the others afterwards."
+DURABILITY = (
+    "Agree when so many copies of everything are stored; make the others afterwards."
+    " Default: `metasync config`, or all."
+)
 
 
 @click.command()
