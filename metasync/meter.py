@@ -51,7 +51,8 @@ class Meter:
 
     def add(self, event: Event, now: float) -> None:
         if isinstance(event, Phase):
-            self._begin(event.name, now)
+            if event.name != self._phase:  # packs may have gone before all of the folder was looked at
+                self._begin(event.name, now)
         elif isinstance(event, Progress):
             if event.phase != self._phase:
                 self._begin(event.phase, now)

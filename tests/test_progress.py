@@ -18,6 +18,7 @@ from workspace_kit import Lab, lab, write  # noqa: F401
 from metasync import cli, console
 from metasync.events import Event, Notice, Phase, Progress, Transferred
 from metasync.meter import Meter, duration
+from metasync.workspace import Workspace
 
 MIB = 1 << 20
 
@@ -60,6 +61,31 @@ def test_time_left_by_what_was_done_lately() -> None:
     assert metered((0.0, Phase("download")), *steps, now=60.0) == "download: 10.0 MiB of 60.0 MiB"  # it stands still
     done = (11.0, Progress("download", 60 * MIB, 60 * MIB, "B"))
     assert metered((0.0, Phase("download")), *steps, done, now=11.0) == "download: 60.0 MiB of 60.0 MiB"
+
+
+def test_a_phase_that_has_begun_already_begins_once() -> None:
+    packs = [(float(n), Progress("upload", n * MIB, 9 * MIB, "B")) for n in range(1, 4)]
+    assert metered((0.0, Phase("scan")), *packs, (3.0, Phase("upload")), now=3.0) == metered(*packs, now=3.0)
+
+
+def test_an_upload_tells_how_much_of_what_is_read_is_stored(lab: Lab) -> None:
+    lab.init(lab.urls("a", "b", "c")).close()
+    same = os.urandom(200_000)
+    files = {f"{n}.bin": os.urandom(1_500_000) for n in range(8)} | {"same": same, "again": same, "empty": b""}
+    write(lab.root / "laptop", files)
+    seen: list[Event] = []
+    with Workspace.open(lab.root / "laptop", on_event=seen.append) as w:
+        w.push()
+        told = [e for e in seen if isinstance(e, Progress) and e.phase == "upload"]
+        total = sum(map(len, files.values()))
+        assert {e.total for e in told} == {total}
+        assert [e.done for e in told] == sorted(e.done for e in told)
+        assert (told[-1].done, len({e.done for e in told}) > 1) == (total, True)
+        seen.clear()
+        write(lab.root / "laptop", {"0.bin": files["1.bin"], "new": b"seven b"})
+        w.push()
+    told = [e for e in seen if isinstance(e, Progress) and e.phase == "upload"]
+    assert (told[-1].done, told[-1].total) == (1_500_007, 1_500_007), "read, though most of it is stored already"
 
 
 def test_another_unit_and_a_phase_that_nobody_announced() -> None:
@@ -118,7 +144,7 @@ def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
     assert code == 0
     assert "Pushed version 1" in out
     assert "\n" not in shown
-    assert re.search(r"upload: .* MiB.* in \d+ pieces?", shown)
+    assert re.search(r"upload: .* of 5.7 MiB in \d+ pieces?", shown)
     assert re.search(r"[abc] \d.*/s up", shown)
     drawn = shown.split("\r")
     assert drawn[-1] == ""

@@ -187,13 +187,17 @@ def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> Pu
 
 
 def _scan(
-    s: Session, base: Agreed, ingest: Ingest, rows: Mapping[bytes, Row] | None = None
+    s: Session,
+    base: Agreed,
+    ingest: Ingest,
+    rows: Mapping[bytes, Row] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> tuple[Scan, dict[bytes, Entry]]:
     s.listener(Phase("scan"))
     rows = load_rows(s.db) if rows is None else rows
     before = base_from_rows(s.db, base.tree_root, rows)
     before = s.flat(base) if before is None else before
-    return survey(s.tree, s.db, before, ingest, rows), before
+    return survey(s.tree, s.db, before, ingest, rows, expect), before
 
 
 def _is_settled(s: Session, base: Agreed, a: _Attempts) -> bool:
@@ -242,7 +246,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     upload = a.upload
     ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
     rows, was_settled = load_rows(s.db), s.db.get(TREE_KEY) == (base.tree_root or b"")
-    seen, before = _scan(s, base, ingest, rows)
+    seen, before = _scan(s, base, ingest, rows, lambda size: upload.expect(size, lambda: ingest.bytes_read))
     a.chunks.update(ingest.chunks)
     differing = changed(before, seen.tree)
     staged = s.db.get(KEPT_KEY) or b""

@@ -106,11 +106,12 @@ def scan(
     base: Mapping[bytes, Entry],
     ingest: Ingest,
     rules: Mapping[bytes, bytes] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> Scan:
     """Compares the working tree with what was seen last and with the base; reads what is new or changed.
 
     `base` is the flat tree of the last agreed snapshot this device has brought here. Nothing is written to the tree.
-    `rules`: what the last scan that was stored found as `Scan.rules`.
+    `rules`: what the last scan that was stored found as `Scan.rules`. `expect` is told how many bytes are to be read.
     Whether content is kept or only hashed (`status`) is up to `ingest`. Storing what was found (`survey`) is up to the
     caller: in the transaction that stages what was ingested, or not at all.
     `WorkspaceError`: the root is gone. OSError: the root itself can't be listed.
@@ -121,6 +122,8 @@ def scan(
     if work.rows is not rows:
         work.out.put_rows.update(work.rows)
     work.walk()
+    if expect is not None:
+        expect(sum(st.st_size for _, st in work.unread if stat_.S_ISREG(st.st_mode)))
     work.read()
     work.miss()
     work.empty()

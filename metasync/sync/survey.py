@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from metasync.consensus import JOURNAL_KEY
@@ -17,10 +17,15 @@ MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is
 
 
 def survey(
-    tree: WorkTree, db: State, base: Mapping[bytes, Entry], ingest: Ingest, rows: Mapping[bytes, Row] | None = None
+    tree: WorkTree,
+    db: State,
+    base: Mapping[bytes, Entry],
+    ingest: Ingest,
+    rows: Mapping[bytes, Row] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> Scan:
-    """A scan by the stored rows (`rows`, if they are at hand) and ignore rules. Stores nothing."""
-    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db))
+    """A scan by the stored rows (`rows`, if they are at hand) and ignore rules, as `scan` has it. Stores nothing."""
+    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db), expect)
 
 
 def store_survey(db: State, seen: Scan) -> None:

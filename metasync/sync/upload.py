@@ -62,6 +62,9 @@ class Upload:
         self.generation = generation
         self.stored: list[Stored] = []
         self.bytes_stored = 0
+        self._waiting_bytes = 0  # of objects, as they were added, in packs that are not stored yet
+        self._to_read_bytes: int | None = None
+        self._read_bytes: Callable[[], int] = lambda: 0
         self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
         self._own: set[bytes] = set()
         self._records: list[tuple[PackRecord, tuple[Located, ...]]] = []
@@ -99,6 +102,7 @@ class Upload:
         if object_id in self:
             return
         self._own.add(object_id)
+        self._waiting_bytes += len(data)
         if self._begin is not None:
             begin, self._begin = self._begin, None
             self._before = begin()
@@ -147,6 +151,7 @@ class Upload:
 
     def _take(self, stored: Stored, data: bytes) -> None:
         self._records.append((stored.record, stored.objects))
+        self._waiting_bytes -= sum(located.length for located in stored.objects)
         self.bytes_stored += stored.record.size
         self.stored.append(stored._replace(objects=()))
         trail = trail_of(stored, self.transfer)
@@ -156,7 +161,21 @@ class Upload:
             if self._at_hand_bytes + len(data) <= KEPT_BYTES_MAX:
                 self._at_hand_bytes += len(data)
                 self.at_hand[trail.name] = data
-        self._listener(Progress("upload", self.bytes_stored, None, "B"))
+        self._tell()
+
+    def _tell(self) -> None:
+        total = self._to_read_bytes
+        done = self.bytes_stored if total is None else min(self._read_bytes() - self._waiting_bytes, total)
+        self._listener(Progress("upload", max(done, 0), total, "B"))
+
+    def expect(self, to_read_bytes: int, read_bytes: Callable[[], int]) -> None:
+        """Progress counts from here on what was read and is stored, of so many bytes that a scan is going to read.
+
+        `read_bytes` tells how many of them were read. What is read and stored already counts as soon as it is read.
+        """
+        self._to_read_bytes, self._read_bytes = to_read_bytes or None, read_bytes
+        if to_read_bytes:
+            self._tell()
 
     def save(self, wait_s: float) -> None:
         """Has noted what a push that failed has stored; waits so long for what is under way."""
