@@ -95,10 +95,17 @@ class Machine:
         save_secret(directory, keys, device, certificate)
 
     def lock(
-        self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = WAIT_S
-    ) -> contextlib.AbstractContextManager[object]:
+        self,
+        directory: Path,
+        command: str,
+        waiting: Callable[[str], None],
+        wait_s: float = WAIT_S,
+        *,
+        presses: bool = True,
+    ) -> contextlib.AbstractContextManager[WorkspaceLock]:
         """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
-        return WorkspaceLock(directory / STATE_DIR).acquire(command, waiting=waiting, wait_s=wait_s)
+        lock = WorkspaceLock(directory / STATE_DIR)
+        return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses)
 
 
 class Connections:

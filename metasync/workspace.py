@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +47,10 @@ from metasync.sync.enrolment import (
     write_local,
 )
 from metasync.sync.fsio import WorkTree
+from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.probe import rules_of
 from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+from metasync.sync.turns import GiveWay, Turns
 
 if TYPE_CHECKING:
     from metasync.events import Listener
@@ -289,7 +292,23 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         made in the background (`finish_copies` waits for them), or by whatever pushes next from this folder, and until
         then a backend that is lost may take with it what it alone has. None: what this device's settings say, else all.
         """
-        with self._operation("push") as s:
+        turns = Turns()
+        first = True
+        while True:
+            try:
+                return self._push(turns, message, dry_run, force, durability, first=first)
+            except GiveWay as way:
+                self.on_event(Notice("another operation in this folder goes first; this push goes on after it"))
+                with self._locked("push", first=False):
+                    way.save()
+                    self._disconnect()  # what connections know may be old by now
+                first = False
+
+    def _push(
+        self, turns: Turns, message: str, dry_run: bool, force: bool, durability: int | None, *, first: bool
+    ) -> PushReport:
+        """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
+        with self._operation("push", first=first) as s:
             if dry_run:
                 return pushing.preview(s, s.base())
             least = self._least_copies(durability, s.transfer.placement.copies)
@@ -297,7 +316,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             found_again = s.settle_journal()
             newcomers.let_in(s)
             with newcomers.asking(s):
-                report = pushing.push(s, s.base(), message, force=force, least=least, at_hand=at_hand)
+                turn = turns.begin(s.others_wait, s.runtime.clock)
+                report = pushing.push(s, s.base(), message, force=force, least=least, at_hand=at_hand, turns=turn)
             newcomers.let_in(s, late=True)
             space.note_sent(s)
             space.put_back(s)
@@ -415,17 +435,23 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             )
 
     @contextlib.contextmanager
-    def _locked(self, what: str) -> Iterator[None]:
-        def waiting(who: str) -> None:
-            self.on_event(Notice(f"waiting: the workspace is {who}"))
+    def _locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
+        """With the workspace's lock. `first` is false where it had it before: then it waits for as long as it takes."""
 
-        with self._machine.lock(self.directory, f"metasync {what}", waiting), self._connections.guard.holding():
-            yield
+        def waiting(who: str) -> None:
+            if first:
+                self.on_event(Notice(f"waiting: the workspace is {who}"))
+
+        wait_s = WAIT_S if first else math.inf
+        taken = self._machine.lock(self.directory, f"metasync {what}", waiting, wait_s, presses=what != "push")
+        with taken as lock, self._connections.guard.holding():
+            yield lock
 
     @contextlib.contextmanager
-    def _operation(self, what: str) -> Iterator[Session]:
+    def _operation(self, what: str, *, first: bool = True) -> Iterator[Session]:
         """A session that may change things: under the lock, after finishing what an earlier process left."""
-        with self._locked(what), self._session(what) as s:
+        with self._locked(what, first=first) as lock, self._session(what) as s:
+            s.others_wait = lock.wanted
             self._connections.guard.tell(s.config, self.on_event)
             recovered = Checkout(s.db, s.tree).recover()
             if recovered is not None:
@@ -487,14 +513,17 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
             self.on_event(Notice(text, warning=True))
 
-    def close(self) -> None:
-        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated."""
+    def _disconnect(self) -> None:
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.stop(0)
         self._connections.close()
         if copying is not None:
             copying.stop(COPYING_ENDS_S)
+
+    def close(self) -> None:
+        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated."""
+        self._disconnect()
         if not self._closed:
             try:
                 self._note_given_up()  # by writes that landed after their operation had ended

@@ -1,7 +1,8 @@
 """One process per workspace: an advisory lock of the operating system on `.metasync/lock`.
 
 The lock dies with its holder, whatever way that ends. Who holds it stands beside it, in `.metasync/lock.holder`, for
-people only: nothing is decided by what that file says.
+people only: nothing is decided by what that file says. Who waits for it holds a shared lock on `.metasync/lock.wanted`,
+so that an operation that takes long, and can go on later, may let it go first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from metasync.errors import WorkspaceError
 WAIT_S = 30.0
 POLL_S = 0.05  # between looks at a lock that is held: short beside any command, cheap beside a wait of seconds
 HOLDER_BYTES_MAX = 4096
+AFTER_YOU_S = 5.0  # for those who press to take a lock that is free
 
 
 @contextlib.contextmanager
@@ -50,28 +52,30 @@ class WorkspaceLock:
         self._dir = Path(state_dir)
         self._fd: int | None = None
         self._holder = self._dir / "lock.holder"
+        self._wanted = self._dir / "lock.wanted"
 
     def acquire(
-        self, command: str, *, wait_s: float = WAIT_S, waiting: Callable[[str], None] | None = None
+        self,
+        command: str,
+        *,
+        wait_s: float = WAIT_S,
+        waiting: Callable[[str], None] | None = None,
+        presses: bool = True,
     ) -> WorkspaceLock:
         """Takes the lock, waiting up to `wait_s`; `waiting(who)` is called once if it must wait.
 
-        `command` tells the others what this process does ("metasync push"). `WorkspaceError`: still held, naming by
-        whom; or `.metasync` is gone or not writable.
+        `command` tells the others what this process does ("metasync push"). `presses`: the holder is to see that it is
+        wanted; without it, those who press go first. `WorkspaceError`: still held, naming by whom; or `.metasync` is
+        gone or not writable.
         """
         try:
+            if not presses:
+                self._after_the_others()
             if not self._take():
                 if waiting is not None:
                     waiting(self._held_by())
-                ends = time.monotonic() + wait_s
-                while not self._take():
-                    if time.monotonic() >= ends:
-                        raise WorkspaceError(
-                            f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
-                            next_step="Run again when that has ended, or end that process: it holds the lock only "
-                            "while it runs.",
-                        )
-                    time.sleep(POLL_S)
+                with contextlib.ExitStack() as until_taken:
+                    self._wait(wait_s, until_taken if presses else None)
         except OSError as e:
             raise WorkspaceError(
                 f"The lock of the workspace {self._dir.parent} can't be taken: {e.strerror or e}.",
@@ -79,6 +83,53 @@ class WorkspaceLock:
             ) from e
         self._say_holder(command)
         return self
+
+    def wanted(self) -> bool:
+        """Whether somebody waits for the lock, and presses."""
+        try:
+            fd = os.open(self._wanted, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # a file system that has no such locks
+        finally:
+            os.close(fd)
+        return False
+
+    def _after_the_others(self) -> None:
+        """Waits until those who press have the lock: they look for it every `POLL_S`."""
+        ends = time.monotonic() + AFTER_YOU_S
+        while self.wanted() and time.monotonic() < ends:
+            time.sleep(POLL_S)
+
+    def _wait(self, wait_s: float, pressing: contextlib.ExitStack | None) -> None:
+        ends = time.monotonic() + wait_s
+        seen = pressing is None
+        while not self._take():
+            if not seen and pressing is not None:
+                seen = self._press(pressing)
+            if time.monotonic() >= ends:
+                raise WorkspaceError(
+                    f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
+                    next_step="Run again when that has ended, or end that process: it holds the lock only "
+                    "while it runs.",
+                )
+            time.sleep(POLL_S)
+
+    def _press(self, until_taken: contextlib.ExitStack) -> bool:
+        """Lets the holder see that it is wanted; False: it is just looking, so try again."""
+        fd = os.open(self._wanted, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        until_taken.callback(os.close, fd)
+        return True
 
     def _take(self) -> bool:
         """Asks for the lock, once. The file stays when the lock goes: it may be the next one's by then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import amount, u64
@@ -29,11 +30,12 @@ from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.reports import Changes, PullReport, PushReport
-from metasync.sync.rows import Row, load_rows
-from metasync.sync.scan import Scan
+from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.sync.scan import Reading, Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
 from metasync.sync.settled import base_from_rows, is_settled, note_settled
 from metasync.sync.survey import store_survey, survey
+from metasync.sync.turns import GiveWay, Turns
 from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
@@ -59,6 +61,18 @@ class _Attempts:
     proposing: bool = False
     asked: bool = True  # whether the state it is pushed on was looked for, or is known by having decided it
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    turns: Turns | None = None  # who lets others go first
+
+    def look(self) -> None:
+        """`GiveWay` where others of this folder are to go first: not any more once a proposal is on its way."""
+        if self.turns is not None and not self.proposing:
+            self.turns.look()
+
+    def save(self, wait_s: float) -> None:
+        """Notes what is stored, for the next push to go on with; waits so long for what is under way."""
+        if self.upload is not None and self.notes is not None:
+            self.upload.save(wait_s)
+            self.notes.flush()
 
     def pulled(self) -> PullReport | None:
         """All merges of this push as one report."""
@@ -79,6 +93,22 @@ class _Attempts:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Tells the upload what the scan is going to read, and keeps what it has read if that is all it comes to."""
+
+    s: Session
+    upload: Upload
+    ingest: Ingest
+
+    def begins(self, size_bytes: int) -> None:
+        self.upload.expect(size_bytes, lambda: self.ingest.bytes_read)
+
+    def broken_off(self, rows: Mapping[bytes, Row]) -> None:
+        with suppress(WorkspaceError):  # then it is read again
+            store_rows(self.s.db, rows.items())
+
+
 def push(
     s: Session,
     base: Agreed,
@@ -87,6 +117,7 @@ def push(
     force: bool = False,
     least: int | None = None,
     at_hand: dict[bytes, bytes] | None = None,
+    turns: Turns | None = None,
 ) -> PushReport:
     """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile.
 
@@ -96,6 +127,8 @@ def push(
 
     `least`: copies of each pack that are stored before it is agreed, of those promised; None: all. What is missing is
     noted (`sync.trailing`), and as many of the packs as memory allows are put into `at_hand`, by name.
+
+    `turns`: `GiveWay` where it is to let another operation go first; the next push goes on with what this one did.
     """
     journal = s.db.get(JOURNAL_KEY)
     pending = local_value(decode_journal, journal) if journal is not None else None
@@ -105,7 +138,9 @@ def push(
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
     newest, asked = s.newest_or_own()
-    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked, least=least)
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked, least=least, turns=turns)
+    if turns is not None:
+        a.chunks.update(turns.chunks)
     for _ in range(ATTEMPTS_MAX):
         base = rebased(s, base, newest)
         if newest.state.hash != base.state.hash:
@@ -120,9 +155,10 @@ def push(
         try:
             outcome = _attempt(s, base, a)
         except BaseException as e:
-            if a.upload is not None and a.notes is not None:
-                a.upload.save(LAST_PACKS_S if isinstance(e, MetaSyncError) and not a.proposing else 0)
-                a.notes.flush()
+            a.save(LAST_PACKS_S if isinstance(e, MetaSyncError) and not a.proposing else 0)
+            if isinstance(e, GiveWay) and turns is not None:
+                e.save = lambda: a.save(LAST_PACKS_S)
+                turns.chunks.update(a.chunks)
             raise
         if isinstance(outcome, PushReport):
             if at_hand is not None and a.upload is not None:
@@ -191,13 +227,13 @@ def _scan(
     base: Agreed,
     ingest: Ingest,
     rows: Mapping[bytes, Row] | None = None,
-    expect: Callable[[int], None] | None = None,
+    reading: Reading | None = None,
 ) -> tuple[Scan, dict[bytes, Entry]]:
     s.listener(Phase("scan"))
     rows = load_rows(s.db) if rows is None else rows
     before = base_from_rows(s.db, base.tree_root, rows)
     before = s.flat(base) if before is None else before
-    return survey(s.tree, s.db, before, ingest, rows, expect), before
+    return survey(s.tree, s.db, before, ingest, rows, reading), before
 
 
 def _is_settled(s: Session, base: Agreed, a: _Attempts) -> bool:
@@ -237,6 +273,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             carried=s.db.get(CARRIED_KEY) or b"",
             least=a.least,
             noted=notes.add,
+            look=a.look,
         )
         packs, size = a.upload.resume(notes.load(base.index))
         if packs:
@@ -244,10 +281,10 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
                 Notice(f"going on with {packs:,} {'pack' if packs == 1 else 'packs'} ({amount(size)}) stored before")
             )
     upload = a.upload
-    ingest = s.ingest(sink=upload.add, known=known_in(base.index, upload))
+    ingest = s.ingest(sink=upload.add, known=_looking(known_in(base.index, upload), a))
+    ingest.chunks = a.chunks
     rows, was_settled = load_rows(s.db), s.db.get(TREE_KEY) == (base.tree_root or b"")
-    seen, before = _scan(s, base, ingest, rows, lambda size: upload.expect(size, lambda: ingest.bytes_read))
-    a.chunks.update(ingest.chunks)
+    seen, before = _scan(s, base, ingest, rows, _Read(s, upload, ingest))
     differing = changed(before, seen.tree)
     staged = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
@@ -310,6 +347,16 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     )
 
 
+def _looking(known: Callable[[bytes], bool], a: _Attempts) -> Callable[[bytes], bool]:
+    """`known`, which is asked for every piece that is read, so that others are seen meanwhile."""
+
+    def look_and_ask(object_id: bytes) -> bool:
+        a.look()
+        return known(object_id)
+
+    return look_and_ask if a.turns is not None else known
+
+
 def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:
     """Asks for the backends' space and births while the first pack is made; it waits for the answers."""
     checked = health.begin_checking_unheard(s)
@@ -329,15 +376,20 @@ def _complete(
     """Reads files whose bytes were named by an earlier scan and are stored nowhere yet."""
     assert a.upload is not None
     known = known_in(base.index, a.upload)
-    ingest = s.ingest(sink=a.upload.add, known=known)
-    for path in differing:
-        entry = seen.tree.get(path)
-        if entry is None or entry.kind is not Kind.FILE or not entry.size:
-            continue
+
+    def is_stored(entry: Entry) -> bool:
         pieces = (entry.content,) if not entry.root else (entry.root, *a.chunks.get(entry.root, ()))
-        if (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces)):
-            continue
-        if not reread(s, path, entry, ingest):
+        return (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces))
+
+    found = ((path, seen.tree.get(path)) for path in differing)
+    unstored = {p: e for p, e in found if e is not None and e.kind is Kind.FILE and e.size and not is_stored(e)}
+    if not unstored:
+        return
+    ingest = s.ingest(sink=a.upload.add, known=_looking(known, a))
+    ingest.chunks = a.chunks
+    a.upload.expect(sum(entry.size for entry in unstored.values()), lambda: ingest.bytes_read)
+    for path, entry in unstored.items():
+        if not is_stored(entry) and not reread(s, path, entry, ingest):
             was = before.get(path)
             seen.busy.append(path)
             seen.put_rows.pop(path, None)
@@ -345,7 +397,6 @@ def _complete(
                 del seen.tree[path]
             else:
                 seen.tree[path] = was
-    a.chunks.update(ingest.chunks)
 
 
 def reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:

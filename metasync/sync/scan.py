@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
@@ -32,7 +32,7 @@ from metasync.sync.rows import Row, is_unchanged, row_of
 from metasync.sync.rulefiles import RuleFiles
 from metasync.sync.twins import Spellings
 
-__all__ = ["Content", "Counts", "Ingest", "Noted", "Scan", "scan"]
+__all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
 DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
@@ -51,6 +51,16 @@ class Content(NamedTuple):
 
 Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
 """Reads a whole file from an open descriptor; may be called again for the same file; may raise OSError."""
+
+
+class Reading(Protocol):
+    """Who wants to know how the reading of a scan fares."""
+
+    def begins(self, size_bytes: int) -> None:
+        """So much is going to be read."""
+
+    def broken_off(self, rows: Mapping[bytes, Row]) -> None:
+        """It ends with an exception. What was read till then is true of the disk: a row for each changed file."""
 
 
 @dataclass(slots=True)
@@ -106,12 +116,12 @@ def scan(
     base: Mapping[bytes, Entry],
     ingest: Ingest,
     rules: Mapping[bytes, bytes] | None = None,
-    expect: Callable[[int], None] | None = None,
+    reading: Reading | None = None,
 ) -> Scan:
     """Compares the working tree with what was seen last and with the base; reads what is new or changed.
 
     `base` is the flat tree of the last agreed snapshot this device has brought here. Nothing is written to the tree.
-    `rules`: what the last scan that was stored found as `Scan.rules`. `expect` is told how many bytes are to be read.
+    `rules`: what the last scan that was stored found as `Scan.rules`. `reading`: who wants to know of that.
     Whether content is kept or only hashed (`status`) is up to `ingest`. Storing what was found (`survey`) is up to the
     caller: in the transaction that stages what was ingested, or not at all.
     `WorkspaceError`: the root is gone. OSError: the root itself can't be listed.
@@ -122,9 +132,14 @@ def scan(
     if work.rows is not rows:
         work.out.put_rows.update(work.rows)
     work.walk()
-    if expect is not None:
-        expect(sum(st.st_size for _, st in work.unread if stat_.S_ISREG(st.st_mode)))
-    work.read()
+    if reading is not None:
+        reading.begins(sum(st.st_size for _, st in work.unread if stat_.S_ISREG(st.st_mode)))
+    try:
+        work.read()
+    except BaseException:
+        if reading is not None:
+            reading.broken_off({path: work.out.put_rows[path] for path in work.read_rows})
+        raise
     work.miss()
     work.empty()
     return work.out
@@ -174,6 +189,7 @@ class _Scanner:
         self.blocked: set[bytes] = set()  # here, but not taken in: what the base has there and below stays
         self.hollow: set[bytes] = set()  # directories that hold names which were not taken in
         self.unread: list[tuple[bytes, os.stat_result]] = []
+        self.read_rows: list[bytes] = []  # of `unread`, those that were read and have a new row
         self.spellings = Spellings(tree, rows, base)
 
     # ---- stage 1: every name once
@@ -342,6 +358,7 @@ class _Scanner:
                 row = row_of(entry, st, trusted=trusted)
                 if row != self.rows.get(path):
                     self.out.put_rows[path] = row
+                    self.read_rows.append(path)
 
     def covers_directory(self, path: bytes) -> bool:
         """A symlink where the base has a directory with something in it: often data moved to another disk.

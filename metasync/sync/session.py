@@ -129,6 +129,7 @@ class Session:
     former: dict[bytes, str] = field(default_factory=dict)  # ways to backends that are in `previous` alone
     follow: Follow | None = None  # takes another config over into the local state
     config_hash: bytes = b""  # of `config`
+    others_wait: Callable[[], bool] = lambda: False  # whether another operation of this folder waits for its lock
     _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
     _known_contents: tuple[bytes, set[bytes]] | None = None
     _loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from metasync.consensus import JOURNAL_KEY
@@ -11,7 +11,7 @@ from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.rulefiles import load_texts, store_texts
-from metasync.sync.scan import Ingest, Scan, scan
+from metasync.sync.scan import Ingest, Reading, Scan, scan
 
 MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 
@@ -22,10 +22,10 @@ def survey(
     base: Mapping[bytes, Entry],
     ingest: Ingest,
     rows: Mapping[bytes, Row] | None = None,
-    expect: Callable[[int], None] | None = None,
+    reading: Reading | None = None,
 ) -> Scan:
     """A scan by the stored rows (`rows`, if they are at hand) and ignore rules, as `scan` has it. Stores nothing."""
-    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db), expect)
+    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db), reading)
 
 
 def store_survey(db: State, seen: Scan) -> None:

@@ -23,6 +23,7 @@ from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer
 from metasync.sync.kept import KeptPack
 from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
+from metasync.sync.turns import LOOK_EVERY_S
 
 UPLOADING_BYTES_EACH = 8 << 20  # of sealed packs under way per backend: the next one flows while one is answered
 UPLOADING_BYTES_MAX = 48 << 20  # of all of them, each sent to its R backends from the same bytes
@@ -39,7 +40,8 @@ class Upload:
     `start` runs a task, `work` a function in a worker; both return futures (the runtime's). `begin` is called once,
     with the first object; what it returns is called before the first pack is sent. `carried`: what `carry` returned
     after the push before, so that backends of unequal capacities get their shares. `least`: of each pack as many copies
-    are waited for (all, if None), `trails` says what is missing then. `noted` is told of each stored pack.
+    are waited for (all, if None), `trails` says what is missing then. `noted` is told of each stored pack. `look` is
+    called now and then while packs are waited for, and may break that off by what it raises.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Upload:
         carried: bytes = b"",
         least: int | None = None,
         noted: Callable[[KeptPack], None] = lambda _: None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.transfer = transfer
         self.form = form
@@ -79,6 +82,7 @@ class Upload:
         self._before: Callable[[], None] | None = None
         self._least = least
         self._noted = noted
+        self._look = look
         self._trails: dict[bytes, Trail] = {}
         self._at_hand_bytes = 0
         self._running: deque[tuple[Future[Any], bytes]] = deque()  # with the pack's bytes where it will lack copies
@@ -117,14 +121,22 @@ class Upload:
         if before is not None:
             before()
         size, most = len(pack.data), uploading_bytes_max(len(self.transfer.placement.targets))
-        with self._changed:
-            while self._uploading_bytes and self._uploading_bytes + size > most:
-                self._changed.wait()
-            self._uploading_bytes += size
+        while not self._has_room(size, most):
+            self._look()
         self._harvest()
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append((future, pack.data if self._least is not None else b""))
+
+    def _has_room(self, size: int, most: int) -> bool:
+        """Counts a pack as under way, once there is room for it; False: not yet."""
+        with self._changed:
+            if self._uploading_bytes and self._uploading_bytes + size > most:
+                self._changed.wait(LOOK_EVERY_S)
+            if self._uploading_bytes and self._uploading_bytes + size > most:
+                return False
+            self._uploading_bytes += size
+            return True
 
     def _ended(self, size: int) -> None:
         with self._changed:
@@ -146,8 +158,12 @@ class Upload:
         if packer is not None:
             packer.finish()
         while self._running:
-            future, data = self._running.popleft()
-            self._take(future.result(), data)
+            future, data = self._running[0]
+            if wait([future], timeout=LOOK_EVERY_S)[0]:
+                self._running.popleft()
+                self._take(future.result(), data)
+            else:
+                self._look()
 
     def _take(self, stored: Stored, data: bytes) -> None:
         self._records.append((stored.record, stored.objects))

@@ -19,6 +19,7 @@ from metasync.localdb import LocalDb
 from metasync.runtime import Runtime
 from metasync.sync.enrolment import Link
 from metasync.sync.fsio import Disk
+from metasync.sync.lock import WorkspaceLock
 from metasync.testing.simulation.db import SimDb, Tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.network import Lines, SimStore, Store
@@ -105,9 +106,15 @@ class SimMachine(Machine):
         self._keep(self._secret)
 
     def lock(
-        self, directory: Path, command: str, waiting: Callable[[str], None], wait_s: float = 0
-    ) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
+        self,
+        directory: Path,
+        command: str,
+        waiting: Callable[[str], None],
+        wait_s: float = 0,
+        *,
+        presses: bool = True,
+    ) -> contextlib.AbstractContextManager[WorkspaceLock]:
+        return contextlib.nullcontext(WorkspaceLock(directory))  # never taken: no two commands of a client at once
 
 
 def workspace(world: World, boot: Boot, tables: Tables, machine: SimMachine) -> Workspace:
