@@ -10,6 +10,7 @@ FUZZ_STAMP := $(FUZZ_VENV)/.installed
 SECONDS ?= 3600
 SEEDS ?= 300
 FIRST ?= 1
+AGAINST ?= HEAD~1
 TARGETS ?=
 MODEL ?=
 
@@ -40,11 +41,13 @@ simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all c
 	$(BIN)/python -m metasync.testing.simulator --seeds $(SEEDS) --first $(FIRST) \
 		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
 
-bench: $(STAMP) ## figures beside restic, rclone, borg, git, unison, cp; hours for all: BENCH="--net near --load paper"
-	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH)
+bench: $(STAMP) ## bench-cpu, then restic, rclone, borg, git, unison, cp beside it; hours for all: BENCH="--net near --load paper"
+	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) --runs 5 || slower=1; \
+	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/bench.py $(BENCH) \
+		&& exit $${slower:-0}
 
-bench-cpu: $(STAMP) ## CPU, requests, round trips of each step; CPU="--out FILE", then CPU="--against FILE" after a change
-	$(BIN)/python tests/benchmarks/cpu.py $(CPU)
+bench-cpu: $(STAMP) ## CPU, requests, round trips of each step beside the commit before (AGAINST=HEAD~5); over a fifth more fails
+	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) $(CPU)
 
 $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 	@echo "setting up $(FUZZ_VENV) (once; about a minute)"

@@ -42,6 +42,26 @@ def test_what_grew_by_a_fifth_and_by_more_than_its_scatter_is_named() -> None:
     ]
 
 
+def test_it_measures_a_commit_beside_this_tree(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_bytes(b"a" * 5000)
+    argv = [
+        sys.executable,
+        cpu.__file__,
+        "--tree",
+        str(tmp_path / "tree"),
+        "--runs",
+        "0",
+        "--work",
+        str(tmp_path / "w"),
+    ]
+    wrong = subprocess.run([*argv, "--commit", "no-such"], check=False, timeout=60, capture_output=True, text=True)
+    assert (wrong.returncode, "--commit no-such: fatal" in wrong.stderr) == (1, True)
+    same = subprocess.run([*argv, "--commit", "HEAD"], check=False, timeout=120, capture_output=True, text=True)
+    assert same.stdout.count("| one-file push |") == 2
+    assert "HEAD:" in same.stdout
+
+
 def test_it_runs_and_compares_with_a_run_before(tmp_path: Path) -> None:
     tree, out = tmp_path / "tree", tmp_path / "figures.json"
     (tree / "d").mkdir(parents=True)

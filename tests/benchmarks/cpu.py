@@ -1,17 +1,21 @@
 """What MetaSync's own processes cost: CPU, system calls, requests and round trips, step by step, on three folders.
 
     python tests/benchmarks/cpu.py [--load kernel] [--tree PATH] [--runs 3] [--syscalls] [--out FILE]
-    python tests/benchmarks/cpu.py --against FILE        exits 1 where a figure grew by more than a fifth
+    python tests/benchmarks/cpu.py --commit REVISION     beside that commit; exits 1 where a figure grew by a fifth
+    python tests/benchmarks/cpu.py --against FILE        the same, beside figures that were written down
 
-CPU seconds are the median of the runs, of plain processes. Requests and round trips come from a pass of its own, in
-which every call on a store takes `DELAY_S` longer: calls that do not wait for each other then overlap, so the longest
-chain of calls of which each began after the one before it had ended is the number of round trips that follow each
-other. System calls are counted by strace where it is there (`--syscalls`), in one more pass.
+CPU seconds are the median of the runs, of plain processes; beside a commit, runs of one and the other take turns.
+Requests and round trips come from a pass of its own, in which every call on a store takes `DELAY_S` longer: calls that
+do not wait for each other then overlap, so the longest chain of calls of which each began after the one before it had
+ended is the number of round trips that follow each other. System calls are counted by strace where it is there
+(`--syscalls`), in one more pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import platform
@@ -19,10 +23,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -193,6 +198,40 @@ def table(figures: Figures) -> str:
     return "\n".join(lines)
 
 
+def measure(tree: Path, scratch: Path, envs: Sequence[dict[str, str]], runs: int, syscalls: bool) -> list[Figures]:
+    """The figures of each of these environments, whose passes take turns."""
+    passes: list[tuple[Callable[[Path, Path, dict[str, str]], Figures], int]] = [
+        (cpu_pass, runs),
+        (delayed_pass, 1),
+        (syscalls_pass, int(syscalls and shutil.which("strace") is not None)),
+    ]
+    out: list[Figures] = [{step: {} for step in STEPS} for _ in envs]
+    for what, times in passes:
+        done: list[list[Figures]] = [[] for _ in envs]
+        for turn in range(times):
+            for n in sorted(range(len(envs)), reverse=turn % 2 == 1):
+                with tempfile.TemporaryDirectory(dir=scratch) as work:
+                    done[n].append(what(tree, Path(work), envs[n]))
+        for figures, of_one in zip(out, done, strict=True):
+            for step, row in (medians(of_one) if of_one else {}).items():
+                figures[step] |= row
+    return out
+
+
+@contextlib.contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """That commit's files, in a folder that goes again."""
+    with tempfile.TemporaryDirectory(prefix="metasync-commit-") as place:
+        archive = subprocess.run(
+            ["git", "archive", "--format=tar", revision], cwd=HERE.parents[1], capture_output=True, check=False
+        )
+        if archive.returncode:
+            raise SystemExit(f"--commit {revision}: {archive.stderr.decode(errors='replace').strip()}")
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(place, filter="data")
+        yield Path(place)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--delayed"]:
         delayed(Path(sys.argv[2]), sys.argv[3:])
@@ -204,29 +243,33 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="for the CPU seconds; 0: requests and system calls only")
     parser.add_argument("--syscalls", action="store_true", help="count system calls too (strace)")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--commit", metavar="REVISION", help="measure that commit beside this tree")
     parser.add_argument("--against", type=Path, help="figures of an earlier run")
     parser.add_argument("--work", type=Path, default=workloads.default_work(), help="trees stay, the rest is deleted")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     tree = options.tree or workloads.ready([options.load], options.work / "loads", options.linux)[0].path
-    passes: list[tuple[Callable[[Path, Path, dict[str, str]], Figures], int]] = [
-        (cpu_pass, options.runs),
-        (delayed_pass, 1),
-        (syscalls_pass, int(options.syscalls and shutil.which("strace") is not None)),
-    ]
-    figures: Figures = {step: {} for step in STEPS}
-    with tempfile.TemporaryDirectory(prefix="cpu-", dir=options.work) as scratch:
-        env = child_environment(Path(scratch), {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench"})
-        for what, times in passes:
-            done = [what(tree, Path(tempfile.mkdtemp(dir=scratch)), env) for _ in range(times)]
-            for step, row in (medians(done) if done else {}).items():
-                figures[step] |= row
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpu-", dir=options.work)))
+        env = child_environment(scratch, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench"})
+        places = [HERE.parents[1], *([stack.enter_context(checked_out(options.commit))] if options.commit else [])]
+        for place in places:  # compiled beforehand, both alike: the first run is not to pay for it
+            subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "metasync")], check=True)
+        envs = [{**env, "PYTHONPATH": str(place)} for place in places]
+        figures, *others = measure(tree, scratch, envs, options.runs, options.syscalls)
+    before = dict(zip([options.commit], others, strict=False))
+    if options.against:
+        before[str(options.against)] = json.loads(options.against.read_text())
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}; {tree.name}\n")
     print(table(figures))
     if options.out:
         options.out.write_text(json.dumps(figures, indent=1) + "\n")
-    if options.against and (worse := grown(figures, json.loads(options.against.read_text()))):
-        raise SystemExit("grew by more than a fifth:\n" + "\n".join(worse))
+    for name, was in before.items():
+        print(f"\n{name}:\n\n{table(was)}")
+    if worse := [f"{line} ({name})" for name, was in before.items() for line in grown(figures, was)]:
+        raise SystemExit("\ngrew by more than a fifth:\n" + "\n".join(worse))
+    if before:
+        print("\nnothing grew by more than a fifth")
 
 
 if __name__ == "__main__":
