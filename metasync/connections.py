@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from metasync import ways
@@ -114,10 +115,13 @@ class Connections:
     `links` is what this device knows of how to reach the backends, by their agreed names.
     """
 
-    def __init__(self, directory: Path, db: LocalDb, machine: Machine) -> None:
+    def __init__(
+        self, directory: Path, db: LocalDb, machine: Machine, opened: Mapping[str, Backend] = MappingProxyType({})
+    ) -> None:
         self.db = db
         self.directory = directory
         self.machine = machine
+        self._opened = dict(opened)  # linked backends that whoever made this had open, by name: closed with the others
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
             directory,
@@ -303,7 +307,7 @@ class Connections:
         """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
         link = self.links[name]
         try:
-            backend = self.machine.way(name, link, suspected=name in self._hung)
+            backend = self._opened.pop(name, None) or self.machine.way(name, link, suspected=name in self._hung)
         except BackendError as e:
             self.backends[name] = absent = AbsentBackend(e)
             return absent
@@ -322,9 +326,9 @@ class Connections:
         hung = self._hung_now()
         if runtime is not None:
             runtime.close()
-        for backend in {id(b): b for b in self.backends.values()}.values():
+        for backend in {id(b): b for b in (*self.backends.values(), *self._opened.values())}.values():
             backend.close()
-        self.backends, self.views = {}, {}
+        self.backends, self.views, self._opened = {}, {}, {}
         if hung != self._hung:
             self._hung = hung
             self.db.set(HUNG_KEY, json.dumps(hung).encode() if hung else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from metasync import ways
 from metasync.backends._absent import AbsentBackend
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Prefixed
-from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap
+from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap, look
 from metasync.effects import Op, Reply
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
@@ -37,6 +38,31 @@ class _Start:
     runtime: Runtime
 
 
+class _Ahead:
+    """What needs no key, read while the passphrase is stretched: of backends that hold one workspace's folder."""
+
+    def __init__(self, runtime: Runtime, opened: Mapping[str, Backend]) -> None:
+        self._runtime = runtime
+        self._opened = opened
+        self._begun: dict[tuple[str, str], Future[dict[tuple[str, str], Reply]]] = {}
+
+    def begin(self, folders: Mapping[str, Sequence[str]]) -> None:
+        """Begins to read; `folders` by backend."""
+        for n, inside in folders.items():
+            if len(inside) == 1:
+                key = f"{n} {inside[0]}"
+                self._runtime.add_backend(key, Prefixed(self._opened[n], inside[0]))
+                self._begun[n, inside[0]] = self._runtime.start(look([key]))
+
+    def seen(self, places: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], Reply]:
+        """What was read, by the names of `places` (backend and folder); waits for it."""
+        out = {}
+        for key, place in places.items():
+            if place in self._begun:
+                out.update({(key, path): reply for (_, path), reply in self._begun[place].result().items()})
+        return out
+
+
 def begin(
     folder: Path,
     name: str,
@@ -47,14 +73,16 @@ def begin(
     on_event: Listener,
     *,
     again: bool = False,
-) -> None:
+) -> dict[str, Backend]:
     """Makes `folder` a device of the workspace `name`, unless that was begun before and interrupted.
 
-    `again`: the keys that were found before turned out not to be in force, so that nothing is taken on trust.
+    -> backends that are open by now, by agreed name: the caller's to use and to close. `again`: the keys that were
+    found before turned out not to be in force, so that nothing is taken on trust.
     """
-    if not is_unfinished(folder, name):
-        check_empty(new_folder(folder, name))
-        enrol(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
+    if is_unfinished(folder, name):
+        return {}
+    check_empty(new_folder(folder, name))
+    return enrol(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
 
 
 def check_empty(folder: Path) -> None:
@@ -84,32 +112,39 @@ def enrol(
     on_event: Listener,
     *,
     again: bool = False,
-) -> None:
-    """Finds the workspace, makes keys for this device, and writes the local state, still without files."""
+) -> dict[str, Backend]:
+    """Finds the workspace, makes keys for this device, and writes the local state, still without files: see `begin`."""
     urls = ways.parsed_urls(backends)
     device = new_device(device_name or ways.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
-    with contextlib.ExitStack() as stack:
-        opened = opened_all(stack, urls)
-        runtime = stack.enter_context(ways.bare_runtime(opened))
-        try:
-            start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
-        except (DamagedError, ExcludedError):  # of the first backend that has it: the others may be intact, or newer
-            start = _start(stack, opened, runtime, name, passphrase, device, everywhere=True)
-        names = _agreed_names(start.found, start.runtime, list(start.places))
-        for n, why in sorted(_problems(start.out, start.found, start.places, names).items()):
-            on_event(Notice(f"{n}: {why}", warning=True))
-        if expect is not None:
-            group = _group(start.opening, device, start.certificate, start.found)
-            _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
-        links = {}
-        for key, agreed in names.items():
-            n, inside = start.places[key]
-            links[agreed] = Link(urls[n].location, inside, opened[n].identity().hex())
-    f = start.found
-    write_local(
-        folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
-        unfinished=True,
-    )  # fmt: skip
+    with contextlib.ExitStack() as opening:
+        opened = opened_all(opening, urls)
+        with contextlib.ExitStack() as stack:
+            runtime = stack.enter_context(ways.bare_runtime(opened))
+            try:
+                start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
+            except (DamagedError, ExcludedError):  # of the first that has it: others may be intact, or newer
+                start = _start(stack, opened, runtime, name, passphrase, device, everywhere=True)
+            names = _agreed_names(start.found, start.runtime, list(start.places))
+            for n, why in sorted(_problems(start.out, start.found, start.places, names).items()):
+                on_event(Notice(f"{n}: {why}", warning=True))
+            if expect is not None:
+                group = _group(start.opening, device, start.certificate, start.found)
+                _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
+            places = {agreed: start.places[key] for key, agreed in names.items()}
+            links = {
+                agreed: Link(urls[n].location, inside, opened[n].identity().hex())
+                for agreed, (n, inside) in places.items()
+            }
+        f = start.found
+        write_local(
+            folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
+            unfinished=True,
+        )  # fmt: skip
+        opening.pop_all()
+    stay = {agreed: opened[n] for agreed, (n, _) in places.items() if not isinstance(opened[n], AbsentBackend)}
+    for n in opened.keys() - {n for n, _ in places.values()}:
+        opened[n].close()
+    return stay
 
 
 def _start(
@@ -124,7 +159,10 @@ def _start(
 ) -> _Start:
     """Opens the keyring that is in force. `ExcludedError` when the passphrase opens only others."""
     given = sorted(opened)
-    out = join.search(given, name, passphrase, runtime.run, everywhere=everywhere)
+    ahead = _Ahead(runtime, opened)
+    out = join.search(
+        given, name, passphrase, runtime.run, everywhere=everywhere, on_folders=ahead.begin, start=runtime.start
+    )
     join.require(out, name, given)
     places = {n: (n, folder) for n, folder in sorted(out.folders.items())}
     places |= {f"{n} {f}": (n, f) for n, folders in sorted(out.unread.items()) for f in folders}
@@ -133,9 +171,10 @@ def _start(
     inner = stack.enter_context(
         ways.bare_runtime({key: Prefixed(opened[n], folder) for key, (n, folder) in places.items()})
     )
+    seen = ahead.seen(places)
     for opening in join.open_rings(out, runtime.run):
         certificate = device.certified(opening.admin_private, opening.keys.ns_id)
-        found: Found = inner.run(bootstrap(opening.keys, list(places)))
+        found: Found = inner.run(bootstrap(opening.keys, list(places), seen))
         if (not everywhere and found.state.keyring == opening.digest) or _in_force(
             opening, device, certificate, found, inner
         ):

@@ -13,9 +13,10 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from metasync import ways
@@ -49,10 +50,12 @@ from metasync.sync.enrolment import (
 from metasync.sync.fsio import WorkTree
 from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.probe import rules_of
-from metasync.sync.session import CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+from metasync.sync.session import BASE_KEY, CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
 from metasync.sync.turns import GiveWay, Turns
 
 if TYPE_CHECKING:
+    from metasync.backends._base import Backend
+    from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost
     from metasync.sync.reports import (
@@ -118,12 +121,19 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
     raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's.
     """
 
-    def __init__(self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        db: LocalDb,
+        on_event: Listener,
+        machine: Machine | None = None,
+        opened: Mapping[str, Backend] = MappingProxyType({}),
+    ) -> None:
         self.directory = directory
         self.on_event = on_event
         self._db = db
         self._machine = machine or Machine()
-        self._connections = Connections(directory, db, self._machine)
+        self._connections = Connections(directory, db, self._machine, opened)
         self._closed = False
         self._copying: trailing.Finishing | None = None
 
@@ -149,12 +159,20 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         )
 
     @classmethod
-    def _open_at(cls, folder: Path, on_event: Listener) -> Workspace:
-        db = LocalDb.open(folder / STATE_DIR / DB_FILE)
+    def _open_at(
+        cls, folder: Path, on_event: Listener, opened: Mapping[str, Backend] = MappingProxyType({})
+    ) -> Workspace:
+        """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
         try:
-            return cls(folder, db, on_event)
+            db = LocalDb.open(folder / STATE_DIR / DB_FILE)
+            try:
+                return cls(folder, db, on_event, opened=opened)
+            except BaseException:
+                db.close()
+                raise
         except BaseException:
-            db.close()
+            for backend in opened.values():
+                backend.close()
             raise
 
     @classmethod
@@ -260,6 +278,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """
         folder = Path(directory).absolute()
         for turn in range(JOINS_MAX):
+            opened: dict[str, Backend] = {}
             if invite is not None:
                 from metasync.accept import accept
 
@@ -267,8 +286,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             else:
                 from metasync.enrol import begin
 
-                begin(folder, name, backends, passphrase, device_name, expect, on_event, again=turn > 0)
-            workspace = cls._open_at(folder, on_event)
+                again = turn > 0
+                opened = begin(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
+            workspace = cls._open_at(folder, on_event, opened)
             try:
                 return workspace._finish_clone()
             except BaseException as e:
@@ -408,22 +428,33 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             self._copying.join()
 
     def _finish_clone(self) -> CloneReport:
-        from metasync.sync import health, joining
+        from metasync.sync import joining
 
         with self._operation("clone") as s:
             read_only = self._connections.is_read_only
-            newest, problem = joining.arrive(s, read_only=read_only)
-            if not problem and (told := health.check_heads(s, newest.state)):
-                problem = "; ".join(told)
-            pulled = pulling.integrate(s, s.base(), newest)
-            tree = s.flat(newest)
+            arrival = joining.arrive(s, read_only=read_only)
+            found: list[tuple[State, str]] = []
+            sizes: list[int] = []
+            pulled = pulling.integrate(
+                s,
+                s.base(),
+                arrival.newest,
+                on_tree=lambda tree: sizes.extend(e.size for e in tree.values() if e.kind is not Kind.DIR),
+                before=lambda: found.append(arrival.finish()),
+            )
+            newest, problem = found[0]
+            if newest.master == arrival.newest.state.master:  # what was agreed since is this device itself, as a rule
+                s.db.set(BASE_KEY, newest.encode())
+            else:
+                more = pulling.pull(s, arrival.newest, s.load(newest), force=True)  # nothing here is only here
+                pulled = dataclasses.replace(more, conflicts=pulled.conflicts + more.conflicts)
             s.db.set(CLONING_KEY, None)
             return CloneReport(
                 directory=str(self.directory),
-                version=newest.state.v,
-                fingerprint=newest.state.fingerprint,
-                files=sum(e.kind is not Kind.DIR for e in tree.values()),
-                bytes=sum(e.size for e in tree.values()),
+                version=newest.v,
+                fingerprint=newest.fingerprint,
+                files=len(sizes),
+                bytes=sum(sizes),
                 unlinked=tuple(sorted(self._connections.agreed_names - self._connections.links.keys())),
                 read_only=read_only,
                 conflicts=pulled.conflicts,

@@ -513,16 +513,16 @@ def test_a_device_revoked_by_the_other_while_it_revokes(lab: Lab, monkeypatch: p
 def test_a_device_that_joins_while_the_keys_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds a certificate by the admin key of before: it begins anew, by itself."""
     w, _, _ = three(lab)
-    real = joining.enrol
+    real = joining.arrive
     turns: list[int] = []
 
-    def enrol(s: Session) -> None:
+    def arrive(s: Session, *, read_only: bool) -> joining.Arrival:
         turns.append(1)
         if len(turns) == 1:
             rotate(w)
-        real(s)
+        return real(s, read_only=read_only)
 
-    monkeypatch.setattr(joining, "enrol", enrol)
+    monkeypatch.setattr(joining, "arrive", arrive)
     late = lab.clone(lab.urls("a", "b", "c"), device="late")
     assert len(turns) == 2
     write(late.directory, {"x": b"1"})

@@ -14,7 +14,7 @@ from metasync.consensus.reconfig import check_step
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
 
 if TYPE_CHECKING:
-    from metasync.consensus.founding import Found, Founded, bootstrap, found
+    from metasync.consensus.founding import Found, Founded, bootstrap, found, look
 
 __all__ = [
     "BIRTH_NONCE_BYTES",
@@ -46,12 +46,13 @@ __all__ = [
     "encode_birth",
     "found",
     "is_root",
+    "look",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what only `init` and `clone` need when it is asked for."""
-    if name in ("Found", "Founded", "bootstrap", "found"):
+    if name in ("Found", "Founded", "bootstrap", "found", "look"):
         from metasync.consensus import founding
 
         return getattr(founding, name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 from metasync.config import Config, decode_config
 from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
@@ -41,6 +42,7 @@ from metasync.keys.ring import WorkspaceKeys
 FOUND_TIMEOUT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 10.0  # backends are read one after the other until one shows the config
 ROOTS_MAX: Final = 64  # acceptors that one backend's folder may show; more is not ours
+ROOTS_AT_ONCE: Final = 4  # ids in a folder that are read without asking whose they are: a backend's two, and a change
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +109,51 @@ def found(
     return Founded(state)
 
 
-def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
+Seen: TypeAlias = Mapping[tuple[str, str], Reply]
+"""What backends answered before: (backend, path) -> reply, of a list for the path "" and of gets for others."""
+
+
+def look(backends: Sequence[str]) -> Task:
+    """Reads what `bootstrap` is going to need and no key opens the way to, so that it can be on its way before. -> Seen.
+
+    Nothing is judged here. Of a folder with many ids only the list is read.
+    """
+    seen: dict[tuple[str, str], Reply] = {}
+
+    def read(backend: str, path: str, most: int) -> Task:
+        seen[backend, path] = yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
+
+    def one(backend: str) -> Task:
+        reply: Reply = yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S)
+        seen[backend, ""] = reply
+        ids = [] if reply.error is not None else [bytes.fromhex(e.name) for e in reply.value if _is_id(e.name)]
+        if len(ids) <= ROOTS_AT_ONCE:
+            wanted = {genesis_path(i): GENESIS_BYTES_MAX for i in ids} | {hint_path(i): ENTRY_BYTES_MAX for i in ids}
+            yield Gather({path: read(backend, path, most) for path, most in wanted.items()})
+
+    yield Gather({b: one(b) for b in backends})
+    return seen
+
+
+def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = MappingProxyType({})) -> Task:
     """Where a new device starts: reads genesis and hints on all reachable backends. -> Found.
 
-    One backend is read first; on the others only the acceptors that its config knows are asked for. Births are left to
-    `Group.get_recent(found.state)`, which is to follow. `DamagedError` when no backend holds a genesis, `NoQuorumError`
-    when none could be read, `ForkError` when two contradict each other.
+    What `look` has `seen` is not asked for again. Where folders hold many ids, one backend is read first, and on the
+    others only the acceptors that its config knows are asked for. Births are left to `Group.get_recent(found.state)`,
+    which is to follow. `DamagedError` when no backend holds a genesis, `NoQuorumError` when none could be read,
+    `ForkError` when two contradict each other.
     """
     problems: dict[str, str] = {}
     restarted: set[str] = set()
-    listed: dict[str, Any] = yield Gather({b: _listed(b, restarted) for b in backends})
+    listed: dict[str, Any] = yield Gather({b: _listed(b, restarted, seen) for b in backends})
     record: EraRecord | None = yield from newest_record(keys, restarted)
     got: dict[str, Any] = {}
     first: Config | None = None
     rest = list(backends)
-    while rest and first is None:
+    few = all(not isinstance(ids, list) or len(ids) <= ROOTS_AT_ONCE for ids in listed.values())
+    while rest and first is None and not few:
         backend = rest.pop(0)
-        got[backend] = yield from _roots(keys, backend, listed[backend])
+        got[backend] = yield from _roots(keys, backend, listed[backend], seen)
         if isinstance(got[backend], list) and got[backend]:
             acceptor_id, genesis, _ = got[backend][0]
             with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
@@ -132,7 +162,7 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str]) -> Task:
     moved = any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values())
     if moved or record is not None:
         known = None
-    others = {b: _roots(keys, b, _only(listed[b], known) or listed[b]) for b in rest}
+    others = {b: _roots(keys, b, _only(listed[b], known) or listed[b], seen) for b in rest}
     got.update((yield Gather(others)))
     roots = _by_acceptor(got, problems)
     if not roots:
@@ -203,19 +233,26 @@ def _start(
         first = record.first
         configs[first.config] = check_config(record.config)
     sets: dict[bytes, DeviceSet] = {}
+    hints = [hint for _, _, hint in roots.values() if hint is not None and hint.entry.base.era == first.era]
+    hints.sort(key=lambda hint: hint.entry.v, reverse=True)
+    likely = [s for s in (hints[0].entry.base, hints[0].entry.value) if s is not None] if hints else [first]
+    wanted = dict.fromkeys([likely[-1].config, *(state.devices for state in likely)])
+    tasks = {d.hex(): _const_or_none(keys, roots, d) for d in wanted if d not in configs}
+    consts: dict[str, bytes | None] = yield Gather(tasks)
+
+    def const_of(digest: bytes) -> Task:
+        return consts.get(digest.hex()) or (yield from _const_of(keys, roots, digest))
 
     def devices_of(state: State) -> Task:
         if state.devices not in sets:
-            sets[state.devices] = decode_device_set((yield from _const_of(keys, roots, state.devices)), keys.ns_id)
+            sets[state.devices] = decode_device_set((yield from const_of(state.devices)), keys.ns_id)
         return sets[state.devices]
 
     def loaded(state: State) -> Task:
         if state.config not in configs:
-            configs[state.config] = yield from _config_of(keys, roots, state)
+            configs[state.config] = check_config(decode_config((yield from const_of(state.config))))
         return state, configs[state.config], (yield from devices_of(state))
 
-    hints = [hint for _, _, hint in roots.values() if hint is not None and hint.entry.base.era == first.era]
-    hints.sort(key=lambda hint: hint.entry.v, reverse=True)
     for hint in hints:
         value = hint.entry.value
         assert value is not None
@@ -239,9 +276,17 @@ def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) ->
     return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
 
 
-def _listed(backend: str, restarted: set[str]) -> Task:
+def _const_or_none(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
+    """-> a const object, fetched ahead; None where that fails: whoever needs it is told why."""
+    try:
+        return (yield from _const_of(keys, roots, digest))
+    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
+        return None
+
+
+def _listed(backend: str, restarted: set[str], seen: Seen) -> Task:
     """-> the ids that lie in a backend's folder, or its error. Notes backends that show records of eras."""
-    reply: Reply = yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S)
+    reply: Reply = seen.get((backend, "")) or (yield Op(backend, "list", "", timeout_s=LOOK_TIMEOUT_S))
     if reply.error is not None:
         return reply.error
     if any(item.name == ERAS for item in reply.value):
@@ -254,19 +299,19 @@ def _only(listed: Any, known: set[str] | None) -> Any:
     return [name for name in listed if name in known] if known is not None and isinstance(listed, list) else listed
 
 
-def _roots(keys: WorkspaceKeys, backend: str, listed: Any) -> Task:
+def _roots(keys: WorkspaceKeys, backend: str, listed: Any, seen: Seen) -> Task:
     """-> [(acceptor id, genesis, hint or None)] of the ids listed on a backend, or its error."""
     if not isinstance(listed, list):
         return listed
-    got = yield Gather({name: _root(keys, backend, bytes.fromhex(name)) for name in listed})
+    got = yield Gather({name: _root(keys, backend, bytes.fromhex(name), seen) for name in listed})
     errors = [root for root in got.values() if isinstance(root, BackendError | UpgradeError)]
     good = [root for root in got.values() if isinstance(root, tuple)]
     return errors[0] if errors and not good else good
 
 
-def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
+def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes, seen: Seen) -> Task:
     """-> (acceptor id, genesis, hint or None); None for something else; or the error."""
-    data = yield from _get(backend, genesis_path(acceptor_id), GENESIS_BYTES_MAX)
+    data = yield from _get(backend, genesis_path(acceptor_id), GENESIS_BYTES_MAX, seen)
     if data is None or isinstance(data, BackendError):
         return data
     try:
@@ -276,7 +321,7 @@ def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
     except FormatError:
         return None
     hint = None
-    data = yield from _get(backend, hint_path(acceptor_id), ENTRY_BYTES_MAX)
+    data = yield from _get(backend, hint_path(acceptor_id), ENTRY_BYTES_MAX, seen)
     if isinstance(data, bytes):
         try:
             hint = open_hint(keys, data, acceptor_id)
@@ -285,8 +330,11 @@ def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes) -> Task:
     return acceptor_id, genesis, hint
 
 
-def _get(backend: str, path: str, most: int) -> Task:
-    reply: Reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
+def _get(backend: str, path: str, most: int, seen: Seen) -> Task:
+    reply: Reply | None = seen.get((backend, path))
+    if reply is None:
+        reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
+    assert reply is not None
     if isinstance(reply.error, NotFoundError):
         return None
     return reply.error if reply.error is not None else reply.value

@@ -72,7 +72,7 @@ class Group:
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
         self._config = config
-        self._consts: dict[bytes, bytes] = {}  # the last that were read, by hash
+        self._consts: dict[bytes, bytes] = {}  # the last that were read or stored, by hash
         self.unfenced: list[tuple[State, State]] = []  # changes of epoch that were followed: (base, state)
 
     # what is known without asking anybody
@@ -322,6 +322,7 @@ class Group:
         def task() -> Task:
             digest, sealed = yield from self._sealed(RecordKind.CONST, plaintext, base)
             yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
+            self._keep_const(digest, plaintext)
             return digest
 
         return task()
@@ -334,12 +335,15 @@ class Group:
                 opened = opener(self.member.keys, RecordKind.CONST, digest)
                 copies = [Copy(link, const_path(a, digest.hex()), opened) for a, link in self._linked()]
                 data = yield from get_anywhere(copies, CONST_BYTES_MAX, "a const object")
-                while len(self._consts) >= CONSTS_KEPT:
-                    del self._consts[next(iter(self._consts))]
-                self._consts[digest] = data
+                self._keep_const(digest, data)
             return self._consts[digest]
 
         return task()
+
+    def _keep_const(self, digest: bytes, data: bytes) -> None:
+        while len(self._consts) >= CONSTS_KEPT:
+            del self._consts[next(iter(self._consts))]
+        self._consts[digest] = data
 
     # what nothing depends on
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
+from metasync.consensus.heads import Head
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
@@ -19,6 +20,8 @@ UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silen
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
 AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
 BIRTH_ANSWER_MAX: Final = 1024
+Heads: TypeAlias = tuple[tuple[Head, ...], tuple[Head, ...]]
+"""Those of versions after a state, and those that are not in its chain."""
 
 
 def check_places(
@@ -103,13 +106,13 @@ def standings(s: Session) -> dict[str, str]:
     return _ailing(births)
 
 
-def check_heads(s: Session, newest: State) -> tuple[str, ...]:
+def check_heads(s: Session, newest: State, heads: Heads | None = None) -> tuple[str, ...]:
     """What other devices say they have synchronised and the backends do not show, as sentences. Empty: all agree.
 
-    A push that went through since `newest` was asked for is found by asking again.
+    A push that went through since `newest` was asked for is found by asking again. `heads`: what `Group.check_heads`
+    found of `newest`, if that was asked.
     """
-    backends = sorted(s.names.values())
-    ahead, apart = s.runtime.run(s.group.check_heads(newest, backends))
+    ahead, apart = heads or s.runtime.run(s.group.check_heads(newest, sorted(s.names.values())))
     if ahead:
         with contextlib.suppress(NoQuorumError):
             newest = s.ask_newest(deadline_s=LOOK_S)

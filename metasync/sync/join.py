@@ -7,7 +7,8 @@ every reachable slot was tried.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,6 +39,7 @@ _SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
 _RING = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
 
 Run = Callable[[Task], Mapping[str, Reply]]
+Start = Callable[[Task], Future[Mapping[str, Reply]]]
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Found:
     `secrets`: of that workspace: several where an older slot lies about that the passphrase opens too; `secret`: one.
     `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
     backends that were not looked into, because the workspace was found on others before. `closed`: slots that were
-    tried and did not open.
+    tried and did not open. `begun`: keyrings that are on their way, by backend and name.
     """
 
     secret: SlotSecret | None = None
@@ -60,10 +62,23 @@ class Found:
     keys: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     unread: dict[str, list[str]] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
+    begun: dict[tuple[str, str], Future[Mapping[str, Reply]]] = field(default_factory=dict)
 
 
-def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywhere: bool = True) -> Found:
+def search(
+    backends: list[str],
+    name: str,
+    passphrase: str,
+    run: Run,
+    *,
+    everywhere: bool = True,
+    on_folders: Callable[[Mapping[str, Sequence[str]]], None] = lambda _: None,
+    start: Start | None = None,
+) -> Found:
     """Tries the passphrase on key slots. `run` runs one `Op` per key at a time.
+
+    `on_folders` is told all that may be a workspace's folder, by backend, before any of them is looked into. With
+    `start`, which runs a task beside, the newest keyring is on its way while a slot is opened.
 
     A slot is the same on all backends and named by its hash, so that it is fetched and opened once. Unless
     `everywhere`, the search ends at the first backend that has the workspace; which folders of the others are the same
@@ -76,6 +91,7 @@ def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywh
             continue
         folders = [e.name for e in reply.value if e.size is None and FOLDER.fullmatch(e.name)]
         out.unread[n] = folders[:FOLDERS_MAX]
+    on_folders(dict(out.unread))
     turns = [list(out.unread)] if everywhere else [[n] for n in out.unread]
     for turn in turns:
         if out.secret is not None:
@@ -91,8 +107,26 @@ def search(backends: list[str], name: str, passphrase: str, run: Run, *, everywh
                 out.failed[n] = reply.error
             else:
                 out.keys[n, folder] = [e.name for e in reply.value]
+        if start is not None:
+            _begin_ring(start, out)
         _try_slots(name, passphrase, run, out)
     return out
+
+
+def _begin_ring(start: Start, out: Found) -> None:
+    """Where one folder was listed, its newest keyring is the one that is needed, if any."""
+    if len(out.keys) == 1:
+        ((n, folder), names) = next(iter(out.keys.items()))
+        for ring in _newest_first(x for x in names if _RING.fullmatch(x))[:1]:
+            out.begun[n, ring] = start(each({n: _get_ring(n, folder, ring)}))
+
+
+def _get_ring(n: str, folder: str, ring: str) -> Op:
+    return Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)
+
+
+def _newest_first(rings: Iterable[str]) -> list[str]:
+    return sorted(rings, key=lambda r: (-int(r.split("-")[1]), r))
 
 
 def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
@@ -197,8 +231,8 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
             if _RING.fullmatch(ring):
                 rings.setdefault(ring, []).append(place)
     found = False
-    for ring in sorted(rings, key=lambda r: (-int(r.split("-")[1]), r))[:RINGS_MAX]:
-        data = _fetched(ring, rings[ring], run)
+    for ring in _newest_first(rings)[:RINGS_MAX]:
+        data = _fetched(ring, rings[ring], run, out)
         if data is None:
             continue
         for secret in out.secrets:
@@ -220,11 +254,11 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
         )
 
 
-def _fetched(ring: str, places: list[tuple[str, str]], run: Run) -> bytes | None:
+def _fetched(ring: str, places: list[tuple[str, str]], run: Run, out: Found) -> bytes | None:
     """A ring's bytes from the first place that has them intact."""
     for n, folder in places:
-        get = Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)
-        reply = run(each({n: get}))[n]
+        begun = out.begun.pop((n, ring), None)
+        reply = (begun.result() if begun is not None else run(each({n: _get_ring(n, folder, ring)})))[n]
         if reply.error is None and sha256(reply.value).hex() == ring.rpartition("-")[2]:
             data: bytes = reply.value
             return data

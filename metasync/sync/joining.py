@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from metasync.consensus import JOURNAL_KEY, Change, State
+from metasync.consensus import JOURNAL_KEY, Change, Decided, State
 from metasync.consensus.following import exclusion
+from metasync.effects import Gather, Task
 from metasync.errors import BackendError, ExcludedError, NoQuorumError
 from metasync.keys.devices import DeviceSet
 from metasync.keys.invitation import SECRET_BYTES
@@ -13,20 +19,93 @@ from metasync.keys.notes import expired, joined, used_by, without_invitations
 from metasync.sync.newcomers import asking, may_enter
 from metasync.sync.session import INVITED_KEY, LOOK_S, Agreed, Session
 
+if TYPE_CHECKING:
+    from metasync.sync.health import Heads
 
-def arrive(s: Session, *, read_only: bool) -> tuple[Agreed, str]:
-    """Has a new device agreed, where it can be, and gets the newest version; with the reason if that is not known."""
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a new device brings to its folder, while it is being agreed. `finish` is called once, from the same thread.
+
+    `newest`: the newest version, loaded. `finish` waits until the device is agreed, where it can be, and returns the
+    newest state then and why it is not known whether that is the newest, "" if it is. `ExcludedError`: it is not let in.
+    """
+
+    newest: Agreed
+    finish: Callable[[], tuple[State, str]]
+
+
+def arrive(s: Session, *, read_only: bool) -> Arrival:
+    """Gets the newest version, and has a new device agreed, where it can be.
+
+    By a certificate, that goes on beside what the caller does: the newest version is read before, and what it names can
+    be brought meanwhile. Whoever is not let in finds out with `finish`, so that nothing may be placed before.
+    """
     try:
         if read_only or not may_enter(s):
-            return s.newest(), ""
-        with asking(s):
-            enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
-        from metasync.sync.invitation import used_up
+            return _arrived(s, s.newest())
+        if s.db.get(INVITED_KEY) is not None:
+            with asking(s):
+                enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
+            from metasync.sync.invitation import used_up
 
-        used_up(s)
-        return s.load(s.newest_state()), ""
+            used_up(s)
+            return _arrived(s, s.load(s.newest_state()))
+        with asking(s):
+            state = s.ask_newest()
+        if admitted(s, devices := s.devices_of(state)):
+            s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
+            return _arrived(s, s.load(state))
+        entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
+        return Arrival(s.load(state), partial(_entered, s, entering))
     except NoQuorumError as e:  # better an older version than none, if that is said
-        return s.newest_seen(), e.message
+        return _arrived(s, s.newest_seen(), e.message)
+
+
+def _arrived(s: Session, newest: Agreed, problem: str = "") -> Arrival:
+    return Arrival(newest, lambda: (newest.state, problem or _apart(s, newest.state)))
+
+
+def _apart(s: Session, newest: State, heads: Heads | None = None) -> str:
+    """What other devices have synchronised and the backends do not show; "" if all agree."""
+    from metasync.sync.health import check_heads
+
+    return "; ".join(check_heads(s, newest, heads))
+
+
+def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
+    """Has a device set agreed after `state`. -> (Decided, what other devices have synchronised of it if it is ours)."""
+    prepared = _if_it_can(s.group.prepare(state))
+    done = yield Gather({"stored": s.group.put_const(state, devices), "prepared": prepared})
+    decided: Decided = yield from s.proposing(state, Change(op_id=op_id, devices=done["stored"]))
+    if not decided.mine:
+        return decided, None
+    hint = _if_it_can(s.group.write_hint(state, decided.state, now=True))
+    looked = s.group.check_heads(decided.state, sorted(s.names.values()))
+    return decided, (yield Gather({"heads": looked, "hint": hint}))["heads"]
+
+
+def _if_it_can(task: Task) -> Task:
+    """A task that is done where it can be: what failed is met again, or missed by nobody."""
+    with contextlib.suppress(BackendError, NoQuorumError):
+        return (yield from task)
+
+
+def _entered(s: Session, entering: Future[tuple[Decided, Heads | None]]) -> tuple[State, str]:
+    """Waits for `_entering`, and begins anew where others were faster."""
+    try:
+        with asking(s):
+            try:
+                decided, heads = entering.result()
+            finally:
+                s.note_standings()
+            s.remember(decided.state)
+            s.db.set(JOURNAL_KEY, None)
+            if not decided.mine:
+                enrol(s)
+        return s.newest_state(), _apart(s, s.newest_state(), heads)
+    except NoQuorumError as e:
+        return s.newest_state(), e.message
 
 
 def enrol(s: Session) -> None:

@@ -7,8 +7,9 @@ what a pull does with news, and what a push does when another was faster.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from metasync.errors import WorkspaceError
 from metasync.events import Phase
@@ -31,6 +32,7 @@ from metasync.sync.settled import base_from_rows, note_settled
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
+OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
 
 
@@ -81,17 +83,26 @@ def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:
 
 
 def integrate(
-    s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, force: bool = False, pushing: bool = False
+    s: Session,
+    base: Agreed,
+    target: Agreed,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    pushing: bool = False,
+    on_tree: OnTree = lambda _: None,
+    before: Callable[[], None] = lambda: None,
 ) -> PullReport:
     """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
 
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
-    agreed ones; nothing was changed.
+    agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
+    nothing is changed yet, and may raise.
     """
     base = rebased(s, base, target)
     for _ in range(ROUNDS_MAX):
         try:
-            return _integrate_once(s, base, target, dry_run=dry_run, force=force, pushing=pushing)
+            return _integrate_once(s, base, target, on_tree, before, dry_run=dry_run, force=force, pushing=pushing)
         except ChangedMeanwhile:
             continue
     raise WorkspaceError(
@@ -101,7 +112,15 @@ def integrate(
 
 
 def _integrate_once(
-    s: Session, base: Agreed, target: Agreed, *, dry_run: bool, force: bool, pushing: bool
+    s: Session,
+    base: Agreed,
+    target: Agreed,
+    on_tree: OnTree,
+    before: Callable[[], None],
+    *,
+    dry_run: bool,
+    force: bool,
+    pushing: bool,
 ) -> PullReport:
     contents = s.contents(target)
     rows = load_rows(s.db)
@@ -130,7 +149,8 @@ def _integrate_once(
     )
     if dry_run:
         return report
-    applied = _check_out(s, base, target, plan, contents)
+    applied = _check_out(s, base, target, plan, contents, before)
+    on_tree(plan.theirs)
     return replace(
         report,
         conflicts=report.conflicts + tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
@@ -176,7 +196,9 @@ def _plan(
     return Plan(base_tree, seen, rows, theirs, touched, result, left, {t.path: texts[t.path] for t in result.text})
 
 
-def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents) -> Applied:
+def _check_out(
+    s: Session, base: Agreed, target: Agreed, plan: Plan, contents: Contents, before: Callable[[], None]
+) -> Applied:
     """Journals, stages and applies the plan; the folder is at `target` afterwards."""
     s.listener(Phase("checkout"))
     merged = dict(plan.merge.changes)
@@ -208,6 +230,7 @@ def _check_out(s: Session, base: Agreed, target: Agreed, plan: Plan, contents: C
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
         here = {e.content: p for p, e in plan.scan.tree.items() if e.kind is Kind.FILE and p not in plan.scan.busy}
         deliver(s, checkout, entries, here, contents)
+        before()
     except BaseException:
         checkout.abandon()
         raise

@@ -238,9 +238,11 @@ class Session:
         return self.stored_newest(self.db)
 
     def base(self) -> Agreed:
-        """What this folder is at, loaded. A clone that brought no tree yet is at the empty one."""
-        agreed = self.load(self.base_state())
-        return replace(agreed, snapshot=None) if self.db.get(UNFINISHED_KEY) is not None else agreed
+        """What this folder is at, loaded. A clone that brought no tree yet is at the empty one, with an empty index."""
+        if self.db.get(UNFINISHED_KEY) is None:
+            return self.load(self.base_state())
+        state = self.base_state()
+        return Agreed(state, self.config_of(state), self.devices_of(state), IndexRoot(), Index(), None)
 
     def ask_newest(self, *, deadline_s: float = DEADLINE_S) -> State:
         """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
@@ -254,7 +256,7 @@ class Session:
                     self.remember(reached)
             raise
         finally:
-            self._note_standings()
+            self.note_standings()
         self.remember(state)
         return state
 
@@ -312,7 +314,7 @@ class Session:
                 previous = decode_config(self._cached([(name, self.group.get_const(name))])[0])
         return config, previous
 
-    def _note_standings(self) -> None:
+    def note_standings(self) -> None:
         """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
         evidence.note(self.db, self.group.evidence, self.wall_ns())
         eras.note_retired(self)
@@ -421,12 +423,16 @@ class Session:
         finally:
             prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
 
+    def proposing(self, base: State, change: Change) -> Task:
+        """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
+        return self.group.propose(base, lambda: change, op_id=change.op_id)
+
     def propose(self, base: State, change: Change) -> Decided:
         """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
         try:
-            decided: Decided = self.runtime.run(self.group.propose(base, lambda: change, op_id=change.op_id))
+            decided: Decided = self.runtime.run(self.proposing(base, change))
         finally:
-            self._note_standings()
+            self.note_standings()
         self.remember(decided.state)
         return decided
 

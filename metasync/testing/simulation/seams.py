@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from metasync.consensus import Change, Decided, State, ancestry, blockform, entries, learn, logform, witness
+from metasync.consensus import Change, State, ancestry, blockform, entries, learn, logform, witness
 from metasync.consensus import floors as floors_
 from metasync.consensus.entries import Kind
 from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
+from metasync.effects import Task
 from metasync.sync import session
 from metasync.sync.session import Session
 from metasync.testing.simulation import runtime
@@ -71,7 +72,7 @@ def installed(world: World, *, floors: bool = False) -> Iterator[None]:
         _count_events(stack, world)
         for module in _WAITING:
             stack.enter_context(mock.patch.object(sys.modules[module], "wait", runtime.wait))
-        stack.enter_context(mock.patch.object(Session, "propose", _proposed(Session.propose)))
+        stack.enter_context(mock.patch.object(Session, "proposing", _proposed(Session.proposing)))
         for owner, name in _PURE:
             for module_name in _where(owner, name):
                 function = getattr(sys.modules[module_name], name)
@@ -143,12 +144,12 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.lru_cache(maxsize=_REMEMBERED_MAX)(function)
 
 
-def _proposed(propose: Any) -> Any:
-    @functools.wraps(propose)
-    def wrapped(self: Session, base: State, change: Change) -> Decided:
+def _proposed(proposing: Any) -> Any:
+    @functools.wraps(proposing)
+    def wrapped(self: Session, base: State, change: Change) -> Task:
         noted: list[bytes] = self.runtime._boot.proposed  # type: ignore[attr-defined]
         if change.op_id not in noted:
             noted.append(change.op_id)
-        return propose(self, base, change)  # type: ignore[no-any-return]
+        return proposing(self, base, change)  # type: ignore[no-any-return]
 
     return wrapped

@@ -1,0 +1,143 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
+
+"""Clone: what a new device reads before its keys, and how it is agreed while files come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa: F401
+
+from metasync.consensus import Change, State
+from metasync.errors import ExcludedError
+from metasync.store.contents import Contents
+from metasync.sync import joining
+from metasync.sync.checkout import Checkout
+from metasync.sync.session import BASE_KEY, JOURNAL_KEY, Session
+from metasync.workspace import Workspace
+
+FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}
+
+
+def published(lab: Lab, *names: str, **options: Any) -> Workspace:
+    w = lab.init(lab.urls(*(names or ("a", "b", "c"))), **options)
+    write(w.directory, FILES)
+    w.push("first")
+    return w
+
+
+def agree_on_files(*workspaces: Workspace) -> None:
+    for w in (*workspaces, *workspaces):
+        w.sync()
+    assert len({str(sorted(tree_of(w.directory).items())) for w in workspaces}) == 1
+
+
+def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab)
+    order: list[str] = []
+    entering, fetch = joining._entering, Contents.fetch
+
+    def watched(*a: Any) -> Any:
+        result = yield from entering(*a)
+        order.append("agreed")
+        return result
+
+    def fetched(self: Contents, *a: Any, **k: Any) -> None:
+        order.append("fetch")
+        fetch(self, *a, **k)
+
+    monkeypatch.setattr(joining, "_entering", watched)
+    monkeypatch.setattr(Contents, "fetch", fetched)
+    apply = Checkout.apply
+
+    def applied(self: Checkout, *a: Any) -> Any:
+        order.append("apply")
+        return apply(self, *a)
+
+    monkeypatch.setattr(Checkout, "apply", applied)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert "fetch" in order
+    assert order.index("agreed") < order.index("apply")
+    with d._session("test") as s:
+        assert s.db.get(JOURNAL_KEY) is None
+        assert s.base_state() == s.newest_state()
+        assert s.db.get(BASE_KEY) == s.newest_state().encode()
+        assert joining.admitted(s, s.devices_of(s.base_state()))
+    assert d.status().newest == 2
+
+
+def test_nothing_is_placed_for_a_device_that_is_not_let_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was revoked with the keys that admitted it, while its files came: no file of theirs is left behind."""
+    published(lab)
+
+    def excluded(*_: Any) -> Any:
+        raise ExcludedError("the keys were changed since")
+        yield
+
+    monkeypatch.setattr(joining, "_entering", excluded)
+    folder = lab.root / "late"
+    with pytest.raises(ExcludedError):
+        lab.clone(lab.urls("a", "b", "c"), device="late")
+    assert [p.name for p in folder.iterdir()] == []
+
+
+def test_a_push_beside_it_is_lost_by_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = published(lab)
+    news = {"a/two": b"changed", "new/four": b"4"}
+
+    def push() -> None:
+        write(w.directory, news)
+        (w.directory / "three").unlink()
+        w.push("second")
+
+    real = joining.arrive
+
+    def arrive(s: Session, *, read_only: bool) -> joining.Arrival:
+        arrival = real(s, read_only=read_only)
+        push()  # the device may be agreed before it or after it
+        return arrival
+
+    monkeypatch.setattr(joining, "arrive", arrive)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    agree_on_files(w, d)
+    assert tree_of(d.directory)[b"a/two"].data == b"changed"
+    assert b"three" not in tree_of(d.directory)
+
+
+def test_a_version_that_was_pushed_first_is_brought_with_the_device(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proposal of the new device is beaten by another one: it begins anew on top, and has that version too."""
+    w = published(lab)
+    real = joining._entering
+
+    def beaten(s: Session, *a: Any) -> Any:
+        write(w.directory, {"three": b"another"})
+        w.push("second")
+        return (yield from real(s, *a))
+
+    monkeypatch.setattr(joining, "_entering", beaten)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(d.directory)[b"three"].data == b"another"
+    assert d.status().newest == 3
+    agree_on_files(w, d)
+
+
+def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three go away while the device is being agreed: the files that were learned of before come all the same."""
+    published(lab, replicas=3)
+
+    def proposing(s: Session, base: State, change: Change) -> Any:
+        for name in "bc":
+            lab.store(name).rename(lab.root / f"{name} is away")
+        return s.group.propose(base, lambda: change, op_id=change.op_id, deadline_s=QUICK_S)
+
+    lab.hurry()
+    monkeypatch.setattr(Session, "proposing", proposing)
+    folder = lab.root / "desktop"
+    report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
+    d = lab.keep(report.workspace)
+    assert report.problem
+    assert report.version == 1
+    assert {p: n.data for p, n in tree_of(d.directory).items() if n.kind == "file"} == {
+        name.encode(): data for name, data in FILES.items()
+    }
