@@ -81,6 +81,12 @@ class State(Protocol):
     def packed_rows(self) -> dict[bytes, bytes]:
         """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
 
+    def packed_row(self, path: bytes) -> bytes | None:
+        """One of them; None if there is none at this path."""
+
+    def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
+        """The next rows behind a path, in the order of their paths as bytes; `end`: those before it alone."""
+
     def count_rows(self) -> int:
         """How many rows there are."""
 
@@ -243,6 +249,17 @@ class LocalDb:
 
     def packed_rows(self) -> dict[bytes, bytes]:
         return dict(self._typed("SELECT path, data FROM rows", (), bytes, bytes))
+
+    def packed_row(self, path: bytes) -> bytes | None:
+        found = self._typed("SELECT data FROM rows WHERE path = ?", (path,), bytes)
+        return found[0][0] if found else None
+
+    def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
+        if end is None:
+            sql = "SELECT path, data FROM rows WHERE path > ? ORDER BY path LIMIT ?"
+            return self._typed(sql, (path, most), bytes, bytes)
+        sql = "SELECT path, data FROM rows WHERE path > ? AND path < ? ORDER BY path LIMIT ?"
+        return self._typed(sql, (path, end, most), bytes, bytes)
 
     def count_rows(self) -> int:
         return int(self._execute("SELECT COUNT(*) FROM rows")[0][0])

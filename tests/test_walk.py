@@ -401,3 +401,92 @@ def test_chunks_of_nodes_that_stand_once_are_not_bounded(monkeypatch):
     monkeypatch.setattr(walk_module, "CHUNKS_AGAIN_MAX", 0)
     root, nodes, listed = file_nodes(20_000)
     assert walk(chunks((root,)), nodes)[0] == {root: tuple(listed)}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_rebuild_of_long_directories(seed: int) -> None:
+    """Nodes are cut as if the directory was built at once, wherever it was edited and however much."""
+    rng = random.Random(seed)
+    a = {b"d/%05d" % i: file_entry(i) for i in rng.sample(range(20000), rng.choice([700, 1500, 4000, 9000]))}
+    a[b"d"] = DIR
+    a[b"e/f"], a[b"e"] = file_entry(1), DIR
+    b = dict(a)
+    names = sorted(p for p in a if p.startswith(b"d/"))
+    for _ in range(rng.choice([1, 3, 40])):
+        kind, at = rng.randrange(4), rng.choice([0, len(names) - 1, rng.randrange(len(names))])
+        if kind == 0:
+            b[b"d/%05d" % rng.randrange(20000)] = file_entry(rng.randrange(9))
+        elif kind == 1:
+            b[names[at] + b"x" * rng.randrange(200)] = LINK
+        elif kind == 2:
+            b.pop(names[at], None)
+        else:
+            first = rng.randrange(len(names))
+            for path in names[first : first + rng.choice([5, 200, 3000])]:
+                b.pop(path, None)
+    if rng.random() < 0.3:
+        b[b"d/00000"], b[b"d/zzz"] = DIR, DIR
+    root, nodes = build(a, IDS)
+    wanted, all_nodes = build(b, IDS)
+    (got, made), _ = walk(rebuild(root, b, differing(a, b), IDS), nodes)
+    assert got == wanted
+    assert made.items() <= all_nodes.items()
+    assert walk(flatten(got), {**nodes, **made})[0] == b
+
+
+def test_rebuild_of_a_long_directory_reads_and_makes_a_few_nodes() -> None:
+    a = {b"%06d" % i: file_entry(i) for i in range(60000)}
+    root, nodes = build(a, IDS)
+    b = {**a, b"030000": file_entry(7)}
+
+    class Asked(dict):
+        got = 0
+
+        def __getitem__(self, key: bytes) -> bytes:
+            Asked.got += 1
+            return super().__getitem__(key)
+
+    (got, made), _ = walk(rebuild(root, b, [b"030000"], IDS), Asked(nodes))
+    assert got == build(b, IDS)[0]
+    assert len(nodes) > 70
+    assert len(made) <= 5
+    assert Asked.got <= 8
+
+
+def test_rebuild_asks_a_tree_for_changed_paths_and_what_is_above_them() -> None:
+    a = grow({b"d%d/f%d" % (i, j): file_entry(j) for i in range(5) for j in range(5)})
+    root, nodes = build(a, IDS)
+    asked = set()
+
+    class Tree(dict):
+        def get(self, key: bytes, default: object = None) -> object:
+            asked.add(key)
+            return super().get(key, default)
+
+        def __iter__(self):
+            raise AssertionError("all of it")
+
+        items = keys = values = __iter__
+
+    b = Tree({**a, b"d1/f1": file_entry(99)})
+    (got, _), _ = walk(rebuild(root, b, [b"d1/f1"], IDS), nodes)
+    assert got == build({**a, b"d1/f1": file_entry(99)}, IDS)[0]
+    assert asked == {b"d1/f1", b"d1"}
+
+
+@pytest.mark.parametrize("what", ["level", "first name", "order"])
+def test_rebuild_refuses_nodes_that_are_not_what_is_said_of_them(what: str) -> None:
+    a = {b"%05d" % i: file_entry(i) for i in range(9000)}
+    root, nodes = build(a, IDS)
+    top = directory.decode_node(nodes[root])
+    assert top.level == 1
+    children = list(top.children)
+    if what == "level":
+        children[3] = (children[3][0], root)
+    elif what == "first name":
+        children[3] = (children[3][0] + b"0", children[3][1])
+    else:
+        children[3] = (children[3][0], children[4][1])
+    forged = bytes(nodes[root][:6]) + b"".join(len(n).to_bytes(2, "big") + n + i for n, i in children)
+    with pytest.raises(FormatError):
+        walk(rebuild(b"f" * 32, a, [children[3][0] + b"x"], IDS), {**nodes, b"f" * 32: forged})

@@ -10,7 +10,7 @@ from metasync.codec import Reader, bytes16, encode_tags
 from metasync.errors import UpgradeError
 from metasync.objects.ids import Ids
 from metasync.objects.model import ID_BYTES, NAME_BYTES_MAX, TARGET_BYTES_MAX, Entry, Kind, ObjectKind
-from metasync.objects.split import LEVELS_MAX, cut
+from metasync.objects.split import LEVELS_MAX, cut, cut_full
 
 FORMAT = 1
 _HEAD = struct.Struct(">BHqQH")  # kind, mode, mtime_ns, size, length of the name
@@ -58,6 +58,46 @@ def _encode_entry(name: bytes, e: Entry) -> bytes:
 
 def encode_dir(entries: Sequence[tuple[bytes, Entry]], ids: Ids) -> list[tuple[bytes, bytes]]:
     """The nodes of a directory as (id, bytes), the root last. `entries`: sorted by name, names distinct and valid."""
+    items, names = _encode_entries(entries), [name for name, _ in entries]
+    ranges = cut(items, names, ids.split_point)
+    leaves = [_node(0, items[start:end], ids) for start, end in ranges]
+    if len(leaves) == 1:
+        return leaves
+    return leaves + encode_above([(names[at], i) for (at, _), (i, _) in zip(ranges, leaves, strict=True)], ids)
+
+
+def encode_leaves(
+    entries: Sequence[tuple[bytes, Entry]], ids: Ids, *, last: bool
+) -> tuple[list[tuple[bytes, tuple[bytes, bytes]]], int]:
+    """The leaves that begin with these entries, in a directory of several: (first name, node); and how many entries are
+    in them. What is left belongs to the next leaf, together with what follows; with `last`, nothing does."""
+    items, names = _encode_entries(entries), [name for name, _ in entries]
+    ranges = cut_full(items, names, ids.split_point)
+    done = ranges[-1][1] if ranges else 0
+    if last and done < len(items):
+        ranges.append((done, len(items)))
+        done = len(items)
+    return [(names[start], _node(0, items[start:end], ids)) for start, end in ranges], done
+
+
+def encode_above(leaves: Sequence[tuple[bytes, bytes]], ids: Ids) -> list[tuple[bytes, bytes]]:
+    """The nodes above the leaves of a directory, two or more: (first name, id) each. The root is the last one."""
+    nodes: list[tuple[bytes, bytes]] = []
+    below = leaves
+    for level in range(1, LEVELS_MAX):
+        names = [name for name, _ in below]
+        items = [bytes16(name) + node_id for name, node_id in below]
+        upper = []
+        for start, end in cut(items, names, ids.split_point):
+            nodes.append(_node(level, items[start:end], ids))
+            upper.append((names[start], nodes[-1][0]))
+        if len(upper) == 1:
+            return nodes
+        below = upper
+    raise ValueError("a directory too large to encode")
+
+
+def _encode_entries(entries: Sequence[tuple[bytes, Entry]]) -> list[bytes]:
     items: list[bytes] = []
     last = b""
     for name, entry in entries:
@@ -65,20 +105,12 @@ def encode_dir(entries: Sequence[tuple[bytes, Entry]], ids: Ids) -> list[tuple[b
             raise ValueError(f"{name!r}: not a valid next name after {last!r}")
         last = name
         items.append(_encode_entry(name, entry))
-    names = [name for name, _ in entries]
-    nodes: list[tuple[bytes, bytes]] = []
-    for level in range(LEVELS_MAX):
-        upper: list[tuple[bytes, bytes]] = []
-        for start, end in cut(items, names, ids.split_point):
-            data = _NODE.pack(FORMAT, level, end - start) + b"".join(items[start:end])
-            node = (ids.of(ObjectKind.DIR, data), data)
-            nodes.append(node)
-            upper.append((names[start] if names else b"", node[0]))
-        if len(upper) == 1:
-            return nodes
-        names = [name for name, _ in upper]
-        items = [bytes16(name) + node_id for name, node_id in upper]
-    raise ValueError("a directory too large to encode")
+    return items
+
+
+def _node(level: int, items: Sequence[bytes], ids: Ids) -> tuple[bytes, bytes]:
+    data = _NODE.pack(FORMAT, level, len(items)) + b"".join(items)
+    return ids.of(ObjectKind.DIR, data), data
 
 
 def decode_node(data: bytes) -> DirNode:

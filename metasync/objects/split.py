@@ -20,6 +20,15 @@ def cut(items: Sequence[bytes], names: Sequence[bytes], bits: Callable[[bytes], 
     """Half-open ranges of `items`, one per node, at least one. `bits(name)`: 64 pseudo-random bits of an item."""
     if sum(map(len, items)) <= NODE_BYTES_WHOLE:
         return [(0, len(items))]
+    out = cut_full(items, names, bits)
+    start = out[-1][1] if out else 0
+    if start < len(items):
+        out.append((start, len(items)))
+    return out
+
+
+def cut_full(items: Sequence[bytes], names: Sequence[bytes], bits: Callable[[bytes], int]) -> list[tuple[int, int]]:
+    """The same of a list that is not one node, without what is left at its end: items behind it may belong to that."""
     out: list[tuple[int, int]] = []
     start = size = 0
     for i, item in enumerate(items):
@@ -27,6 +36,4 @@ def cut(items: Sequence[bytes], names: Sequence[bytes], bits: Callable[[bytes], 
         if size >= NODE_BYTES_MIN and (size >= NODE_BYTES_MAX or bits(names[i]) * NODE_BYTES_SPREAD < len(item) << 64):
             out.append((start, i + 1))
             start, size = i + 1, 0
-    if start < len(items):
-        out.append((start, len(items)))
     return out

@@ -6,8 +6,9 @@ per level and not one per directory. `docs/design/format.md` section 3.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
@@ -258,52 +259,160 @@ def rebuild(
     """The same as `build` of a tree that differs from the one of `base_root` at these paths alone (directories too).
 
     -> (id of the root, {id: bytes} of the directories that hold one of them, and of those above). Only these are read
-    and encoded; what else there is has the id that it has in the base.
+    and encoded, of long ones the nodes around the change alone; `tree` is asked for these paths and the directories
+    above them. What else there is has the id that it has in the base.
     """
     room = _Room()
-    anew = {b""}
+    edits: dict[bytes, dict[bytes, Entry | None]] = {b"": {}}
     for path in differing:
-        parent = room.take(path).rpartition(b"/")[0]
-        while parent and parent not in anew:
-            anew.add(parent)
-            parent = parent.rpartition(b"/")[0]
-    # Of a directory that is new all it holds is new, so each is to be encoded anew, an empty one too.
-    was: dict[bytes, dict[bytes, Entry]] = {}
+        parent, _, name = room.take(path).rpartition(b"/")
+        edits.setdefault(parent, {})[name] = entry = tree.get(path)
+        if entry is not None and entry.kind is Kind.DIR:
+            edits.setdefault(path, {})  # of a directory that is new all it holds is new, and it may hold nothing
+        while parent:
+            path, parent = parent, parent.rpartition(b"/")[0]
+            edits.setdefault(parent, {}).setdefault(path.rpartition(b"/")[2], tree.get(path))
+    dirs = {path for path in edits if not path or ((e := tree.get(path)) is not None and e.kind is Kind.DIR)}
+    opened: dict[bytes, _Opened] = {path: _Opened() for path in dirs}
     level = [(b"", base_root)]
     while level:
-        nodes: dict[bytes, directory.DirNode] = {}
-        yield from _leaves([i for _, i in level], nodes)
-        below: list[tuple[bytes, bytes]] = []
         for path, dir_id in level:
-            was[path] = dict(_entries(dir_id, nodes))
-            prefix = path + b"/" if path else b""
-            inside = ((prefix + name, e) for name, e in was[path].items())
-            below += [(full, e.content) for full, e in inside if e.kind is Kind.DIR and full in anew]
-        level = below
-    dirs = {path for path in anew if not path or ((e := tree.get(path)) is not None and e.kind is Kind.DIR)}
-    children: dict[bytes, list[tuple[bytes, Entry]]] = {path: [] for path in dirs}
-    fresh: list[bytes] = []  # new directories in which nothing is
-    for path, entry in tree.items():
-        parent, _, name = path.rpartition(b"/")
-        if parent in children:
-            children[parent].append((name, entry))
-            known = was.get(parent, {}).get(name)
-            if entry.kind is Kind.DIR and path not in children and (known is None or known.kind is not Kind.DIR):
-                fresh.append(path)
-    children.update((path, []) for path in fresh)
+            opened[path] = _Opened(dir_id)
+        yield from _open([(opened[path], edits[path]) for path, _ in level])
+        was = ((path + b"/" + n if path else n, opened[path].was(n)) for path, _ in level for n in edits[path])
+        level = [(full, e.content) for full, e in was if full in dirs and e is not None and e.kind is Kind.DIR]
     out: dict[bytes, bytes] = {}
     ids: dict[bytes, bytes] = {}
-    for path in sorted(children, key=lambda p: (-p.count(b"/") if p else 1, p)):
-        listed = []
-        for name, entry in sorted(children[path]):
-            if entry.kind is Kind.DIR:
-                full = path + b"/" + name if path else name
-                entry = entry._replace(content=ids[full] if full in ids else was[path][name].content)
-            listed.append((name, entry))
-        encoded = directory.encode_dir(listed, ids_of)
-        out.update(encoded)
-        ids[path] = encoded[-1][0]
+    for path in sorted(dirs, key=lambda p: (-p.count(b"/") if p else 1, p)):
+        changes = {
+            name: e._replace(content=ids[path + b"/" + name if path else name])
+            if e is not None and e.kind is Kind.DIR
+            else e
+            for name, e in edits[path].items()
+        }
+        ids[path], made = yield from opened[path].edited(changes, ids_of)
+        out.update(made)
     return ids[b""], out
+
+
+LEAVES_SURE = 6  # so many leaves, all but the last of 16 KiB at least, are never one node (`split.NODE_BYTES_WHOLE`)
+
+
+class _Opened:
+    """A directory that is edited: its leaves as (first name, id), and the entries of those that were read."""
+
+    def __init__(self, dir_id: bytes | None = None) -> None:
+        self.dir_id = dir_id
+        self.leaves: list[tuple[bytes, bytes]] = []
+        self.read: dict[bytes, tuple[tuple[bytes, Entry], ...]] = {}
+
+    def take(self, nodes: Mapping[bytes, directory.DirNode]) -> None:
+        """Lists the leaves, all nodes above them being loaded; of a short directory, and the leaves loaded, too."""
+        assert self.dir_id is not None
+        self.leaves = []
+        self.read = {}
+
+        def add(node_id: bytes, level: int | None, first: bytes | None) -> None:
+            if level == 0 and node_id not in nodes:
+                self.leaves.append((first or b"", node_id))
+                return
+            node = nodes[node_id]
+            if level is not None and node.level != level:
+                raise FormatError("directory object: a node at the wrong level")
+            begins = next((name for name, _ in (node.children or node.entries)), b"")
+            if first is not None and begins != first:
+                raise FormatError("directory object: a node that starts elsewhere than its parent says")
+            if not node.level:
+                self.leaves.append((begins, node_id))
+                self.read[node_id] = node.entries
+            for name, child in node.children:
+                add(child, node.level - 1, name)
+
+        add(self.dir_id, None, None)
+        if any(a >= b for (a, _), (b, _) in pairwise(self.leaves)):
+            raise FormatError("directory object: leaves out of order")
+
+    def place(self, name: bytes) -> int:
+        """Which leaf a name is in, or belongs in."""
+        return max(bisect_right(self.leaves, name, key=lambda leaf: leaf[0]) - 1, 0)
+
+    def was(self, name: bytes) -> Entry | None:
+        """What was at a name, its leaf having been read."""
+        if not self.leaves:
+            return None
+        entries = self.read[self.leaves[self.place(name)][1]]
+        at = bisect_left(entries, name, key=lambda item: item[0])
+        return entries[at][1] if at < len(entries) and entries[at][0] == name else None
+
+    def edited(
+        self, changes: Mapping[bytes, Entry | None], ids_of: Ids
+    ) -> Generator[Needs, Bytes, tuple[bytes, dict[bytes, bytes]]]:
+        """With these entries in place of what it holds at their names; None: nothing. -> (id, nodes that were made)."""
+        by_leaf: dict[int, dict[bytes, Entry | None]] = {}
+        for name, entry in changes.items():
+            by_leaf.setdefault(self.place(name), {})[name] = entry
+        leaves: list[tuple[bytes, bytes]] = []
+        made: dict[bytes, bytes] = {}
+        rest: list[tuple[bytes, Entry]] = []  # what the leaves so far have left over
+        many = len(self.leaves) >= LEAVES_SURE
+        for at, leaf in enumerate(self.leaves) if many else ():
+            if not rest and at not in by_leaf:
+                leaves.append(leaf)
+                continue
+            rest += _replaced((yield from self.entries(leaf)), by_leaf.get(at, {}))
+            nodes, done = directory.encode_leaves(rest, ids_of, last=at == len(self.leaves) - 1)
+            leaves += [(first, node_id) for first, (node_id, _) in nodes]
+            made.update(node for _, node in nodes)
+            del rest[:done]
+        if len(leaves) < LEAVES_SURE:
+            everything: list[tuple[bytes, Entry]] = []
+            for leaf in self.leaves:
+                everything += yield from self.entries(leaf)
+            nodes_of_all = directory.encode_dir(_replaced(everything, changes), ids_of)
+            return nodes_of_all[-1][0], dict(nodes_of_all)
+        above = directory.encode_above(leaves, ids_of)
+        return above[-1][0], {**made, **dict(above)}
+
+    def entries(self, leaf: tuple[bytes, bytes]) -> Generator[Needs, Bytes, tuple[tuple[bytes, Entry], ...]]:
+        """What is in a leaf."""
+        first, leaf_id = leaf
+        if leaf_id in self.read:
+            return self.read[leaf_id]
+        node = directory.decode_node((yield ObjectKind.DIR, (leaf_id,))[leaf_id])
+        if node.level or not node.entries or node.entries[0][0] != first:
+            raise FormatError("directory object: a node that is not what its parent says")
+        return node.entries
+
+
+def _replaced(
+    entries: Iterable[tuple[bytes, Entry]], changes: Mapping[bytes, Entry | None]
+) -> list[tuple[bytes, Entry]]:
+    """Entries with some of them replaced, added and left out (None); by name."""
+    listed: dict[bytes, Entry | None] = {**dict(entries), **changes}
+    return [(name, entry) for name, entry in sorted(listed.items()) if entry is not None]
+
+
+def _open(wanted: list[tuple[_Opened, Iterable[bytes]]]) -> Generator[Needs, Bytes, None]:
+    """Opens directories: loads all nodes above their leaves, and the leaves in which the given names belong."""
+    nodes: dict[bytes, directory.DirNode] = {}
+    ids = sorted({opened.dir_id for opened, _ in wanted if opened.dir_id is not None})
+    for _ in range(LEVELS_MAX):
+        if not ids:
+            break
+        got = yield ObjectKind.DIR, tuple(ids)
+        nodes.update((i, directory.decode_node(got[i])) for i in ids)
+        inner = [nodes[i] for i in ids if nodes[i].level > 1]
+        ids = sorted({child for node in inner for _, child in node.children if child not in nodes})
+    if ids:
+        raise FormatError("directory object: more levels than there are")
+    for opened, _ in wanted:
+        opened.take(nodes)
+    some = {opened.leaves[opened.place(name)][1] for opened, names in wanted for name in names}
+    if more := sorted(i for i in some if i not in nodes):
+        got = yield ObjectKind.DIR, tuple(more)
+        nodes.update((i, directory.decode_node(got[i])) for i in more)
+        for opened, _ in wanted:
+            opened.take(nodes)
 
 
 def build(tree: Mapping[bytes, Entry], ids_of: Ids) -> tuple[bytes, dict[bytes, bytes]]:

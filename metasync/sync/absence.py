@@ -147,7 +147,7 @@ class _Judging:
             return device
         if directory in self.fates:
             return self.fates[directory]
-        if directory in self.seen.blocked:
+        if directory in self.seen.blocked or not directory:  # the root is not listed where a part is looked at
             return _Fate.KEPT
         here = self.seen.tree.get(directory)
         if here is not None:

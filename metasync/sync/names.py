@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -252,10 +252,11 @@ _ELSEWHERE = (("Windows", WINDOWS), ("macOS", MACOS), ("Linux", LINUX))
 _TWINS = Rules(fold=Fold.FULL, normalises=True)
 
 
-def unportable(new: Iterable[bytes], tree: Mapping[bytes, object]) -> list[Odd]:
+def unportable(new: Iterable[bytes], tree: Collection[bytes]) -> list[Odd]:
     """Which of the new names other systems can't hold, ascending; of a new directory's contents, what is theirs alone.
 
     `new`: paths that are in `tree` now and were not before; all that is in `tree` may be their twin.
+    What lies in other directories than the new paths may be left out of it.
     """
     fresh = list(new)
     if not fresh:
@@ -281,7 +282,7 @@ def _why_odd(path: bytes) -> str:
     return ""
 
 
-def _twins(fresh: list[bytes], tree: Mapping[bytes, object]) -> dict[bytes, bytes]:
+def _twins(fresh: list[bytes], tree: Collection[bytes]) -> dict[bytes, bytes]:
     """New paths that have a twin in the tree, with that twin."""
     if len({path.lower() if path.isascii() else key(path, _TWINS) for path in tree}) == len(tree):
         return {}

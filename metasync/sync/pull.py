@@ -23,6 +23,7 @@ from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
 from metasync.sync.merge import Merge, merge
+from metasync.sync.part import Edited
 from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows
@@ -53,6 +54,8 @@ class Plan:
 
 def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> list[bytes]:
     """Paths at which two trees differ. Entries that are one object are equal at no cost."""
+    if isinstance(tree, Edited) and tree.base is base:
+        return [p for p, e in tree.changes.items() if base.get(p) != e]
     out = [p for p, e in tree.items() if base.get(p) is not e and base.get(p) != e]
     out += [p for p in base if p not in tree]
     return out

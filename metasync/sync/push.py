@@ -28,13 +28,14 @@ from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
+from metasync.sync.part import near
 from metasync.sync.pull import changed, integrate, noted, summary
-from metasync.sync.reports import Changes, PullReport, PushReport
+from metasync.sync.reports import Changes, PullReport, PushReport, Skipped
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.scan import Reading, Scan
 from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
-from metasync.sync.settled import base_from_rows, is_settled, note_settled
-from metasync.sync.survey import store_survey, survey
+from metasync.sync.settled import Differing, base_from_rows, differences, note_settled
+from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.turns import GiveWay, Turns
 from metasync.sync.upload import Upload, known_in
 
@@ -187,7 +188,8 @@ def _found_again(s: Session, base: Agreed, newest: Agreed, a: _Attempts) -> Agre
 
 def preview(s: Session, base: Agreed) -> PushReport:
     """What a push would take, without storing anything."""
-    seen, before = _scan(s, base, s.ingest())
+    s.listener(Phase("scan"))
+    seen, before, _ = _scan(s, base, s.ingest(), differences(s.tree, s.db, base.tree_root))
     differing = changed(before, seen.tree)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
@@ -195,7 +197,7 @@ def preview(s: Session, base: Agreed) -> PushReport:
     size = sum(files)
     shares = space.shares_of(s, size)
     policy = base.config.policy(0)
-    odd = noted(unportable((p for p in differing if p not in before), seen.tree))
+    odd = _unportable((p for p in differing if p not in before), seen)
     report = _report(s, seen, None, changes)
     report = replace(
         report,
@@ -207,6 +209,11 @@ def preview(s: Session, base: Agreed) -> PushReport:
         tight=space.tight(s, base.index, shares),
     )
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
+
+
+def _unportable(new: Iterable[bytes], seen: Scan) -> tuple[Skipped, ...]:
+    fresh = list(new)
+    return noted(unportable(fresh, near(seen.tree, fresh)))
 
 
 def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
@@ -223,25 +230,16 @@ def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> Pu
 
 
 def _scan(
-    s: Session,
-    base: Agreed,
-    ingest: Ingest,
-    rows: Mapping[bytes, Row] | None = None,
-    reading: Reading | None = None,
-) -> tuple[Scan, dict[bytes, Entry]]:
-    s.listener(Phase("scan"))
-    rows = load_rows(s.db) if rows is None else rows
+    s: Session, base: Agreed, ingest: Ingest, differing: Differing | None, reading: Reading | None = None
+) -> tuple[Scan, Mapping[bytes, Entry], Mapping[bytes, Row]]:
+    """What is here, the agreed tree, and the rows: all of them, or of what may differ where that is known."""
+    if differing is not None:
+        seen, tree, part = survey_part(s.tree, s.db, differing, ingest, reading)
+        return seen, tree, part.rows
+    rows = load_rows(s.db)
     before = base_from_rows(s.db, base.tree_root, rows)
     before = s.flat(base) if before is None else before
-    return survey(s.tree, s.db, before, ingest, rows, reading), before
-
-
-def _is_settled(s: Session, base: Agreed, a: _Attempts) -> bool:
-    """Whether stats alone tell that there is nothing to push."""
-    if a.upload is not None or s.db.get(KEPT_KEY) is not None or not joining.admitted(s, base.devices):
-        return False
-    s.listener(Phase("scan"))
-    return is_settled(s.tree, s.db, base.tree_root)
+    return survey(s.tree, s.db, before, ingest, rows, reading), before, rows
 
 
 def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
@@ -254,7 +252,10 @@ def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
-    if _is_settled(s, base, a):
+    s.listener(Phase("scan"))
+    by_stats = differences(s.tree, s.db, base.tree_root)
+    joins = not joining.admitted(s, base.devices)
+    if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
         return _news(s, base, a) or replace(
             _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
         )
@@ -283,12 +284,11 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     upload = a.upload
     ingest = s.ingest(sink=upload.add, known=_looking(known_in(base.index, upload), a))
     ingest.chunks = a.chunks
-    rows, was_settled = load_rows(s.db), s.db.get(TREE_KEY) == (base.tree_root or b"")
-    seen, before = _scan(s, base, ingest, rows, _Read(s, upload, ingest))
+    was_settled = s.db.get(TREE_KEY) == (base.tree_root or b"")
+    seen, before, rows = _scan(s, base, ingest, by_stats, _Read(s, upload, ingest))
     differing = changed(before, seen.tree)
     staged = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
-    joins = not joining.admitted(s, base.devices)
     nothing = not differing and not staged and not joins
     if (nothing or guard.stop("push", loss) is not None) and (news := _news(s, base, a)) is not None:
         return news  # a commit of ours would have told
@@ -298,7 +298,8 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         with s.db.transaction():
             store_survey(s.db, seen)
             if base.tree_root is not None:
-                note_settled(s.db, base.tree_root, seen.tree, rows, seen.put_rows, seen.delete_rows)
+                known = differing if was_settled else None
+                note_settled(s.db, base.tree_root, seen.tree, rows, seen.put_rows, seen.delete_rows, known)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     tree_root = master = None
@@ -311,6 +312,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     with s.preparing(base.state):
         root = store_index(s, base, upload)
         devices = joining.changed_devices(s, base.state, base.devices)
+    odd = _unportable((p for p in differing if p not in before and p in seen.tree), seen)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
@@ -343,7 +345,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
-        unportable=noted(unportable((p for p in differing if p not in before and p in seen.tree), seen.tree)),
+        unportable=odd,
     )
 
 

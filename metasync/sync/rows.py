@@ -40,6 +40,8 @@ _FIXED = struct.Struct("<BBHqQ QQQqqI HHI")
 _FIXED_BYTES = _FIXED.size
 _STAT = struct.Struct("<QQQqqI")  # the part of `_FIXED` about the stat
 _STAT_AT = slice(20, 20 + _STAT.size)
+_INODE = struct.Struct("<QQ")  # of that, which inode it is
+_INODE_AT = slice(20, 20 + _INODE.size)
 _KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
 _new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per file
 
@@ -121,6 +123,11 @@ def is_packed_file(data: bytes, st: os.stat_result) -> bool:
 def is_packed_dir(data: bytes, st: os.stat_result) -> bool:
     """Whether a directory with this stat is the one of a packed row, with its mode."""
     return data[0] == Kind.DIR and data[_STAT_AT] == _STAT.pack(st.st_dev, st.st_ino, 0, 0, 0, st.st_mode)
+
+
+def is_packed_inode(data: bytes, st: os.stat_result) -> bool:
+    """Whether a directory with this stat is the one of a packed row, whatever its mode."""
+    return data[0] == Kind.DIR and data[_INODE_AT] == _INODE.pack(st.st_dev, st.st_ino)
 
 
 def _unpack_tags(data: bytes) -> Tags:

@@ -18,15 +18,15 @@ import os
 import stat as stat_
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
-from metasync.sync.fsio import READ_FLAGS, STATE_NAME, WorkTree, folds_to_state, split
+from metasync.sync.fsio import READ_FLAGS, STATE_NAME, Disk, WorkTree, folds_to_state, split
 from metasync.sync.ignore import IGNORE_NAME, OWN_PREFIX, always_ignored
 from metasync.sync.rows import Row, is_unchanged, row_of
 from metasync.sync.rulefiles import RuleFiles
@@ -63,6 +63,17 @@ class Reading(Protocol):
         """It ends with an exception. What was read till then is true of the disk: a row for each changed file."""
 
 
+class Part(Protocol):
+    """The names that a scan is to look at, where it is not to look at all of them: `part.Part`, which see."""
+
+    way: dict[bytes, Entry]
+
+    def directories(self) -> list[bytes]: ...
+    def names(self, directory: bytes) -> list[bytes] | None: ...
+    def take_whole(self, directory: bytes, st: os.stat_result) -> bool: ...
+    def add_below(self, tree: Mapping[bytes, Entry]) -> None: ...
+
+
 @dataclass(slots=True)
 class Counts:
     """What a scan saw, and what it had to read."""
@@ -94,7 +105,7 @@ class Scan:
     warnings     what is wrong with the rule files, as sentences
     """
 
-    tree: dict[bytes, Entry] = field(default_factory=dict)
+    tree: MutableMapping[bytes, Entry] = field(default_factory=dict)
     put_rows: dict[bytes, Row] = field(default_factory=dict)
     delete_rows: list[bytes] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
@@ -116,19 +127,22 @@ def scan(
     base: Mapping[bytes, Entry],
     ingest: Ingest,
     rules: Mapping[bytes, bytes] | None = None,
+    part: Part | None = None,
     reading: Reading | None = None,
 ) -> Scan:
     """Compares the working tree with what was seen last and with the base; reads what is new or changed.
 
     `base` is the flat tree of the last agreed snapshot this device has brought here. Nothing is written to the tree.
     `rules`: what the last scan that was stored found as `Scan.rules`. `reading`: who wants to know of that.
+    `part`: looks at its names alone. `rows` and `base` are then its own, which grow on the way, and so is the tree:
+    what it does not hold is as in the base.
     Whether content is kept or only hashed (`status`) is up to `ingest`. Storing what was found (`survey`) is up to the
     caller: in the transaction that stages what was ingested, or not at all.
     `WorkspaceError`: the root is gone. OSError: the root itself can't be listed.
     """
     stamp_ns = tree.clock_ns()
     tree.forget()
-    work = _Scanner(tree, _on_this_device(tree, rows), base, ingest, RuleFiles(tree, rules or {}), stamp_ns)
+    work = _Scanner(tree, _on_this_device(tree, rows), base, ingest, RuleFiles(tree, rules or {}), stamp_ns, part)
     if work.rows is not rows:
         work.out.put_rows.update(work.rows)
     work.walk()
@@ -157,6 +171,19 @@ def _on_this_device(tree: WorkTree, rows: Mapping[bytes, Row]) -> Mapping[bytes,
     return {path: row._replace(dev=st.st_dev) if row.dev == seen.dev else row for path, row in rows.items()}
 
 
+class _Asked:
+    """A name that is asked for, in the form of one that was listed; it may not be there."""
+
+    __slots__ = ("_disk", "_fd", "_name", "name")
+
+    def __init__(self, disk: Disk, name: bytes, fd: int) -> None:
+        self.name = os.fsdecode(name)
+        self._disk, self._name, self._fd = disk, name, fd
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        return self._disk.lstat(self._name, self._fd)
+
+
 class _Vanished(Exception):  # noqa: N818  a signal, not an error
     """What was listed is something else now."""
 
@@ -176,6 +203,7 @@ class _Scanner:
         ingest: Ingest,
         rules: RuleFiles,
         stamp_ns: int,
+        part: Part | None = None,
     ) -> None:
         self.work = tree
         self.disk = tree.disk
@@ -184,6 +212,7 @@ class _Scanner:
         self.ingest = ingest
         self.rules = rules
         self.stamp_ns = stamp_ns
+        self.part = part
         self.out = Scan()
         self.listed: dict[bytes, int] = {}  # directories listed completely, with their device
         self.blocked: set[bytes] = set()  # here, but not taken in: what the base has there and below stays
@@ -198,8 +227,13 @@ class _Scanner:
         st = self.work.root_stat
         self.take_dir(b"", st)
         todo = [b""]
+        if self.part is not None:
+            todo = sorted(self.part.directories(), reverse=True)
+            self.out.tree.update(self.part.way)
         while todo:
             path = todo.pop()
+            if path in self.listed:
+                continue  # a part's, which has been taken whole since
             try:
                 subdirs = self.list_dir(path)
             except OSError as e:
@@ -213,6 +247,8 @@ class _Scanner:
                 continue
             subdirs.sort(reverse=True)  # the stack turns it round; order is for people and for locality in packs
             todo.extend(subdirs)
+        if self.part is not None:
+            self.part.add_below(self.out.tree)
 
     def list_dir(self, path: bytes) -> list[bytes]:
         """Takes in one directory, all of it or nothing; returns the directories in it that are to be walked."""
@@ -231,7 +267,7 @@ class _Scanner:
         dirs: list[tuple[bytes, os.stat_result]] = []
         strange: list[tuple[bytes, str]] = []
         meant = self.spellings.of(path, self.disk.names(fd), fd) if self.work.rules.has_twins else {}
-        with self.disk.entries(fd) as names:
+        with self.names(path, fd) as names:
             for found in names:
                 name = found.name
                 if is_odd(name) and (why := why_not_taken(name, rules is None)):
@@ -251,7 +287,7 @@ class _Scanner:
                     continue
                 kind = st.st_mode & 0o170000
                 if ignores is not None and ignores(child[len(prefix) :], kind == _DIR):
-                    strange.append((child, _IGNORED))
+                    strange.append((child, IGNORED))
                 elif kind in (_REG, _LNK):
                     row = rows_get(child)
                     if (
@@ -279,7 +315,15 @@ class _Scanner:
         for child, why in strange:
             self.leave(path, child, why)
         self.count(clean)
-        return [child for child, st in dirs if self.take_dir(child, st)]
+        part = self.part
+        return [c for c, st in dirs if self.take_dir(c, st) and (part is None or part.take_whole(c, st))]
+
+    def names(self, path: bytes, fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]] | Iterator[_Asked]]:
+        """What is to be looked at in a directory."""
+        asked = self.part.names(path) if self.part is not None else None
+        if asked is None:
+            return self.disk.entries(fd)
+        return nullcontext(_Asked(self.disk, name, fd) for name in asked)
 
     def count(self, clean: list[tuple[bytes, Entry]]) -> None:
         links = sum(1 for _, entry in clean if entry.kind is Kind.SYMLINK)
@@ -312,7 +356,7 @@ class _Scanner:
             return  # the workspace's own .metasync
         self.blocked.add(path)
         self.hollow.add(parent)
-        if why is not _IGNORED:
+        if why is not IGNORED:
             self.out.skipped.append(Noted(path, why))
         elif path not in self.base and not split(path)[1].startswith(OWN_PREFIX):
             self.out.ignored.append(path)
@@ -505,12 +549,17 @@ class _Scanner:
 
 _NESTED = "its own state"
 _HAS_RULES = "the rules for the names beside it"
-_IGNORED = "ignored"
+IGNORED = "ignored"
 
 
 def is_odd(name: str) -> bool:
     """Whether a name is to be looked at by `why_not_taken`, which takes most others."""
     return name[0] in ".T" or "~" in name or not name.isascii()
+
+
+def is_odd_name(name: bytes) -> bool:
+    """The same, of a name in bytes."""
+    return name[0] in b".T" or b"~" in name or not name.isascii()
 
 
 def why_not_taken(name: str, plain: bool) -> str:
@@ -520,7 +569,7 @@ def why_not_taken(name: str, plain: bool) -> str:
     if name == _RULES:
         return _HAS_RULES
     if plain and always_ignored(name):
-        return _IGNORED
+        return IGNORED
     return "some file systems take its name for .metasync" if folds_to_state(name) else ""
 
 

@@ -9,9 +9,11 @@ from metasync.consensus import JOURNAL_KEY
 from metasync.localdb import State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
+from metasync.sync.part import FromRows, Part
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.rulefiles import load_texts, store_texts
 from metasync.sync.scan import Ingest, Reading, Scan, scan
+from metasync.sync.settled import Differing
 
 MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 
@@ -25,7 +27,17 @@ def survey(
     reading: Reading | None = None,
 ) -> Scan:
     """A scan by the stored rows (`rows`, if they are at hand) and ignore rules, as `scan` has it. Stores nothing."""
-    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db), reading)
+    return scan(tree, load_rows(db) if rows is None else rows, base, ingest, load_texts(db), reading=reading)
+
+
+def survey_part(
+    tree: WorkTree, db: State, differing: Differing, ingest: Ingest, reading: Reading | None = None
+) -> tuple[Scan, FromRows, Part]:
+    """The same of the differing names alone, in a folder whose rows are the agreed tree; with that tree."""
+    part = Part(db, differing)
+    seen = scan(tree, part.rows, part.base, ingest, {}, part, reading)
+    before, seen.tree = part.trees(seen.tree)
+    return seen, before, part
 
 
 def store_survey(db: State, seen: Scan) -> None:

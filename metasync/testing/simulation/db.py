@@ -91,6 +91,15 @@ class SimDb:
         self._step()
         return dict(self.tables["rows"])
 
+    def packed_row(self, path: bytes) -> bytes | None:
+        self._step()
+        return self.tables["rows"].get(path)
+
+    def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
+        self._step()
+        behind = sorted(p for p in self.tables["rows"] if p > path and (end is None or p < end))
+        return [(p, self.tables["rows"][p]) for p in behind[:most]]
+
     def count_rows(self) -> int:
         self._step()
         return len(self.tables["rows"])
