@@ -15,7 +15,7 @@ TARGETS ?=
 MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench bench-cpu fuzz model check format lock clean
+.PHONY: help demo test test-servers simulate bench bench-cpu bench-scale fuzz model check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -48,6 +48,9 @@ bench: $(STAMP) ## bench-cpu, then restic, rclone, borg, git, unison, cp beside 
 
 bench-cpu: $(STAMP) ## CPU, requests, round trips of each step beside the commit before (AGAINST=HEAD~5); over a fifth more fails
 	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) $(CPU)
+
+bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
+	$(BIN)/python tests/benchmarks/scale.py $(SCALE)
 
 $(FUZZ_STAMP): pyproject.toml requirements-dev.lock tests/fuzz/requirements.txt
 	@echo "setting up $(FUZZ_VENV) (once; about a minute)"
