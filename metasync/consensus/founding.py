@@ -114,7 +114,7 @@ Seen: TypeAlias = Mapping[tuple[str, str], Reply]
 
 
 def look(backends: Sequence[str]) -> Task:
-    """Reads what `bootstrap` is going to need and no key opens the way to, so that it can be on its way before. -> Seen.
+    """Reads what `bootstrap` is going to need and no key opens the way to, to have it on its way before. -> Seen.
 
     Nothing is judged here. Of a folder with many ids only the list is read.
     """

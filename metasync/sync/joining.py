@@ -28,7 +28,7 @@ class Arrival:
     """What a new device brings to its folder, while it is being agreed. `finish` is called once, from the same thread.
 
     `newest`: the newest version, loaded. `finish` waits until the device is agreed, where it can be, and returns the
-    newest state then and why it is not known whether that is the newest, "" if it is. `ExcludedError`: it is not let in.
+    newest state then and why it is not known whether that is the newest, "" if it is. `ExcludedError`: not let in.
     """
 
     newest: Agreed
