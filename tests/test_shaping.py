@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import selectors
 import socket
 import sys
@@ -165,9 +166,10 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @contextlib.asynccontextmanager
-async def world(round_trip_s: float, rate: float) -> Any:
-    target = await asyncio.start_server(answer, "127.0.0.1", 0)
-    backend = shaping.Backend(target.sockets[0].getsockname()[1], round_trip_s, rate)
+async def world(round_trip_s: float, rate: float, **more: Any) -> Any:
+    target = await asyncio.start_server(more.pop("target", answer), "127.0.0.1", 0)
+    shape = shaping.Shape(round_trip_s, **{"up": rate, "down": rate, **more})
+    backend = shaping.Backend(target.sockets[0].getsockname()[1], shape)
     proxy = await shaping.listen(backend)
     yield backend, proxy.sockets[0].getsockname()[1]
     proxy.close()
@@ -273,6 +275,80 @@ def test_directions_and_backends_do_not_share() -> None:
             took = await asyncio.gather(*(c.exchange(**way) for c, way in zip(clients, ways, strict=True)))
             assert took == [about(ROUND_TRIP_S + 1.0, 0.01)] * 4
             for client in clients:
+                await client.close()
+
+    simulated(main)
+
+
+def test_a_rate_of_its_own_for_each_direction() -> None:
+    async def main() -> None:
+        async with world(ROUND_TRIP_S, 0, up=1e6, down=4e6) as (_, port):
+            client = await Client.to(port)
+            await client.exchange()
+            assert await client.exchange(up=4_000_000) == about(ROUND_TRIP_S + 4.0, 0.02)
+            assert await client.exchange(down=4_000_000) == about(ROUND_TRIP_S + 1.0, 0.02)
+            await client.close()
+
+    simulated(main)
+
+
+async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A target that answers every request, and gives leave to send a body where it is asked for."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = int((re.findall(rb"Content-Length: (\d+)", head) or [b"0"])[0])
+            if b"Expect" in head:
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    writer.close()
+
+
+async def asked(client: Client, line: bytes, body: int = 0, expect: bool = False) -> float:
+    """How long a request takes until it is answered."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    client.writer.write(
+        b"%b HTTP/1.1\r\nContent-Length: %d\r\n%b\r\n" % (line, body, b"Expect: 100-continue\r\n" * expect)
+    )
+    if expect:
+        assert b"100" in await client.reader.readuntil(b"\r\n\r\n")
+    client.writer.write(b"b" * body)
+    assert b"200" in await client.reader.readuntil(b"\r\n\r\n")
+    return loop.time() - start
+
+
+def test_a_service_takes_its_time_by_method() -> None:
+    async def main() -> None:
+        takes = {"GET": 0.3, "PUT": 0.5, "LIST": 0.4}
+        async with world(ROUND_TRIP_S, 1e6, service_s=takes, target=http) as (_, port):
+            client = await Client.to(port)
+            await asked(client, b"DELETE /a")
+            for _ in range(2):
+                assert await asked(client, b"GET /a") == about(ROUND_TRIP_S + 0.3)
+                assert await asked(client, b"GET /?list-type=2&prefix=a") == about(ROUND_TRIP_S + 0.4)
+                assert await asked(client, b"HEAD /a") == about(ROUND_TRIP_S)
+                assert await asked(client, b"PUT /a", body=200_000) == about(ROUND_TRIP_S + 0.2 + 0.5, 0.01)
+            assert await asked(client, b"PUT /a", expect=True, body=10) == about(2 * ROUND_TRIP_S + 0.5), (
+                "once, not twice"
+            )
+            await client.close()
+
+    simulated(main)
+
+
+def test_a_services_time_holds_up_nobody_else_and_scatters() -> None:
+    async def main() -> None:
+        async with world(ROUND_TRIP_S, 5e6, service_s={"PUT": 1.0}, jitter=0.5, target=http) as (_, port):
+            slow, quick = await Client.to(port), await Client.to(port)
+            for client in (slow, quick):
+                await asked(client, b"GET /a")
+            waiting = asyncio.ensure_future(asked(slow, b"PUT /a", body=1000))
+            assert await asked(quick, b"GET /a") == about(ROUND_TRIP_S, 0.01)
+            took = [await waiting] + [await asked(slow, b"PUT /a", body=1) for _ in range(60)]
+            assert len(set(took)) > 50
+            assert 0.8 < sorted(took)[30] - ROUND_TRIP_S < 1.25, "the median stays what it was without jitter"
+            for client in (slow, quick):
                 await client.close()
 
     simulated(main)

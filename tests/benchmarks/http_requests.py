@@ -32,11 +32,12 @@ _STATUS_BYTES = len(b"HTTP/1.1 1")
 class RequestStream:
     """`feed` takes what the client sent, `answered` what the server did; `methods` holds the requests begun so far.
 
-    A request counts once its whole head has been sent.
+    A request counts once its whole head has been sent. `line` is the request line of the last one.
     """
 
     def __init__(self) -> None:
         self.methods: Counter[str] = Counter()
+        self.line = b""
         self.opaque = False
         self.awaits_answer = False  # `answered` need not be called while this is false
         self._refused = False
@@ -87,6 +88,7 @@ class RequestStream:
             self.opaque = True
             return b""
         self.methods[line[1].decode()] += 1
+        self.line = line[0]
         fields = head.lower()
         length = _LENGTH.search(fields)
         if _CHUNKED.search(fields):

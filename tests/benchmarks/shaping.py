@@ -9,8 +9,8 @@ own, so that its CPU is not the client's. `python shaping.py --ceiling` prints w
 The model. A backend has one line in each direction, shared by all of its connections: a piece of n bytes leaves when
 those before it have left and n / rate seconds have passed, and arrives half a round trip later. A new connection's
 first bytes leave one round trip after it was opened: the handshake. Pieces are small, so that no connection waits for
-more than one piece of each other; a sender that is ahead of the line is held back through TCP. Not in the model: slow
-start, loss, TLS, limits per connection, and the service's own time beyond what the server behind takes.
+more than one piece of each other; a sender that is ahead of the line is held back through TCP. A service may take time
+of its own for each answer, by method (`Shape`). Not in the model: slow start, loss, TLS, limits per connection.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,21 @@ AHEAD_S = 0.05
 # Held for one direction of one connection; beyond it the sender waits. Twice what a line of 100 MB/s has under way.
 HELD_BYTES_MAX = 16 << 20
 START_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A backend's line, and its service. Bytes a second each way, 0 for no limit.
+
+    `service_s`: seconds that the service takes before it answers, by method; a request for a list counts as "LIST",
+    and what is not named takes no time. `jitter`: sigma of the log-normal factor on them, drawn for every request.
+    """
+
+    round_trip_s: float = 0.0
+    up: float = 0.0
+    down: float = 0.0
+    service_s: Mapping[str, float] = field(default_factory=dict)
+    jitter: float = 0.0
 
 
 @dataclass
@@ -82,10 +98,12 @@ class Counted:
 class Backend:
     """One target with its two lines, and the counts of the connections to it."""
 
-    def __init__(self, port: int, round_trip_s: float, rate: float) -> None:
+    def __init__(self, port: int, shape: Shape, seed: int = 0) -> None:
         self.port = port
-        self.round_trip_s = round_trip_s
-        self.up, self.down = Line(rate), Line(rate)
+        self.shape = shape
+        self.round_trip_s = shape.round_trip_s
+        self.up, self.down = Line(shape.up), Line(shape.down)
+        self._chance = random.Random(seed)
         self._streams: list[RequestStream] = []
         self._ended = Counted()
 
@@ -94,6 +112,12 @@ class Backend:
         self._streams.append(stream)
         self._ended.connections += 1
         return stream
+
+    def takes_s(self, line: bytes) -> float:
+        """What the service takes before it answers this request, drawn anew."""
+        method = "LIST" if b"list-type=" in line else line.partition(b" ")[0].decode()
+        seconds = self.shape.service_s.get(method, 0.0)
+        return seconds * self._chance.lognormvariate(0.0, self.shape.jitter) if seconds else 0.0
 
     def closed(self, stream: RequestStream) -> None:
         self._streams.remove(stream)
@@ -121,12 +145,20 @@ class Connection:
         self.server = End(self, backend.down)
         self.client.other, self.server.other = self.server, self.client
         self._open = True
+        self._answering, self._service_s = 0, 0.0  # which request, and what the service takes for it
 
-    def saw(self, end: End, data: memoryview) -> None:
+    def saw(self, end: End, data: memoryview) -> float:
+        """Notes what an end sent. -> how long the service held it back."""
+        stream = self.stream
         if end is self.client:
-            self.stream.feed(data)
-        elif self.stream.awaits_answer:
-            self.stream.answered(data)
+            stream.feed(data)
+            return 0.0
+        if stream.awaits_answer:  # leave to send the body, or a refusal
+            stream.answered(data)
+            return 0.0
+        if self.backend.shape.service_s and self._answering != stream.methods.total():
+            self._answering, self._service_s = stream.methods.total(), self.backend.takes_s(stream.line)
+        return self._service_s
 
     def close(self) -> None:
         """Both ends at once: one of them is gone."""
@@ -146,7 +178,7 @@ class End(asyncio.BufferedProtocol):
         self._connection = connection
         self._line = line
         self._delay_s = connection.backend.round_trip_s / 2
-        self._shaped = bool(line.rate or self._delay_s)
+        self._shaped = bool(line.rate or self._delay_s or connection.backend.shape.service_s)
         self._buffer = memoryview(bytearray(SHAPED_PIECE_BYTES if self._shaped else FREE_PIECE_BYTES))
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -177,14 +209,14 @@ class End(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._buffer[:nbytes]
-        self._connection.saw(self, data)
+        service_s = self._connection.saw(self, data)
         now = self._loop.time()
         leaves = self._line.book(nbytes, max(now, self._connection.usable_at))
         if not self._shaped:
             self.other.write(data)
             return
         self._held_bytes += nbytes
-        self._send_at(leaves + self._delay_s, bytes(data))
+        self._send_at(leaves + self._delay_s + service_s, bytes(data))
         if leaves > now + AHEAD_S:
             self._hold("line")
             self._loop.call_at(leaves - AHEAD_S / 2, self._release, "line")
@@ -231,6 +263,7 @@ class End(asyncio.BufferedProtocol):
         self.other._release("slow reader")
 
     def _send_at(self, when: float, data: bytes | None) -> None:
+        when = max(when, self._under_way[-1][0]) if self._under_way else when  # nothing passes what went before
         self._under_way.append((when, data))
         if self._timer is None:
             self._timer = self._loop.call_at(when, self._arrive)
@@ -268,10 +301,10 @@ async def listen(backend: Backend) -> asyncio.Server:
     return await loop.create_server(lambda: Connection(backend).client, "127.0.0.1", 0, backlog=512)
 
 
-async def serve(targets: Sequence[int], round_trip_s: float, rate: float) -> None:
-    """Proxies for the targets until standard input ends."""
+async def serve(targets: Sequence[int], shapes: Sequence[Shape]) -> None:
+    """Proxies for the targets, each with its shape, until standard input ends."""
     loop = asyncio.get_running_loop()
-    backends = [Backend(port, round_trip_s, rate) for port in targets]
+    backends = [Backend(port, shape, n) for n, (port, shape) in enumerate(zip(targets, shapes, strict=True))]
     servers = [await listen(backend) for backend in backends]
     questions = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(questions), sys.stdin)
@@ -311,9 +344,15 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def running(targets: Sequence[int], *, round_trip_s: float = 0.0, rate: float = 0.0) -> Iterator[Proxy]:
-    """A proxy process for these ports on 127.0.0.1; it ends with the block. Without delay and rate it only counts."""
-    argv = [sys.executable, __file__, "--round-trip-ms", str(round_trip_s * 1000), "--rate", str(rate)]
+def running(
+    targets: Sequence[int], *, round_trip_s: float = 0.0, rate: float = 0.0, shapes: Sequence[Shape] = ()
+) -> Iterator[Proxy]:
+    """A proxy process for these ports on 127.0.0.1; it ends with the block. Without delay and rate it only counts.
+
+    `shapes`: one for each port, in place of the same delay and rate for all.
+    """
+    shapes = shapes or [Shape(round_trip_s, rate, rate)] * len(targets)
+    argv = [sys.executable, __file__, "--shapes", json.dumps([asdict(shape) for shape in shapes])]
     with subprocess.Popen(
         [*argv, *map(str, targets)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -392,14 +431,17 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", type=int, metavar="TARGET_PORT")
     parser.add_argument("--round-trip-ms", type=float, default=80.0)
     parser.add_argument("--rate", type=float, default=5e6, help="bytes a second per target and direction; 0: no limit")
+    parser.add_argument("--shapes", type=json.loads, help="JSON: a shape for each port, in place of the two above")
     parser.add_argument("--ceiling", action="store_true")
     options = parser.parse_args()
     if options.ceiling:
         found = ceiling()
         print(f"one core carries {found.megabytes:.0f} MB/s, or {found.requests:.0f} requests/s")
         return
+    same = Shape(options.round_trip_ms / 1000, options.rate, options.rate)
+    shapes = [Shape(**s) for s in options.shapes] if options.shapes else [same] * len(options.targets)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(options.targets, options.round_trip_ms / 1000, options.rate))
+        asyncio.run(serve(options.targets, shapes))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -34,7 +32,6 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(HERE.parents[1])]
 
-import shaping  # noqa: E402
 from content_kit import IDS, blob, pack_all, pack_format  # noqa: E402
 
 from metasync.effects import Op, Reply, Urgency  # noqa: E402
@@ -311,56 +308,34 @@ def virtual(megabytes: float, seed: int) -> int:
 
 def real(megabytes: float, round_trip_s: float) -> None:
     """Figure 10 with S3 servers behind the shaping proxy, by the command line."""
-    import s3
-    from measure import child_environment, measured
+    import far
 
-    work = Path(tempfile.mkdtemp(prefix="transfers-"))
-    keys = s3.make_keys()
-    env = child_environment(work / "home") | keys | {"METASYNC_PASSPHRASE": "figure ten", "METASYNC_KEYRING": "off"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), env.get("PYTHONPATH", "")])
-
-    def metasync(*argv: str) -> float:
-        full = [sys.executable, "-m", "metasync", *argv]
-        usage = measured(full, env, cwd=work, log=work / "log", timeout_s=600)
-        if usage.exit_code:
-            raise SystemExit(f"{argv[0]}: exit {usage.exit_code}\n{usage.output[-2000:]}")
-        return usage.wall_s
-
-    try:
+    shapes = {s.name: far.Shape(round_trip_s, s.rate, s.rate) for s in FIGURE_10}
+    with far.running(shapes, Path(tempfile.gettempdir())) as services:
         rng = random.Random(10)
-        (work / "photos").mkdir()
+        photos, clone = services.work / "photos", services.work / "clone"
+        photos.mkdir()
         for n in range(16):
-            (work / "photos" / f"{n}.jpg").write_bytes(rng.randbytes(int(megabytes * MB / 16)))
-        with s3.running(2, work / "s3", keys) as servers:
-            urls = [server.url("figure10") for server in servers]
-            pairs = [word for n, url in enumerate(urls) for word in ("--backend", f"{url}&name=b{n}")]
-            metasync("init", str(work / "photos"), "--name", "figure10", *pairs)
-            metasync("-C", str(work / "photos"), "push")
-            ports = [server.port for server in servers]
-            with (
-                shaping.running(ports[:1], round_trip_s=round_trip_s, rate=5.1e6) as fast,
-                shaping.running(ports[1:], round_trip_s=round_trip_s, rate=3.4e6) as slow,
-            ):
-                far = [u.replace(str(p), str(q.ports[0])) for u, p, q in zip(urls, ports, (fast, slow), strict=True)]
-                pairs = [word for n, url in enumerate(far) for word in ("--backend", f"{url}&name=b{n}")]
-                with ThreadPoolExecutor(1) as pool:
-                    clone = pool.submit(metasync, "clone", str(work / "clone"), "--name", "figure10", *pairs)
-                    seen = [(0.0, 0)]
-                    while not clone.done():
-                        time.sleep(POLL_S)
-                        seen.append((time.monotonic(), sum(p.counted()[0].down_bytes for p in (fast, slow))))
-                    wall_s = clone.result()
-                carried = [proxy.counted()[0].down_bytes for proxy in (fast, slow)]
-        begin = next(s for s in seen if s[1] > BEFORE_FILES_BYTES)
-        end = next(s for s in seen if s[1] >= sum(carried) - BEFORE_FILES_BYTES)
-        rate = (end[1] - begin[1]) / (end[0] - begin[0])
-        print(
-            f"{megabytes:.0f} MB in {wall_s:.2f} s, the whole command: {megabytes / wall_s:.2f} MB/s of 8.5. The files,"
-            f" from the first to the last byte: {end[0] - begin[0]:.2f} s, {rate / MB:.2f} MB/s;"
-            f" {carried[0] / MB:.1f} and {carried[1] / MB:.1f} MB from the two"
-        )
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            (photos / f"{n}.jpg").write_bytes(rng.randbytes(int(megabytes * MB / 16)))
+        near, away = (far.backend_words(services.urls("figure10", near=near)) for near in (True, False))
+        services.metasync("one", "init", str(photos), "--name", "figure10", *near)
+        services.metasync("one", "-C", str(photos), "push")
+        with ThreadPoolExecutor(1) as pool:
+            command = pool.submit(services.metasync, "two", "clone", str(clone), "--name", "figure10", *away)
+            seen = [(0.0, 0)]
+            while not command.done():
+                time.sleep(POLL_S)
+                seen.append((time.monotonic(), sum(c.down_bytes for c in services.proxy.counted())))
+            wall_s = command.result().wall_s
+        carried = [c.down_bytes for c in services.proxy.counted()]
+    begin = next(s for s in seen if s[1] > BEFORE_FILES_BYTES)
+    end = next(s for s in seen if s[1] >= sum(carried) - BEFORE_FILES_BYTES)
+    rate = (end[1] - begin[1]) / (end[0] - begin[0])
+    print(
+        f"{megabytes:.0f} MB in {wall_s:.2f} s, the whole command: {megabytes / wall_s:.2f} MB/s of 8.5. The files,"
+        f" from the first to the last byte: {end[0] - begin[0]:.2f} s, {rate / MB:.2f} MB/s;"
+        f" {carried[0] / MB:.1f} and {carried[1] / MB:.1f} MB from the two"
+    )
 
 
 def main() -> int:
