@@ -173,6 +173,15 @@ def test_where_every_pack_goes_everywhere_there_is_nothing_to_choose():
     assert names.drawn == 1
 
 
+@pytest.mark.parametrize(
+    ("backends", "copies", "packs"), [(3, 2, 3), (3, 1, 3), (4, 2, 2), (5, 2, 5), (6, 4, 3), (2, 2, 1), (1, 1, 1)]
+)
+def test_so_many_packs_of_one_size_load_equal_backends_evenly(backends, copies, packs):
+    p = placement([10] * backends, copies)
+    assert Balance(p).even_packs == packs
+    assert fullest(p, [MB] * packs * 20, Names(1)) < 1.06
+
+
 def test_too_many_backends_for_exact_shares_are_balanced_by_capacity():
     p = placement([1] * 9 + [2] * 30, 20)
     b = Balance(p)

@@ -270,6 +270,72 @@ def test_salts_go_round_at_their_end():
     assert hashlib.sha256(pack.data).digest() == pack.name == seen[2]
 
 
+# --- a small push goes to all backends
+
+
+def spread(added: list[Object], parts: int, work: Work = at_once) -> list[SealedPack]:
+    """The packs of a push whose packs have 4 MiB in segments of 1 MiB."""
+    form = pack_format(segment_bytes=KIB * KIB, pack_bytes=4 * KIB * KIB)
+    out: list[SealedPack] = []
+    packer = Packer(form, work, Entropy(), out.append, spread=parts)
+    for o in added:
+        packer.add(*o)
+    packer.finish()
+    assert read_back(out, form) == {i: data for _, i, data in added}
+    return out
+
+
+def random_blobs(count: int, size: int) -> list[Object]:
+    rng = random.Random(count)
+    return [blob(rng.randbytes(size)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+@pytest.mark.parametrize(("count", "size"), [(20, 100_000), (3, 1_200_000), (9, 450_000), (2000, 1000), (60, 52_000)])
+def test_what_is_left_at_the_end_is_spread(work, parts, count, size):
+    packed = spread(random_blobs(count, size), parts, work)
+    sizes = [len(p.data) for p in packed]
+    largest = max(s.stored_bytes for p in packed for s in p.footer.segments)
+    assert 2 <= len(sizes) <= parts
+    assert max(sizes) < sum(sizes) / parts + largest
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("count", "size"), [(10, 100_000), (900, 1000), (8, 120_000)])
+def test_small_files_are_spread_evenly(work, parts, count, size):
+    sizes = [len(p.data) for p in spread(random_blobs(count, size), parts, work)]
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) < 1.1 * size + 20_000
+
+
+def test_only_the_last_pack_is_spread():
+    added = random_blobs(100, 100_000)
+    as_one, spread_out = ([len(p.footer.objects) for p in spread(added, parts)] for parts in (1, 3))
+    assert as_one == [44, 44, 12]
+    assert spread_out == [44, 44, 11, 1]
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 2 * packs.SPREAD_BYTES_LEAST - 2000])
+def test_what_is_too_small_to_spread_is_one_pack(size):
+    assert len(spread([blob(noise(size, 1))], 3)) == 1
+    assert len(spread([blob(noise(size // 10, i)) for i in range(10)], 3)) == 1
+
+
+def test_what_shrinks_stays_together():
+    texts = [blob((b"text %d " % i) * 10_000) for i in range(10)]
+    (pack,) = spread(texts, 3)
+    assert len(pack.footer.segments) == 1
+    assert len(pack.data) < 100_000
+
+
+def test_trees_and_histories_are_spread_with_the_rest():
+    trees = [(ObjectKind.DIR, IDS.of(ObjectKind.DIR, data), data) for data in (noise(1000, i) for i in range(5))]
+    packed = spread([*random_blobs(10, 100_000), *trees], 3)
+    assert len(packed) == 3
+    kinds = [{o.kind for o in p.footer.objects} for p in packed]
+    assert kinds == [{ObjectKind.BLOB}, {ObjectKind.BLOB}, {ObjectKind.BLOB, ObjectKind.DIR}]
+
+
 # --- the pipeline
 
 

@@ -18,6 +18,7 @@ are equal no backend is preferred, and nothing is carried: an earlier push makes
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Iterable, Sequence
@@ -77,6 +78,11 @@ class Balance:
     def matters(self) -> bool:
         """False where every pack goes to all backends, whatever its name."""
         return self._placement.copies < len(self._ids)
+
+    @property
+    def even_packs(self) -> int:
+        """How many packs of one size it takes to load backends of equal shares evenly."""
+        return len(self._ids) // math.gcd(len(self._ids), self._placement.copies)
 
     def choose(self, size: int, names: Iterable[bytes]) -> int:
         """The number of the name that a pack of `size` bytes should have; its bytes count from now on."""

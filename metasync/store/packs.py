@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metasync.codec import padme
@@ -31,6 +31,7 @@ SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps tw
 SEALING_MAX = 2  # packs in or before a worker
 PACK_KEYS_KEPT = 64  # of packs being read or written just now
 SALT_BYTES = 8  # a pack needs a handful of values; a provider cannot tell how many were tried
+SPREAD_BYTES_LEAST = 256 << 10  # at 5 MB/s as long as a round trip: a smaller pack is not worth its own requests
 OBJECT_BYTES_OVERHEAD = 64  # what an object adds to a footer and to the index; bounds objects per pack
 
 Choose: TypeAlias = Callable[[int, Iterable[bytes]], int]
@@ -176,11 +177,24 @@ def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | 
     return names[number], salts[number]
 
 
+def spread_evenly(segments: Sequence[_Shrunk], parts: int) -> list[list[_Shrunk]]:
+    """These segments, in order, in runs of about the same size: at most `parts`, and one at least; none is empty."""
+    ends = list(accumulate(len(s.data) for s in segments))
+    out: list[list[_Shrunk]] = []
+    for segment, end in zip(segments, ends, strict=True):
+        middle = end - len(segment.data) / 2  # a segment goes where more of it falls
+        if not out or int(middle * parts / max(1, ends[-1])) >= len(out):
+            out.append([])
+        out[-1].append(segment)
+    return out
+
+
 class Packer:
     """Turns objects into sealed packs. One thread adds; `workers` shrink and seal; `emit` gets packs in order.
 
     `emit` may block to hold the pipeline back. Objects added twice are packed once. `choose` chooses the packs' names,
-    in the workers; without it they have no salt.
+    in the workers; without it they have no salt. `spread`: what is left at the end becomes up to so many packs, so that
+    a small push, too, goes to all backends at once.
     """
 
     def __init__(
@@ -190,8 +204,10 @@ class Packer:
         entropy: Callable[[int], bytes],
         emit: Callable[[SealedPack], None],
         choose: Choose | None = None,
+        spread: int = 1,
     ) -> None:
         self._form = form
+        self._spread = spread
         self._work = work
         self._pack_bytes_max = min(form.pack_bytes, packfile.PACK_BYTES_MAX // 2)  # footer and padding come on top
         self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, packfile.OBJECTS_MAX)
@@ -224,26 +240,40 @@ class Packer:
         if gathering.size + len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
             self._shrink(gathering)
             gathering = self._open[kind is ObjectKind.BLOB] = _Gathering()
-        gathering.objects.append((kind, object_id, gathering.size, len(data)))
-        gathering.parts.append(data)
-        gathering.size += len(data)
+        gathering.add(kind, object_id, data)
         if gathering.size >= limit or len(gathering.objects) >= self._objects_max:
             self._open[kind is ObjectKind.BLOB] = _Gathering()
             self._shrink(gathering)
 
     def finish(self) -> None:
         """Seals what is left and hands on the last packs."""
-        for blobs in (True, False):
-            if self._open[blobs].parts:
-                self._shrink(self._open[blobs])
+        for piece in self._pieces(self._open[True]):
+            self._shrink(piece)
+        if self._open[False].parts:
+            self._shrink(self._open[False])
         self._open = {True: _Gathering(), False: _Gathering()}
         while self._shrinking:
             self._take_shrunk()
-        self._seal()
+        for segments in spread_evenly(self._pack, min(self._spread, self._pack_bytes // SPREAD_BYTES_LEAST)):
+            self._pack = segments
+            self._seal()
         while self._sealing:
             self._emit(self._sealing.popleft().result())
 
+    def _pieces(self, last: _Gathering) -> list[_Gathering]:
+        """The last small blobs as segments: as one, or, where that would be a large part of what there is, as some."""
+        if self._spread < 2 or last.size < 2 * SPREAD_BYTES_LEAST:
+            return [last] if last.parts else []
+        shrunk: _Shrunk = self._work(self._shrinker(last)).result()  # alike ones stay together: they shrink together
+        return last.cut(min(self._spread, len(shrunk.data) // SPREAD_BYTES_LEAST))
+
     def _shrink(self, gathering: _Gathering) -> None:
+        self._shrinking.append((gathering.size, self._work(self._shrinker(gathering))))
+        self._shrinking_bytes += gathering.size
+        while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
+            self._take_shrunk()
+
+    def _shrinker(self, gathering: _Gathering) -> Callable[[], _Shrunk]:
         chain, form = self._form.chains[-1], self._form
 
         def run() -> _Shrunk:
@@ -251,10 +281,7 @@ class Packer:
             context = Context(b"", 0, b"", len(raw), form.level)
             return _Shrunk(len(raw), chain.shrink(raw, context), tuple(gathering.objects))
 
-        self._shrinking.append((gathering.size, self._work(run)))
-        self._shrinking_bytes += gathering.size
-        while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
-            self._take_shrunk()
+        return run
 
     def _take_shrunk(self) -> None:
         size, future = self._shrinking.popleft()
@@ -297,6 +324,20 @@ class _Gathering:
         self.objects = objects if objects is not None else []
         self.parts = parts if parts is not None else []
         self.size = size
+
+    def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
+        self.objects.append((kind, object_id, self.size, len(data)))
+        self.parts.append(data)
+        self.size += len(data)
+
+    def cut(self, pieces: int) -> list[_Gathering]:
+        """The same objects, in order, in at most so many gatherings of about the same size, and one at least."""
+        out = [_Gathering()]
+        for (kind, object_id, offset, length), data in zip(self.objects, self.parts, strict=True):
+            if out[-1].parts and (offset + length / 2) * pieces >= self.size * len(out):
+                out.append(_Gathering())
+            out[-1].add(kind, object_id, data)
+        return out
 
 
 def read_footer(data: bytes, name: bytes, form: PackFormat) -> tuple[Header, Footer]:

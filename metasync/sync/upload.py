@@ -112,8 +112,8 @@ class Upload:
             self._before = begin()
         if self._packer is None:
             balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
-            choose = balance.choose if balance.matters else None
-            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose)
+            choose, spread = (balance.choose, balance.even_packs) if balance.matters else (None, 1)
+            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose, spread)
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
