@@ -34,7 +34,7 @@ from metasync.runtime import Runtime
 from metasync.sync.asking import each
 from metasync.sync.enrolment import Link, is_unfinished, new_folder, write_local
 from metasync.sync.join import FOLDER, FOLDERS_MAX
-from metasync.sync.session import INVITED_KEY, MEMORY_KEY
+from metasync.sync.seat import INVITED_KEY, MEMORY_KEY
 from metasync.ways import ASK_TIMEOUT_S
 
 CODE_FILE_BYTES_MAX: Final = 1 << 20

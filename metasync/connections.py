@@ -20,7 +20,6 @@ from metasync.config import DEFAULT_CAPACITY, decode_config
 from metasync.consensus import Group, birth_path, checked_memory, is_root
 from metasync.errors import BackendError, UsageError
 from metasync.runtime import Runtime
-from metasync.sync import space
 from metasync.sync.enrolment import (
     CONFIG_KEY,
     LINKS_KEY,
@@ -36,8 +35,7 @@ from metasync.sync.eras import noted_tombstones
 from metasync.sync.fsio import Disk
 from metasync.sync.identity import IdentityGuard, place_now
 from metasync.sync.lock import WAIT_S, WorkspaceLock
-from metasync.sync.reports import BackendState
-from metasync.sync.session import MEMORY_KEY, Session, local_value
+from metasync.sync.seat import MEMORY_KEY, Seat, local_value
 from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 if TYPE_CHECKING:
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from metasync.keys.devices import Certificate, DeviceIdentity
     from metasync.keys.ring import WorkspaceKeys
     from metasync.localdb import LocalDb
+    from metasync.sync.reports import BackendState
+    from metasync.sync.session import Session
 
 HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
@@ -144,7 +144,7 @@ class Connections:
         """Reads what the local state says of the backends: a follower writes it in one go."""
         with self.db.transaction():
             self.config, self.previous, self.links = self._stored()
-            self.config_hash = Session.stored_newest(self.db).config
+            self.config_hash = Seat.stored_newest(self.db).config
 
     def _stored(self) -> tuple[Config, Config | None, dict[str, Link]]:
         before = self.db.get(PREVIOUS_KEY)
@@ -270,7 +270,7 @@ class Connections:
 
     def open(self) -> tuple[Runtime, Group]:
         """Opens this device's ways to the backends, once."""
-        if Session.stored_newest(self.db).config != self.config_hash:  # another process followed a change
+        if Seat.stored_newest(self.db).config != self.config_hash:  # another process followed a change
             self.close()
             self._load()
         if self._runtime is not None and self._group is not None:
@@ -284,14 +284,14 @@ class Connections:
             return self._runtime, self._group
         views = {name: self.way(name) for name in self.links}
         self.views = dict(views)
-        base = Session.stored_state(self.db)
+        base = Seat.stored_state(self.db)
         self._runtime = self.machine.runtime(views, self.db)
         self._group = Group(
             self.keys,
             self.device,
             self.config,
             self.config_hash,
-            Session.stored_devices(self.db, base, self.keys.ns_id),
+            Seat.stored_devices(self.db, base, self.keys.ns_id),
             base.devices,
             incarnation=self.machine.entropy(INCARNATION_BYTES),
             links=self._acceptors(),
@@ -370,7 +370,8 @@ class Connections:
 
     def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
-        from metasync.sync import health
+        from metasync.sync import health, space
+        from metasync.sync.reports import BackendState
 
         states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
         told = space.ask(s.runtime.run, [n for n in names if n in self.links and n not in states])

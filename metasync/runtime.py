@@ -9,13 +9,14 @@ that). One that waits for its turn is taken back when nobody waits for it any mo
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -169,24 +170,37 @@ class Runtime:
 
         When interrupted (KeyboardInterrupt), or after `deadline_s`, the task is closed; what it sent may still land.
         """
+        with self.beside(task, deadline_s) as result:
+            return result()
+
+    @contextlib.contextmanager
+    def beside(self, task: Task, deadline_s: float | None = None) -> Iterator[Callable[[], Any]]:
+        """Runs a task beside the caller, who gets what waits for its result; one that is left early is closed.
+
+        `deadline_s` counts from the wait on.
+        """
         run = self._started(task)
+        try:
+            yield lambda: self._awaited(run, deadline_s)
+        finally:
+            assert run.future is not None
+            if not run.future.done():
+                self._post(lambda: self._abandon(run))
+
+    def _awaited(self, run: _Run, deadline_s: float | None) -> Any:
         future = run.future
         assert future is not None
         ends = None if deadline_s is None else time.monotonic() + deadline_s
-        try:
-            while True:
-                left = WAIT_STEP_S if ends is None else min(WAIT_STEP_S, max(ends - time.monotonic(), 0.0))
-                done, _ = wait([future], timeout=left)
-                if done:
-                    return future.result()
-                if ends is not None and time.monotonic() >= ends:
-                    raise NoQuorumError(
-                        f"not finished within {deadline_s:g} s; what was sent may be committed",
-                        next_step="run again: it will be found out",
-                    )
-        finally:
-            if not future.done():
-                self._post(lambda: self._abandon(run))
+        while True:
+            left = WAIT_STEP_S if ends is None else min(WAIT_STEP_S, max(ends - time.monotonic(), 0.0))
+            done, _ = wait([future], timeout=left)
+            if done:
+                return future.result()
+            if ends is not None and time.monotonic() >= ends:
+                raise NoQuorumError(
+                    f"not finished within {deadline_s:g} s; what was sent may be committed",
+                    next_step="run again: it will be found out",
+                )
 
     def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
         """Runs a function on the workers."""

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 from metasync.backends._base import Probes
 from metasync.backends._breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends._registry import TRACE_VARIABLE, open_backend, parse_url
 from metasync.backends._retry import Retrying
-from metasync.backends._trace import TRACE_VARIABLE, file_sink, traced
 from metasync.backends._wrap import layers
 from metasync.config import DEFAULT_CAPACITY
 from metasync.effects import DUE
@@ -124,6 +123,8 @@ def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
     try:
         if not trace:
             return open_backend(url, create_root=create)
+        from metasync.backends._trace import file_sink, traced  # which nobody else pays for
+
         return traced(name, lambda: open_backend(url, create_root=create), file_sink(trace))
     except BackendError as e:
         e.message = f"{name}: {e.message}"

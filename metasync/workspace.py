@@ -33,10 +33,7 @@ from metasync.membership import Membership
 from metasync.objects.model import Kind
 from metasync.past import Past
 from metasync.preferences import Preferences
-from metasync.sync import keycopies, newcomers, space, trailing
-from metasync.sync import pull as pulling
-from metasync.sync import push as pushing
-from metasync.sync.checkout import Checkout
+from metasync.sync import quiet
 from metasync.sync.enrolment import (
     DB_FILE,
     NAME_KEY,
@@ -49,8 +46,9 @@ from metasync.sync.enrolment import (
 )
 from metasync.sync.fsio import WorkTree
 from metasync.sync.lock import WAIT_S, WorkspaceLock
+from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.probe import rules_of
-from metasync.sync.session import BASE_KEY, CLONING_KEY, SHORT_KEY, UNFINISHED_KEY, Session
+from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
 from metasync.sync.turns import GiveWay, Turns
 
 if TYPE_CHECKING:
@@ -69,6 +67,8 @@ if TYPE_CHECKING:
         Status,
         Trailing,
     )
+    from metasync.sync.session import Session
+    from metasync.sync.trailing import Finishing
 
 SYNC_ROUNDS_MAX: Final = 10
 COPYING_ENDS_S: Final = 5.0  # its calls have ended by then; what is left is a note in the local state
@@ -135,7 +135,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         self._machine = machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened)
         self._closed = False
-        self._copying: trailing.Finishing | None = None
+        self._copying: Finishing | None = None
 
     # --- beginnings
 
@@ -197,7 +197,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `UsageError`,
         `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
-        from metasync.sync import join
+        from metasync.sync import join, space
         from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
         from metasync.sync.places import survives
 
@@ -328,7 +328,16 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         self, turns: Turns, message: str, dry_run: bool, force: bool, durability: int | None, *, first: bool
     ) -> PushReport:
         """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
-        with self._operation("push", first=first) as s:
+        with self._seated("push", first=first) as seat, contextlib.ExitStack() as stack:
+            begun = None
+            if not dry_run and durability is None and quiet.may_be(seat):
+                begun = quiet.push(seat, stack.enter_context(seat.looking()))
+                if not isinstance(begun, quiet.Begun):
+                    return begun
+            from metasync.sync import keycopies, newcomers, space
+            from metasync.sync import push as pushing
+
+            s = stack.enter_context(self._taken_up("push", seat))
             if dry_run:
                 return pushing.preview(s, s.base())
             least = self._least_copies(durability, s.transfer.placement.copies)
@@ -337,7 +346,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             newcomers.let_in(s)
             with newcomers.asking(s):
                 turn = turns.begin(s.others_wait, s.runtime.clock)
-                report = pushing.push(s, s.base(), message, force=force, least=least, at_hand=at_hand, turns=turn)
+                report = pushing.push(
+                    s, s.base(), message, force=force, least=least, at_hand=at_hand, turns=turn, begun=begun
+                )
             newcomers.let_in(s, late=True)
             space.note_sent(s)
             space.put_back(s)
@@ -351,8 +362,16 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
         """
-        with self._operation("pull") as s:
-            newest = s.newest()
+        with self._seated("pull") as seat, contextlib.ExitStack() as stack:
+            look = None
+            if quiet.may_be(seat):
+                look = stack.enter_context(seat.looking())
+                if (nothing := quiet.pull(seat, look)) is not None:
+                    return nothing
+            from metasync.sync import pull as pulling
+
+            s = stack.enter_context(self._taken_up("pull", seat))
+            newest = s.newest() if look is None else s.load(s.newest_state())
             s.settle_journal(newest.state)  # it may be a push of this device that never learned its end, or lie on one
             return pulling.pull(s, s.base(), newest, dry_run=dry_run, force=force)
 
@@ -373,6 +392,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
         """
+        from metasync.sync import trailing
+
         with self._session("push") as s:
             self._copy_on(s, {}, wait=True)
             return trailing.summary(trailing.load(s.db).values(), s.names)
@@ -421,6 +442,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> None:
         """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made."""
+        from metasync.sync import trailing
+
         if trailing.load(s.db) and s.db.get(JOURNAL_KEY) is None:
             trailing.forget_unnamed(s.db, s.base().index)
         self._copying = trailing.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
@@ -429,6 +452,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def _finish_clone(self) -> CloneReport:
         from metasync.sync import joining
+        from metasync.sync import pull as pulling
 
         with self._operation("clone") as s:
             read_only = self._connections.is_read_only
@@ -479,24 +503,47 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             yield lock
 
     @contextlib.contextmanager
-    def _operation(self, what: str, *, first: bool = True) -> Iterator[Session]:
-        """A session that may change things: under the lock, after finishing what an earlier process left."""
-        with self._locked(what, first=first) as lock, self._session(what) as s:
-            s.others_wait = lock.wanted
-            self._connections.guard.tell(s.config, self.on_event)
-            recovered = Checkout(s.db, s.tree).recover()
-            if recovered is not None:
-                self.on_event(Notice("finished a checkout that had been interrupted"))
-            for conflict in s.settle_replaced():
-                self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
-            if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
-                self.on_event(Notice("finishing a clone that had been interrupted"))
-                pulling.integrate(s, s.base(), s.newest())
+    def _seated(self, what: str, *, first: bool = True) -> Iterator[Seat]:
+        """A seat of an operation that may change things: under the lock."""
+        with self._locked(what, first=first) as lock, self._seat(what) as seat:
+            seat.others_wait = lock.wanted
+            self._connections.guard.tell(seat.config, self.on_event)
+            yield seat
+
+    @contextlib.contextmanager
+    def _operation(self, what: str) -> Iterator[Session]:
+        """A session that may change things."""
+        with self._seated(what) as seat, self._taken_up(what, seat) as s:
             yield s
-            s.keep_estimates()
+
+    @contextlib.contextmanager
+    def _taken_up(self, what: str, seat: Seat) -> Iterator[Session]:
+        """A session in the place of a seat, after finishing what an earlier process left."""
+        from metasync.sync import pull as pulling
+        from metasync.sync.checkout import Checkout
+        from metasync.sync.session import Session
+
+        s = Session.of(seat)
+        recovered = Checkout(s.db, s.tree).recover()
+        if recovered is not None:
+            self.on_event(Notice("finished a checkout that had been interrupted"))
+        for conflict in s.settle_replaced():
+            self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
+        if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
+            self.on_event(Notice("finishing a clone that had been interrupted"))
+            pulling.integrate(s, s.base(), s.newest())
+        yield s
+        s.keep_estimates()
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Session]:
+        from metasync.sync.session import Session
+
+        with self._seat(what) as seat:
+            yield Session.of(seat)
+
+    @contextlib.contextmanager
+    def _seat(self, what: str) -> Iterator[Seat]:
         if self._closed:
             raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
         self._refuse_paused(what)
@@ -506,7 +553,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             runtime, group = c.open()
             runtime.listen(self.on_event)
             runtime.govern(self._governor())
-            session = Session(
+            seat = Seat(
                 name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
                 tree=tree,
                 db=self._db,
@@ -530,7 +577,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 config_hash=c.config_hash,
             )
             try:
-                yield session
+                yield seat
             finally:
                 c.guard.give_back()
                 self._note_given_up()
@@ -539,6 +586,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """Tells the user, once per command, which backends were so full that their ballast had to go."""
         names = self._connections.take_given_up()
         if names:
+            from metasync.sync import space
+
             space.note_given_up(self._db, names)
         for name in names:
             text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."

@@ -25,7 +25,7 @@ from metasync.store.estimates import Direction, Estimates
 from metasync.store.index import PackRecord
 from metasync.store.schedule import CUT_BYTES_LEAST
 from metasync.store.transfer import OP_TIMEOUT_S, pack_path
-from metasync.sync.session import ESTIMATES_KEY
+from metasync.sync.seat import ESTIMATES_KEY
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 

@@ -10,7 +10,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write  # noqa: F
 
 from metasync.consensus import ancestry, entries, floors
 from metasync.errors import ExcludedError
-from metasync.sync import session
+from metasync.sync import seat
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -25,7 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(floors, "BEHIND_LEAST", 8)
     for task in (floors.bound_logs,):
         monkeypatch.setattr(task, "__kwdefaults__", {"keep": 16, "grace_s": 0.0})
-    monkeypatch.setattr(session, "LOGS_KEPT", 16)
+    monkeypatch.setattr(seat, "LOGS_KEPT", 16)
 
 
 def many(w: Workspace, count: int) -> None:

@@ -22,7 +22,8 @@ from metasync.errors import (
 )
 from metasync.keys.invitation import Code, Way, decode_code
 from metasync.sync.device_reports import InviteReport
-from metasync.sync.session import INVITED_KEY, Session
+from metasync.sync.seat import INVITED_KEY
+from metasync.sync.session import Session
 from metasync.workspace import Workspace
 
 

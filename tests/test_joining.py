@@ -14,7 +14,8 @@ from metasync.errors import ExcludedError
 from metasync.store.contents import Contents
 from metasync.sync import joining
 from metasync.sync.checkout import Checkout
-from metasync.sync.session import BASE_KEY, JOURNAL_KEY, Session
+from metasync.sync.seat import BASE_KEY
+from metasync.sync.session import JOURNAL_KEY, Session
 from metasync.workspace import Workspace
 
 FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}

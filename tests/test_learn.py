@@ -80,6 +80,43 @@ def test_nothing_new_costs_one_round_trip_and_two_requests(
         assert {n: len(r) for n, r in world.requests.items()} == dict.fromkeys(NAMES, requests)
 
 
+@pytest.mark.parametrize("writer", [1, 3], ids=["owner", "another"])
+def test_one_version_more_costs_two_round_trips(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch, writer: int
+) -> None:
+    """What it holds, and that nothing follows, are read side by side."""
+    known = push(world, ws, group_of(ws, 1), ws.genesis)
+    newest = push(world, ws, group_of(ws, writer), known)
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
+    before = world.now
+    assert world.do(group_of(ws, 2, 1).get_recent(known)) == newest
+    assert world.now - before <= 0.101
+
+
+def test_that_nothing_follows_is_not_believed_where_the_backends_changed(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows a change of the config stands on other acceptors; of one of the keys, under other names."""
+    known = push(world, ws, group_of(ws, 1), ws.genesis)
+    push(world, ws, group_of(ws, 1), known)
+    seen: list[bool] = []
+    really = Instance.is_last
+
+    def is_last(instance: Instance) -> bool:
+        decided = instance.decided()
+        assert decided is not None
+        for other in (replace(decided, config=bytes(32)), replace(decided, epoch=decided.epoch + 1)):
+            with monkeypatch.context() as m:
+                m.setattr(Instance, "decided", lambda *_, other=other: other)
+                seen.append(really(instance))
+        seen.append(really(instance))
+        return seen[-1]
+
+    monkeypatch.setattr(Instance, "is_last", is_last)
+    world.do(group_of(ws, 2, 1).get_recent(known))
+    assert seen == [False, False, True]
+
+
 def test_a_push_stays_within_its_requests(world: World, ws: Workspace) -> None:
     world.faults = Faults(latency_s=0.0)
     group = group_of(ws, 1)

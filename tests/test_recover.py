@@ -17,7 +17,7 @@ from metasync.consensus.member import Outcome
 from metasync.effects import Sleep
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
-from metasync.sync.session import ERA_KEY
+from metasync.sync.seat import ERA_KEY
 from metasync.workspace import Workspace
 
 __all__ = ["lab"]

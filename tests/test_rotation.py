@@ -33,7 +33,8 @@ from metasync.keys.notes import open_logins
 from metasync.sync import joining, keystore, rotation
 from metasync.sync import push as pushing
 from metasync.sync.device_reports import RotationReport
-from metasync.sync.session import KEPT_KEY, Session
+from metasync.sync.noted import KEPT_KEY
+from metasync.sync.session import Session
 from metasync.sync.upload import Upload
 from metasync.workspace import Workspace
 
@@ -387,7 +388,7 @@ def test_logins_survive_what_others_agree(lab: Lab) -> None:
 def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packs are stored, then the keys change: what it names in the end is of the new epoch."""
     w, d, _ = three(lab)
-    real = pushing.store_index
+    real = pushing.storing_index
     turns: list[int] = []
 
     def slow(s: Session, base: Any, upload: Any) -> Any:
@@ -396,7 +397,7 @@ def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytes
         turns.append(upload.form.epoch)
         return real(s, base, upload)
 
-    monkeypatch.setattr(pushing, "store_index", slow)
+    monkeypatch.setattr(pushing, "storing_index", slow)
     write(d.directory, {"big": b"\x07" * 300_000})
     report = d.push()
     assert turns == [1, 2]

@@ -21,8 +21,8 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 from metasync.errors import WorkspaceError
 from metasync.sync import rulefiles, survey
 from metasync.sync.fsio import Disk
-from metasync.sync.ignore import IGNORE_NAME as RULES
 from metasync.sync.ignore import RULES_BYTES_MAX
+from metasync.sync.oddnames import IGNORE_NAME as RULES
 from metasync.sync.rows import load_rows
 from metasync.sync.scan import Scan
 from metasync.workspace import Workspace

@@ -45,7 +45,11 @@ UNUSED = {
     *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
     *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.sync.device_reports"),
     *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
-    *("metasync.sync.status", "metasync.testing"),
+    *("metasync.sync.status", "metasync.testing", "metasync.backends._trace", "ctypes", "fractions", "zstandard"),
+    *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
+    *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
+    *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
+    *("metasync.sync.ignore", "metasync.sync.absence", "metasync.sync.ingest", "metasync.consensus.recovery"),
 }
 
 

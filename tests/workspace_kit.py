@@ -27,7 +27,7 @@ from metasync.cli import main
 from metasync.keys.slots import Cost
 from metasync.sync import status
 from metasync.sync.fsio import Disk
-from metasync.sync.session import Session
+from metasync.sync.seat import Seat
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 from metasync.testing.quota import Quota, QuotaBackend
@@ -171,8 +171,8 @@ class Lab:
 
     def hurry(self, deadline_s: float = QUICK_S) -> None:
         """Gives up on a quorum after so many seconds."""
-        task = Session.ask_newest
-        self._monkeypatch.setattr(task, "__kwdefaults__", {"deadline_s": deadline_s})
+        for task in (Seat.ask_newest, Seat.looking.__wrapped__):  # type: ignore[attr-defined]
+            self._monkeypatch.setattr(task, "__kwdefaults__", {"deadline_s": deadline_s})
         self._monkeypatch.setattr(status, "DEADLINE_S", deadline_s)
 
     def cli(self, *words: str, cwd: str = "laptop") -> Ran:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import replace
-from fractions import Fraction
 from typing import ClassVar, Literal, Protocol, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -19,6 +18,7 @@ from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import UsageError
 
 GROUP = "metasync.backends"
+TRACE_VARIABLE = "METASYNC_TRACE"  # names the file that every call is written to (`_trace`)
 
 _BUILT_IN = {
     "file": "metasync.backends.folder:FolderBackend",
@@ -118,6 +118,8 @@ def schemes() -> tuple[str, ...]:
 
 def parse_bytes(text: str) -> int:
     """Bytes of an amount such as `15GiB`, `1.5TB` or `1000000`. `UsageError` for another form."""
+    from fractions import Fraction  # 2 ms, and few URLs name a capacity
+
     match = _AMOUNT.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     amount = int(Fraction(match[1]) * unit) if match and unit else 0

@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from metasync.backends._base import Backend
+from metasync.backends._registry import TRACE_VARIABLE
 from metasync.backends._wrap import ATTEMPT, Call, T, Wrapper
 from metasync.errors import MetaSyncError, UsageError
 
 Sink: TypeAlias = Callable[[str], None]
 """Takes one line, without its end. Called from several threads at once."""
 
-TRACE_VARIABLE: Final = "METASYNC_TRACE"
 TEXT_CHARS_MAX: Final = 600  # of an error's text; the longest of ours have 300
 _LOOKED_AT_CHARS_MAX: Final = 1 << 14  # of a text that somebody else's code made; what lies behind is dropped unread
 STRUCK: Final = "***"

@@ -10,11 +10,11 @@ from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
 from metasync.consensus.member import Barred, Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
-from metasync.consensus.reconfig import check_step
 from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
 
 if TYPE_CHECKING:
     from metasync.consensus.founding import Found, Founded, bootstrap, found, look
+    from metasync.consensus.reconfig import check_step
 
 __all__ = [
     "BIRTH_NONCE_BYTES",
@@ -51,9 +51,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what only `init` and `clone` need when it is asked for."""
+    """Loads what only `init`, `clone` and changes of the backends need when it is asked for."""
     if name in ("Found", "Founded", "bootstrap", "found", "look"):
         from metasync.consensus import founding
 
         return getattr(founding, name)
+    if name == "check_step":
+        from metasync.consensus.reconfig import check_step
+
+        return check_step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,11 +16,14 @@ from metasync.consensus.states import State
 from metasync.effects import Task
 
 
-def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Reads all that one acceptor holds of this instance, with its birth beside every step. -> Outcome."""
+def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = False) -> Task:
+    """Reads all that one acceptor holds of this instance, with its birth beside every step. -> Outcome.
+
+    `beyond`: where it holds something, whether it holds something of the next version too (`Instance.is_last`).
+    """
     if isinstance(instance.logs[acceptor_id], Blocks):
         return blockform.look(m, instance, acceptor_id)
-    return logform.look(m, instance, acceptor_id)
+    return logform.look(m, instance, acceptor_id, beyond=beyond)
 
 
 def append(

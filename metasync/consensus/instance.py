@@ -42,6 +42,7 @@ class Instance:
         self.born: set[bytes] = set()  # birth seen right in this operation
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
+        self.beyond: set[bytes] = set()  # seen to hold nothing of the version after this one, in this operation
         self.floored: dict[bytes, bytes] = {}  # acceptors whose floor is above v: their logs may be deleted
         self.now = 0.0  # the latest time anybody told
         self.read_at: dict[bytes, float] = {}  # when each log was last read onwards, or written
@@ -71,6 +72,7 @@ class Instance:
         """Starts an operation: births and ends of logs seen before count no longer."""
         self.born.clear()
         self.ended.clear()
+        self.beyond.clear()
         self.vouched.clear()
 
     def forget(self, acceptor_id: bytes) -> None:
@@ -79,7 +81,7 @@ class Instance:
         It may come back as it was before, and must then not be thought to hold what it took in between.
         """
         self.logs[acceptor_id] = self._empty(acceptor_id)
-        for noted in (self.born, self.ended, self.vouched):
+        for noted in (self.born, self.ended, self.vouched, self.beyond):
             noted.discard(acceptor_id)
 
     def decided(self, *, births: bool = True) -> State | None:
@@ -183,6 +185,16 @@ class Instance:
         """True when a quorum's logs, read to their ends, hold no vote: nothing was decided when the read began."""
         silent = sum(log.usable and a in self.born and a in self.ended and log.silent for a, log in self.logs.items())
         return silent >= self.quorum
+
+    def is_last(self) -> bool:
+        """True when a quorum of the same acceptors holds nothing of the version after this one either.
+
+        What is decided for that one would stand on a quorum. It has these acceptors, and names made with the same keys,
+        only where the value that is decided here changes neither.
+        """
+        value = self.decided()
+        same = value is not None and (value.config, value.epoch) == (self.base.config, self.base.epoch)
+        return same and len(self.beyond & self.born) >= self.quorum
 
     def read(self) -> int:
         """How many acceptors were read to the end of their logs in this operation, with the right birth."""

@@ -94,6 +94,8 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         if decided is not None and not stepped:
             if decided.epoch != current.epoch:
                 absent_above = None  # what was absent, was so by the names of another epoch
+            if instance.is_last() and m.unaudited.isdisjoint(instance.names):  # else the next look asks for claims
+                absent_above = decided.v + 1
             stepped, current = True, decided  # one version more is the common case: no need to look far ahead
             continue
         if instance.progress():
@@ -110,7 +112,8 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
             continue
         if decided is None:
             return current
-        if decided.epoch != current.epoch or absent_above != decided.v + 1:
+        same = (decided.epoch, decided.config) == (current.epoch, current.config)  # names and acceptors
+        if not same or absent_above != decided.v + 1:
             absent_above = None
         current = decided
 
@@ -138,7 +141,7 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
     pause = PAUSE_FIRST_S
     while True:
         left = max(deadline - (yield Now()), 0.0)
-        yield from look_around(m, instance, left)
+        yield from look_around(m, instance, left, beyond=True)
         m.check_rollback(instance)
         instance.check_fork()
         known = instance.read() >= instance.quorum or instance.decided() is not None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from metasync.consensus import floors
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round, entry_path
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome
 from metasync.consensus.replay import Log
@@ -39,11 +39,22 @@ def read_slot(m: Member, instance: Instance, acceptor_id: bytes, idx: int) -> Ta
     return reply.error if reply.error is not None else reply.value
 
 
-def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+def read_beyond(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """-> bool: this acceptor shows no entry 0 of the version after the instance's, by the names of the same epoch."""
+    backend = m.backend_of(instance, acceptor_id)
+    assert backend is not None
+    base = instance.base
+    path = entry_path(m.keys, base.epoch, base.era, acceptor_id, instance.v + 1, 0)
+    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    return isinstance(reply.error, NotFoundError)
+
+
+def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = False) -> Task:
     """Reads a log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
 
     Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are read
-    AHEAD at a time.
+    AHEAD at a time, and with `beyond` beside the first of them whether there is something of the next version: one
+    version more is the common case.
     """
     instance.ended.discard(acceptor_id)
     if m.backend_of(instance, acceptor_id) is None:
@@ -52,11 +63,10 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     while (log := instance.log(acceptor_id)).usable:
         before = yield Now()
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
-        branches["birth"] = read_birth(m, instance, acceptor_id)
-        if acceptor_id in m.unaudited:
-            branches["audit"] = audit(m, instance, acceptor_id)
-        if not (yield from floors.trusted(m, acceptor_id, instance.v)):
-            branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+        branches |= yield from _vouching(m, instance, acceptor_id)
+        if width > 1 and beyond and (yield from floors.trusted(m, acceptor_id, instance.v + 1)):
+            branches["beyond"] = read_beyond(m, instance, acceptor_id)
+            beyond = False
         got: Mapping[str, Any] = yield Gather(branches)
         if not got.get("audit", True):
             return unaudited(m, instance, acceptor_id)
@@ -64,6 +74,8 @@ def look(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             return Outcome("failed", "birth")
         if not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
             return Outcome("failed", "its floor is above, or is not known")
+        if got.get("beyond", False):
+            instance.beyond.add(acceptor_id)
         for i in range(width):
             found = got[str(i)]
             if isinstance(found, BackendError):
@@ -152,17 +164,22 @@ def append(
 
 def _beside(m: Member, instance: Instance, acceptor_id: bytes, create: Task) -> Task:
     """Runs a create with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
-    branches = {"create": create, "birth": read_birth(m, instance, acceptor_id)}
-    if acceptor_id in m.unaudited:
-        branches["audit"] = audit(m, instance, acceptor_id)
-    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
-        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
-    got = yield Gather(branches)
+    got = yield Gather({"create": create, **(yield from _vouching(m, instance, acceptor_id))})
     if not got.get("audit", True):
         return got["create"], unaudited(m, instance, acceptor_id)
     if not got.get("floor", True):
         return got["create"], Outcome("failed", "its floor is above, or is not known")
     return got["create"], None
+
+
+def _vouching(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+    """-> what is asked beside every step: its birth; what it was seen to hold, and its floor, where that is open."""
+    branches = {"birth": read_birth(m, instance, acceptor_id)}
+    if acceptor_id in m.unaudited:
+        branches["audit"] = audit(m, instance, acceptor_id)
+    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+    return branches
 
 
 def _create(m: Member, op: Op) -> Task:

@@ -366,19 +366,25 @@ def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
     return (yield from attempt.run())
 
 
-def look_around(m: Member, instance: Instance, deadline_s: float, *, everybody: bool = False) -> Task:
+def look_around(
+    m: Member, instance: Instance, deadline_s: float, *, everybody: bool = False, beyond: bool = False
+) -> Task:
     """Reads births and logs onwards. Ends when the value is known or a quorum was read, then waits for no one else.
 
     `everybody`: waits for the rest too, but for a few round trips at most. So does a look that meets votes which do not
-    yet decide: who has the others may be about to answer, and would be asked again only after a pause.
+    yet decide: who has the others may be about to answer, and would be asked again only after a pause. `beyond`: see
+    `acceptors.look`.
     """
     i = instance
-    branches: dict[str, Task] = {name: look(m, i, acceptor_id) for acceptor_id, name in i.names.items()}
+    branches: dict[str, Task] = {n: look(m, i, acceptor_id, beyond=beyond) for acceptor_id, n in i.names.items()}
     branches[_TIMER] = _timer(m, PHASE_RTTS)
 
     def until(results: Mapping[str, Any]) -> bool:
-        if i.decided() is not None or len(results) - (_TIMER in results) == len(i.names):
+        ended = len(results) - (_TIMER in results)
+        if ended == len(i.names):
             return True
+        if i.decided() is not None:  # whether there is more, a quorum tells in the same step
+            return not beyond or ended >= i.quorum or _TIMER in results
         return i.read() >= i.quorum and (_TIMER in results or not (everybody or i.has_votes()))
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))

@@ -23,6 +23,8 @@ from metasync.store.schedule import AT_ONCE_LEAST
 from metasync.store.transfer import Transfer
 
 PACKS_IN_FLIGHT = AT_ONCE_LEAST  # being fetched at a time, where there are so many
+WHOLE_BYTES_MAX = 128 << 10  # of a pack that is read as a whole with its trees: its files are wanted next, as a rule
+ALONG_BYTES_MAX = 8 << 20  # of such files, kept until they are asked for
 TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along: those of 15,000 files
 
 T = TypeVar("T")
@@ -40,7 +42,8 @@ class ObjectCache(Protocol):
 class Contents:
     """Reads objects through one index. `start` runs a task and returns its future, `clock` is its time (the runtime's).
 
-    `at_hand`: objects that are kept here for the next push and that no pack holds yet.
+    `at_hand`: objects that are kept here for the next push and that no pack holds yet. `along`: blobs that came with
+    the trees beside them, by id, shared by all who read in one session; taken out when they are asked for.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Contents:
         at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] | None = None,
         *,
         clock: Callable[[], float] = boottime,
+        along: dict[bytes, bytes] | None = None,
     ) -> None:
         self.index = index
         self.transfer = transfer
@@ -59,6 +63,7 @@ class Contents:
         self._start = start
         self._clock = clock
         self._at_hand = at_hand or {}
+        self._along = {} if along is None else along
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -77,11 +82,15 @@ class Contents:
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, tuple[int, bytes]] = {}
-            self.fetch(
-                missing,
-                lambda objects: got.update((o.id, (int(o.kind), bytes(data))) for o, data in objects),
-                neighbours=True,
-            )
+
+            def take(objects: Iterable[tuple[Located, memoryview]]) -> None:
+                for o, data in objects:
+                    if o.kind is ObjectKind.BLOB:
+                        self._take_along(o, data)
+                    else:
+                        got[o.id] = int(o.kind), bytes(data)
+
+            self.fetch(missing, take, neighbours=True)
             self._cache.put_objects((i, k, data) for i, (k, data) in got.items())
             for i in missing:
                 if i not in got or got[i][0] != kind:
@@ -117,6 +126,9 @@ class Contents:
         if here := [(i, *self._at_hand[i]) for i in ids if i in self._at_hand]:
             deliver([(Located(kind, i, 0, 0, len(data)), memoryview(data)) for i, kind, data in here])
             ids = [i for i in ids if i not in self._at_hand]
+        if came := [(i, data) for i in ids if (data := self._along.pop(i, None)) is not None]:
+            deliver([(Located(ObjectKind.BLOB, i, 0, 0, len(data)), memoryview(data)) for i, data in came])
+            ids = [i for i in ids if i not in dict(came)]
         if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
             on_lost(unnamed, _in_no_pack(unnamed[0]))
             ids = [i for i in ids if i in self.index]
@@ -141,13 +153,20 @@ class Contents:
                 want(i for i in missed if i not in gone)
 
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
-        """What else to take along: the pack's whole trees where they are small, else all in the segments asked for."""
+        """What else to take along: all of a small pack, its whole trees where they are small, else all in the segments
+        asked for."""
         inside = self.index.inside(record)
+        if record.size <= WHOLE_BYTES_MAX:
+            return list(inside)
         trees = [o for o in inside if o.kind is not ObjectKind.BLOB]
         if sum(record.segments[i].stored_bytes for i in {o.segment for o in trees}) <= TREES_BYTES_MAX:
             return trees
         read = {o.segment for o in located}
         return [o for o in inside if o.segment in read]
+
+    def _take_along(self, located: Located, data: memoryview) -> None:
+        if sum(map(len, list(self._along.values()))) + len(data) <= ALONG_BYTES_MAX:
+            self._along[located.id] = bytes(data)
 
     def _places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         return [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]

@@ -84,6 +84,12 @@ def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
     return f"{storage_id.hex()}/packs/{generation}/{h[:2]}/{h}"
 
 
+def record_of(pack: SealedPack, generation: int) -> PackRecord:
+    """What an index says of a sealed pack."""
+    header = pack.data[: packfile.HEADER_BYTES]
+    return PackRecord(pack.name, generation, len(pack.data), header, pack.footer.segments)
+
+
 @dataclass
 class Transfer:
     """Moves packs under one config. Counters and findings accumulate over a session; tasks share one thread."""
@@ -160,9 +166,7 @@ class Transfer:
             yield from self._spread(full, self._put_with_reserve, cargo, wanted, holders)
         if not holders:
             raise _no_room(self.down, len(pack.data))
-        record = PackRecord(
-            pack.name, generation, len(pack.data), pack.data[: packfile.HEADER_BYTES], pack.footer.segments
-        )
+        record = record_of(pack, generation)
         return Stored(record, pack.footer.objects, tuple(holders), copies, not home.issuperset(holders))
 
     def complete(

@@ -36,6 +36,7 @@ from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
 from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, dress, failed, split
+from metasync.sync.noted import INODES_KEY, PLAN_KEY
 from metasync.sync.place import Placer
 from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
 from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
@@ -43,8 +44,6 @@ from metasync.sync.twins import unfit
 
 __all__ = ["Applied", "Change", "Checkout"]
 
-PLAN_KEY = "checkout.plan"
-INODES_KEY = "checkout.inodes"  # there: the plan is being applied
 REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
 COARSEST_NS = 2 * 10**9  # what FAT makes of a time

@@ -20,7 +20,9 @@ from metasync.keys.notes import (
 )
 from metasync.sync import keystore
 from metasync.sync.device_reports import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
-from metasync.sync.session import BASE_KEY, UNFINISHED_KEY, Session
+from metasync.sync.noted import UNFINISHED_KEY
+from metasync.sync.seat import BASE_KEY
+from metasync.sync.session import Session
 
 ID_DIGITS_LEAST: Final = 4  # of a device id given in place of a name
 ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop

@@ -20,7 +20,8 @@ from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
 from metasync.keys.ring import WorkspaceKeys, decode_keys
 from metasync.localdb import LocalDb
-from metasync.sync.session import BASE_KEY, CLONING_KEY, META_KIND, UNFINISHED_KEY
+from metasync.sync.noted import UNFINISHED_KEY
+from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 
 STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"

@@ -23,6 +23,7 @@ from metasync.sync.rows import Row, load_rows, store_rows
 
 if TYPE_CHECKING:
     from metasync.localdb import LocalDb
+    from metasync.sync.seat import Seat
     from metasync.sync.session import Agreed, Session
 
 
@@ -51,13 +52,13 @@ def named_by(data: bytes | None, state: State) -> State:
     return state if first is None or state.era >= first.era else first
 
 
-def cross(s: Session, known: State, state: State) -> list[str]:
+def cross(s: Seat, known: State, state: State) -> list[str]:
     """Passes from `known` to a state of a later era, in the transaction that is open. -> what to tell the user.
 
     The folder's base is set back where the new era does not contain it. Contents that were noted as agreed are so no
     more then: what a checkout replaced may be on this disk alone.
     """
-    from metasync.sync.session import AGREED_MARK, BASE_KEY, ERA_KEY
+    from metasync.sync.seat import AGREED_MARK, BASE_KEY, ERA_KEY
 
     told = []
     records, before = s.group.member.followed, s.base_state()
@@ -117,7 +118,7 @@ def _deleted(s: Session, left: Agreed, base: Agreed) -> list[tuple[bytes, Row]]:
     ]
 
 
-def note_retired(s: Session) -> None:
+def note_retired(s: Seat) -> None:
     """Keeps for the next process that an acceptor was seen retired: then it looks for the record of the new era."""
     era = max((stone.era for stone in s.group.member.tombstones.values()), default=0)
     if era > s.newest_state().era and s.db.get(RETIRED_KEY) is None:

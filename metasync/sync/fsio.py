@@ -10,7 +10,6 @@ names, are used where the file system knows them; what takes their place elsewhe
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import re
@@ -19,8 +18,10 @@ import sys
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from functools import cache
+from typing import Any
 
 from metasync.errors import WorkspaceError
 from metasync.sync.names import ANY, Rules
@@ -85,15 +86,27 @@ def split(path: bytes) -> tuple[bytes, bytes]:
 # ---- renames that Python's os does not know
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _DARWIN = sys.platform == "darwin"
-_RENAME2 = getattr(_LIBC, "renameatx_np" if _DARWIN else "renameat2", None)
 _NO_REPLACE, _EXCHANGE = (4, 2) if _DARWIN else (1, 2)
-_SYNCFS = getattr(_LIBC, "syncfs", None)
-if _RENAME2 is not None:
-    _RENAME2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-if _SYNCFS is not None:
-    _SYNCFS.argtypes = [ctypes.c_int]
+
+
+@cache
+def _libc() -> tuple[Any, Any, Callable[[], int]]:
+    """The C library's rename with flags and its syncfs, where it has them, and what tells of their errors.
+
+    Loaded with the first checkout: a look at the folder pays nothing for it.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    rename2 = getattr(libc, "renameatx_np" if _DARWIN else "renameat2", None)
+    syncfs = getattr(libc, "syncfs", None)
+    if rename2 is not None:
+        rename2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    if syncfs is not None:
+        syncfs.argtypes = [ctypes.c_int]
+    return rename2, syncfs, ctypes.get_errno
+
 
 # The file system (EINVAL), the kernel (ENOSYS) or a network protocol (ENOTSUP) does not know the flag.
 _UNKNOWN_FLAG = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -105,11 +118,12 @@ NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS
 
 def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) -> bool:
     """Renames with a flag. False: the flag is not known here. Other failures: OSError."""
-    if _RENAME2 is None:
+    rename2, _, last_errno = _libc()
+    if rename2 is None:
         return False
-    if _RENAME2(old_fd, old, new_fd, new, flag) == 0:
+    if rename2(old_fd, old, new_fd, new, flag) == 0:
         return True
-    code = ctypes.get_errno()
+    code = last_errno()
     if code in _UNKNOWN_FLAG:
         return False
     raise OSError(code, os.strerror(code), new)
@@ -256,10 +270,11 @@ class Disk:
 
     def syncfs(self, fd: int) -> None:
         """Makes all that was written to the file system of `fd` durable."""
-        if _SYNCFS is None:
+        _, syncfs, last_errno = _libc()
+        if syncfs is None:
             os.sync()
-        elif _SYNCFS(fd) != 0:
-            code = ctypes.get_errno()
+        elif syncfs(fd) != 0:
+            code = last_errno()
             raise OSError(code, os.strerror(code))
 
     def free_bytes(self, fd: int) -> int:

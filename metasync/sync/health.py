@@ -14,7 +14,8 @@ from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
 from metasync.sync.asking import each
 from metasync.sync.eras import note_retired
-from metasync.sync.session import LOOK_S, Session, together
+from metasync.sync.seat import LOOK_S, together
+from metasync.sync.session import Session
 
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend

@@ -21,9 +21,10 @@ from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.store.contents import PACKS_IN_FLIGHT, Contents
 from metasync.sync.changes import Counts, Pair, PathChange, counts, described
+from metasync.sync.noted import KEPT_KEY
 from metasync.sync.push import VERSION_TAG
 from metasync.sync.reports import LogItem
-from metasync.sync.session import KEPT_KEY, Agreed, Session
+from metasync.sync.session import Agreed, Session
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
 AHEAD_BATCH = 256  # fetched ahead in one go

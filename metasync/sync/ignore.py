@@ -21,14 +21,11 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from metasync.sync.merge import copied_from
+from metasync.sync.oddnames import DEFAULT_NAMES, DEFAULT_PREFIX, OWN_PREFIX
 
-IGNORE_NAME: Final = b".metasyncignore"
 RULES_BYTES_MAX: Final = 1 << 16  # some 3,000 patterns; each costs every name of the folder a comparison
 WARNINGS_MAX: Final = 5  # bad lines told of one file: who sees these looks at the others as well
 PARSED_MAX: Final = 256  # rule files kept parsed, by content
-OWN_PREFIX: Final = b"~$metasync."  # our temporaries on other file systems: no rule takes them in
-DEFAULT_NAMES: Final = frozenset({".DS_Store", "Thumbs.db"})  # what systems drop into every folder
-DEFAULT_PREFIX: Final = "~$"  # lock files of office programs
 _BOM: Final = b"\xef\xbb\xbf"
 
 _ONE = b"[^/]"
@@ -359,8 +356,3 @@ class Ruling:
                 stack = _Stack([*stack.levels, (base, rules)])
             self._stacks[inner] = stack
         return stack
-
-
-def always_ignored(name: str) -> bool:
-    """Whether a name is left out where there are no rule files: what `Ruling` says then, at a tenth of the cost."""
-    return name in DEFAULT_NAMES or name.startswith(DEFAULT_PREFIX)

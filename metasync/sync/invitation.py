@@ -23,7 +23,8 @@ from metasync.sync.device_reports import InviteReport
 from metasync.sync.devices import change_devices
 from metasync.sync.enrolment import Link
 from metasync.sync.newcomers import logs_suffice
-from metasync.sync.session import INVITED_KEY, Session
+from metasync.sync.seat import INVITED_KEY
+from metasync.sync.session import Session
 
 ID_BYTES: Final = 16
 EXPIRES_MAX: Final = 1 << 32

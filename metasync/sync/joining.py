@@ -17,7 +17,8 @@ from metasync.keys.devices import DeviceSet
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.keys.notes import expired, joined, used_by, without_invitations
 from metasync.sync.newcomers import asking, may_enter
-from metasync.sync.session import INVITED_KEY, LOOK_S, Agreed, Session
+from metasync.sync.seat import INVITED_KEY, LOOK_S
+from metasync.sync.session import Agreed, Session
 
 if TYPE_CHECKING:
     from metasync.sync.health import Heads

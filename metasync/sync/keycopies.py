@@ -32,6 +32,7 @@ from metasync.keys.slots import RECOVERY
 from metasync.sync import keystore
 from metasync.sync.asking import each
 from metasync.sync.keystore import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
+from metasync.sync.noted import KEY_COPIES_KEY as NOTE_KEY
 
 if TYPE_CHECKING:
     from metasync.config import Config
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from metasync.sync.keystore import KeyFiles
     from metasync.sync.session import Session
 
-NOTE_KEY: Final = "key copies"  # JSON: the epoch that was looked at last, and ids of backends that may lack something
 AGAIN_S: Final = 3600.0  # a backend that takes no copy, or that is not heard, is tried again after so long
 SAME_EPOCH_MAX: Final = 8  # rings of one epoch that are read: two devices may change the keys at once, not many
 FETCHES_MAX: Final = 256  # rings read in one look: anybody who may write to a store can leave names there

@@ -23,12 +23,14 @@ from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
 from metasync.sync.merge import Merge, merge
+from metasync.sync.noted import KEPT_KEY, UNFINISHED_KEY
 from metasync.sync.part import Edited
 from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, load_rows
 from metasync.sync.scan import Scan
-from metasync.sync.session import BASE_KEY, KEPT_KEY, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.seat import BASE_KEY
+from metasync.sync.session import Agreed, Session
 from metasync.sync.settled import base_from_rows, note_settled
 from metasync.sync.survey import store_survey, survey
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts

@@ -1,20 +1,22 @@
 """A push: scan, pack, store, agree; when another was faster, merge and go on (D4, D5).
 
-The order of things is what keeps data safe. Packs are stored on R backends first, then the index segment that names
-them on enough acceptors, then the state that names the segment is proposed. A crash before that leaves packs that
-nothing names; a crash after it is a push that had taken place, and is found again by its operation id.
+The order of things is what keeps data safe. Packs are stored on R backends, and the index segment that names them on
+enough acceptors, side by side; only then the state that names the segment is proposed. A crash before that leaves packs
+and segments that nothing names; a crash after it is a push that had taken place, and is found again by its operation
+id.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import amount, u64
 from metasync.config import Replicate
-from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, decode_journal
+from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, State, decode_journal
 from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.localdb import TREE_KEY
@@ -28,12 +30,15 @@ from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
+from metasync.sync.noted import KEPT_KEY
 from metasync.sync.part import near
 from metasync.sync.pull import changed, integrate, noted, summary
+from metasync.sync.quiet import Begun, Walk
 from metasync.sync.reports import Changes, PullReport, PushReport, Skipped
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.scan import Reading, Scan
-from metasync.sync.session import BASE_KEY, KEPT_KEY, Agreed, Session, local_value
+from metasync.sync.seat import BASE_KEY, local_value
+from metasync.sync.session import Agreed, Session
 from metasync.sync.settled import Differing, base_from_rows, differences, note_settled
 from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.turns import GiveWay, Turns
@@ -41,6 +46,7 @@ from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
+LAST_BYTES = 256 << 10  # of packs under way, about a round trip's worth, when others are first kept from agreeing
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
@@ -61,6 +67,9 @@ class _Attempts:
     least: int | None = None  # copies of each pack that the commit waits for; None: all that are promised
     proposing: bool = False
     asked: bool = True  # whether the state it is pushed on was looked for, or is known by having decided it
+    ahead: Callable[[], State] | None = None  # a look for it that is under way
+    news: Agreed | None = None  # what it came to while packs were made, if that is another state
+    walk: Walk | None = None  # what stats alone have told already
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     turns: Turns | None = None  # who lets others go first
 
@@ -119,6 +128,7 @@ def push(
     least: int | None = None,
     at_hand: dict[bytes, bytes] | None = None,
     turns: Turns | None = None,
+    begun: Begun | None = None,
 ) -> PushReport:
     """Pushes what changed here on top of the newest state; merges whatever is agreed meanwhile.
 
@@ -130,6 +140,8 @@ def push(
     noted (`sync.trailing`), and as many of the packs as memory allows are put into `at_hand`, by name.
 
     `turns`: `GiveWay` where it is to let another operation go first; the next push goes on with what this one did.
+
+    `begun`: what `quiet` has begun, and not found to be nothing. Its look for news goes on beside the scan.
     """
     journal = s.db.get(JOURNAL_KEY)
     pending = local_value(decode_journal, journal) if journal is not None else None
@@ -138,8 +150,13 @@ def push(
         raise UsageError(
             f"the message has {length:,} bytes; at most {MESSAGE_BYTES_MAX:,} fit", next_step="Shorten it."
         )
-    newest, asked = s.newest_or_own()
-    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, asked=asked, least=least, turns=turns)
+    a = _Attempts(s.entropy(OP_ID_BYTES), text, force, pending, least=least, turns=turns)
+    if begun is None:
+        newest, a.asked = s.newest_or_own()
+    elif (known := s.newest_state()).hash != base.state.hash:  # `quiet` has waited for it
+        newest = s.load(known)
+    else:
+        newest, a.asked, a.ahead, a.walk = base, False, begun.look, begun.walk
     if turns is not None:
         a.chunks.update(turns.chunks)
     for _ in range(ATTEMPTS_MAX):
@@ -244,16 +261,20 @@ def _scan(
 
 def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
     """A newer state than `base`, looked for where that was not done yet: here it matters what others did."""
-    if a.asked:
-        return None
-    a.asked, newest = True, s.newest()
-    return newest if newest.state.hash != base.state.hash else None
+    if not a.asked:
+        ahead, a.asked, a.ahead = a.ahead, True, None
+        newest = s.newest() if ahead is None else s.load(s.told(ahead))
+        a.news = newest if newest.state.hash != base.state.hash else None
+    news, a.news = a.news, None
+    return news
 
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
-    s.listener(Phase("scan"))
-    by_stats = differences(s.tree, s.db, base.tree_root)
+    if a.walk is None:
+        s.listener(Phase("scan"))
+    walk_, a.walk = a.walk or Walk(differences(s.tree, s.db, base.tree_root)), None
+    by_stats = walk_.differing
     joins = not joining.admitted(s, base.devices)
     if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
         return _news(s, base, a) or replace(
@@ -301,17 +322,27 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
                 known = differing if was_settled else None
                 note_settled(s.db, base.tree_root, seen.tree, rows, seen.put_rows, seen.delete_rows, known)
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
+    if a.ahead is not None or a.news is not None:
+        news = _news(s, base, a)
+        if news is not None and not _is_the_same_but_for_devices(base.state, news.state):
+            return news
+        if news is not None:
+            base = news
+            s.db.set(BASE_KEY, base.state.encode())
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     tree_root = master = None
     if differing or staged:
         _complete(s, base, a, seen, before, differing)
         tree_root, master = _add_trees(s, base, a, seen, differing, staged)
     s.listener(Phase("upload"))
-    upload.finish()
-    s.listener(Phase("agree"))
-    with s.preparing(base.state):
-        root = store_index(s, base, upload)
-        devices = joining.changed_devices(s, base.state, base.devices)
+    upload.seal()
+    with storing_index(s, base, upload) as stored:
+        upload.finish(but=LAST_BYTES)
+        s.listener(Phase("agree"))
+        with s.preparing(base.state):
+            devices = joining.changed_devices(s, base.state, base.devices)
+            upload.finish()
+            root = stored()
     odd = _unportable((p for p in differing if p not in before and p in seen.tree), seen)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
@@ -320,7 +351,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     if not decided.mine:
         a.asked, asked = True, a.asked
         return s.load(decided.state) if asked else s.newest()
-    with s.db.transaction():
+    with s.telling(base.state, decided.state), s.db.transaction():
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
         s.db.set(BASE_KEY, decided.state.encode())
         s.db.set(JOURNAL_KEY, None)
@@ -332,7 +363,6 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if tree_root is not None:
             gone = {*seen.delete_rows, *seen.deleted}
             note_settled(s.db, tree_root, seen.tree, rows, seen.put_rows, gone, differing if was_settled else None)
-    s.after_commit(base.state, decided.state)
     policy = base.config.policy(0)
     return replace(
         _report(s, seen, decided.state.v if master is not None else None, changes),
@@ -359,12 +389,20 @@ def _looking(known: Callable[[bytes], bool], a: _Attempts) -> Callable[[bytes], 
     return look_and_ask if a.turns is not None else known
 
 
+def _is_the_same_but_for_devices(base: State, news: State) -> bool:
+    """Whether what was packed for `base` may be agreed on top of `news` as it is."""
+    same = ("era", "master", "config", "index", "retained", "epoch", "gen", "min_gen")
+    return all(getattr(base, name) == getattr(news, name) for name in same)
+
+
 def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:
     """Asks for the backends' space and births while the first pack is made; it waits for the answers."""
     checked = health.begin_checking_unheard(s)
     told = space.begin_asking(s, base.index)
 
     def before_the_first_pack() -> None:
+        if a.ahead is not None:
+            a.news = _news(s, base, a)  # nothing is stored before a quorum was seen
         if checked() and not a.asked:
             s.ask_newest()  # with backends ailing it is not taken for granted that a quorum is left
         told()
@@ -445,10 +483,19 @@ def _add_trees(
 
 
 def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
-    """Stores the index segment of this push's packs, merging tiers that are full; None when there are no packs."""
+    """Stores the index segment of a push's packs, merging tiers that are full; None when there are no packs."""
+    with storing_index(s, base, upload) as stored:
+        return stored()
+
+
+@contextlib.contextmanager
+def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], Ref | None]]:
+    """The same beside the last packs: all are sealed, so that their names are known. It names what is to be stored
+    before anybody is told of the index: a proposal is made when both are."""
     new = {_unstored(segment): segment for segment in upload.index_segments()}
     if not new:
-        return None
+        yield lambda: None
+        return
     loaded = {**dict(zip(base.root.items, base.segments, strict=True)), **new}
     items = list(loaded)
     while crowd := pack_index.crowded(IndexRoot(tuple(items))):
@@ -464,7 +511,9 @@ def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
         stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(new, refs, strict=True)}
         return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), base.root.tags))
 
-    return s.put_index(base.state, [pack_index.encode_segment(segment) for segment in new.values()], make_root)
+    leaves = [pack_index.encode_segment(segment) for segment in new.values()]
+    with s.putting_index(base.state, leaves, make_root) as stored:
+        yield stored
 
 
 def _unstored(segment: IndexSegment) -> RootItem:

@@ -47,10 +47,12 @@ from metasync.sync import places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES
 from metasync.sync.keystore import Opened, open_admin_key
+from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.push import reread, store_index
 from metasync.sync.reconfigure import has_copy, where_not
 from metasync.sync.reports import RecoverReport
-from metasync.sync.session import BASE_KEY, UNFINISHED_KEY, Agreed, Session
+from metasync.sync.seat import BASE_KEY
+from metasync.sync.session import Agreed, Session
 from metasync.sync.upload import Upload, known_in
 
 

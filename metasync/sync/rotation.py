@@ -42,7 +42,9 @@ from metasync.sync import keycopies, keystore
 from metasync.sync.device_reports import RotationReport
 from metasync.sync.devices import chosen, withdrawals
 from metasync.sync.keystore import Opened, open_admin_key
-from metasync.sync.session import BASE_KEY, UNFINISHED_KEY, Session
+from metasync.sync.noted import UNFINISHED_KEY
+from metasync.sync.seat import BASE_KEY
+from metasync.sync.session import Session
 
 ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
 PHRASE_ENTROPY_BYTES: Final = 16

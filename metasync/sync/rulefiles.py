@@ -19,10 +19,11 @@ from metasync.codec import Reader, bytes16, bytes32
 from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import State
 from metasync.sync.fsio import READ_FLAGS, WorkTree
-from metasync.sync.ignore import IGNORE_NAME, RULES_BYTES_MAX, Names, Ruling, parse
+from metasync.sync.ignore import RULES_BYTES_MAX, Names, Ruling, parse
+from metasync.sync.noted import RULES_KEY
+from metasync.sync.oddnames import IGNORE_NAME
 from metasync.sync.rows import is_unchanged
 
-RULES_KEY: Final = "ignore.rules"  # the rule files of the last scan that was stored
 READS_MAX: Final = 3  # of a file that changes while it is read
 _NOTHING_NEW: Final = b"*"
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,8 +25,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
-from metasync.sync.fsio import READ_FLAGS, STATE_NAME, Disk, WorkTree, folds_to_state, split
-from metasync.sync.ignore import IGNORE_NAME, OWN_PREFIX, always_ignored
+from metasync.sync.fsio import READ_FLAGS, Disk, WorkTree, split
+from metasync.sync.oddnames import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PREFIX, is_odd, why_not_taken
 from metasync.sync.rows import Row, is_unchanged, row_of
 from metasync.sync.rulefiles import RuleFiles
 from metasync.sync.twins import Spellings
@@ -36,9 +35,6 @@ __all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
 DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
-
-_STATE, _RULES = os.fsdecode(STATE_NAME), os.fsdecode(IGNORE_NAME)
-ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsencode, at a third of its cost
 
 
 class Content(NamedTuple):
@@ -271,13 +267,13 @@ class _Scanner:
             for found in names:
                 name = found.name
                 if is_odd(name) and (why := why_not_taken(name, rules is None)):
-                    if why is _HAS_RULES and not has_rules:
+                    if why is HAS_RULES and not has_rules:
                         return None
-                    if why is _NESTED and path:
+                    if why is NESTED and path:
                         self.nested(path)
                         return []
-                    if why is not _HAS_RULES:
-                        strange.append((prefix + name.encode(encoding, errors), "" if why is _NESTED else why))
+                    if why is not HAS_RULES:
+                        strange.append((prefix + name.encode(encoding, errors), "" if why is NESTED else why))
                         continue
                 named = name.encode(encoding, errors)
                 child = prefix + (meant.get(named, named) if meant else named)
@@ -545,32 +541,6 @@ class _Scanner:
             parent = split(path)[0]
             filled[parent] -= 1
             todo.append(parent)
-
-
-_NESTED = "its own state"
-_HAS_RULES = "the rules for the names beside it"
-IGNORED = "ignored"
-
-
-def is_odd(name: str) -> bool:
-    """Whether a name is to be looked at by `why_not_taken`, which takes most others."""
-    return name[0] in ".T" or "~" in name or not name.isascii()
-
-
-def is_odd_name(name: bytes) -> bool:
-    """The same, of a name in bytes."""
-    return name[0] in b".T" or b"~" in name or not name.isascii()
-
-
-def why_not_taken(name: str, plain: bool) -> str:
-    """Why a name is not taken in, or needs a look; "" if it is. `plain`: no rule file is to be asked."""
-    if name == _STATE:
-        return _NESTED
-    if name == _RULES:
-        return _HAS_RULES
-    if plain and always_ignored(name):
-        return IGNORED
-    return "some file systems take its name for .metasync" if folds_to_state(name) else ""
 
 
 @contextmanager

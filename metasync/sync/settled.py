@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from metasync.localdb import TREE_KEY, State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import STATE_NAME, WorkTree
+from metasync.sync.noted import RULES_KEY
+from metasync.sync.oddnames import IGNORED, is_odd_name, why_not_taken
 from metasync.sync.rows import Row, is_packed_dir, is_packed_file, is_packed_inode
-from metasync.sync.rulefiles import load_texts
-from metasync.sync.scan import IGNORED, is_odd_name, why_not_taken
 
 PAGE_ROWS = 2000  # read at a time: half a megabyte
 _END = b"\xff" * 5000  # behind every path: no name has so many bytes
@@ -99,7 +99,7 @@ def differences(work: WorkTree, db: State, root: bytes | None) -> Differing | No
     """Where the folder may differ from the tree of this root; None: that can't be told by stats. Stores nothing."""
     if root is None or db.get(TREE_KEY) != root or work.rules.has_twins:
         return None
-    if load_texts(db):  # the walk would meet a rule file, and end there
+    if db.get(RULES_KEY) is not None:  # the walk would meet a rule file, and end there
         return None
     work.forget()
     top = db.packed_row(b"")

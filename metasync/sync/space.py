@@ -18,6 +18,7 @@ from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
 from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.sync.asking import each
+from metasync.sync.noted import GIVEN_UP_KEY
 from metasync.sync.reports import TightBackend
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from metasync.store.index import Index
     from metasync.sync.session import Session
 
-GIVEN_UP_KEY: Final = "ballast"  # backends whose ballast this device gave up or saw missing: JSON, a list of names
 TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]
 FRESH_S: Final = 300.0  # so long what was told serves again
 PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once

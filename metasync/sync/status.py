@@ -15,7 +15,8 @@ from metasync.sync.places import survives
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reconfigure import still_moving
 from metasync.sync.reports import BackendState, ConflictReport, Status
-from metasync.sync.session import SHORT_KEY, Session
+from metasync.sync.seat import SHORT_KEY
+from metasync.sync.session import Session
 from metasync.sync.survey import survey
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report

@@ -24,9 +24,9 @@ from metasync.events import Listener, Progress
 from metasync.localdb import LocalDb
 from metasync.store.index import Index
 from metasync.store.transfer import Stored, Transfer
+from metasync.sync.noted import TRAILING_KEY
 from metasync.sync.reports import Trailing
 
-TRAILING_KEY: Final = "trailing"  # packs that lack copies: `encode_trails`
 AT_ONCE_BYTES: Final = 24 << 20  # of packs being copied, each held in memory
 KEPT_BYTES_MAX: Final = 64 << 20  # of sealed packs that wait in memory; further ones are read back from a backend
 NOTE_EVERY_S: Final = 1.0  # a copy whose end was not noted yet is made again after a kill

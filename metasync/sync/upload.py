@@ -20,7 +20,7 @@ from metasync.objects.packfile import Located
 from metasync.store.balance import Balance
 from metasync.store.index import Index, IndexSegment, PackRecord, make_segments
 from metasync.store.packs import Packer, PackFormat, SealedPack
-from metasync.store.transfer import Stored, Transfer
+from metasync.store.transfer import Stored, Transfer, record_of
 from metasync.sync.kept import KeptPack
 from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
 from metasync.sync.turns import LOOK_EVERY_S
@@ -124,6 +124,7 @@ class Upload:
         while not self._has_room(size, most):
             self._look()
         self._harvest()
+        self._records.append((record_of(pack, self.generation), pack.footer.objects))
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append((future, pack.data if self._least is not None else b""))
@@ -152,12 +153,16 @@ class Upload:
             else:
                 self._running.append((future, data))
 
-    def finish(self) -> None:
-        """Waits until all that was added is stored; raises what the storing of a pack raised."""
+    def seal(self) -> None:
+        """Has all that was added sent: `index_segments` is complete, though not all of it may be stored yet."""
         packer, self._packer = self._packer, None
         if packer is not None:
             packer.finish()
-        while self._running:
+
+    def finish(self, *, but: int = 0) -> None:
+        """Waits until all that was added is stored, or all `but` so many bytes; raises what storing a pack raised."""
+        self.seal()
+        while self._running and (not but or self._uploading_bytes > but):
             future, data = self._running[0]
             if wait([future], timeout=LOOK_EVERY_S)[0]:
                 self._running.popleft()
@@ -166,7 +171,6 @@ class Upload:
                 self._look()
 
     def _take(self, stored: Stored, data: bytes) -> None:
-        self._records.append((stored.record, stored.objects))
         self._waiting_bytes -= sum(located.length for located in stored.objects)
         self.bytes_stored += stored.record.size
         self.stored.append(stored._replace(objects=()))
@@ -226,7 +230,7 @@ class Upload:
         return self.generation >= min_generation and self.form.epoch == epoch
 
     def index_segments(self) -> list[IndexSegment]:
-        """The index segments of all packs stored so far: one as a rule, none when there are no packs."""
+        """The index segments of all packs sent so far: one as a rule, none when there are no packs."""
         return make_segments([*(self._resumed[n][:2] for n in sorted(self._used)), *self._records])
 
 

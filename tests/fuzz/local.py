@@ -40,7 +40,8 @@ from metasync.sync.lock import WorkspaceLock
 from metasync.sync.names import ANY
 from metasync.sync.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
 from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
-from metasync.sync.session import Session, local_value
+from metasync.sync.seat import local_value
+from metasync.sync.session import Session
 
 DAMAGED = (WorkspaceError, UpgradeError)
 STAT = (40, 1234, 5, 1_700_000_000_000_000_000, 1_700_000_000_000_000_001, 0o100644, True)

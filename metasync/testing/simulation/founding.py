@@ -11,7 +11,8 @@ from metasync.effects import Task
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
 from metasync.sync.found import Founded, NewBackend, found
-from metasync.sync.session import BASE_KEY, CLONING_KEY, META_KIND, UNFINISHED_KEY
+from metasync.sync.noted import UNFINISHED_KEY
+from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 from metasync.testing.simulation.db import Tables, empty_tables
 from metasync.testing.simulation.disk import Node, Volume
 from metasync.testing.simulation.machine import CHEAP, PASSPHRASE, Secret, url_of

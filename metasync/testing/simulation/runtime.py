@@ -6,9 +6,9 @@ was sent takes effect though the process that sent it is dead or has given up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -133,12 +133,21 @@ class SimRuntime:
         return run, future
 
     def run(self, task: Task, deadline_s: float | None = None) -> Any:
+        with self.beside(task, deadline_s) as result:
+            return result()
+
+    @contextmanager
+    def beside(self, task: Task, deadline_s: float | None = None) -> Iterator[Callable[[], Any]]:
         run, future = self._started(task)
-        try:
+
+        def result() -> Any:
             wait([future], deadline_s)
             if not future.done():
                 raise NoQuorumError(f"not finished within {deadline_s} s; what was sent may be committed")
             return future.result()
+
+        try:
+            yield result
         finally:
             if not future.done() and not self._boot.dead:
                 self._abandon(run)

@@ -25,7 +25,7 @@ from metasync.consensus.entries import Kind
 from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
 from metasync.effects import Task
-from metasync.sync import session
+from metasync.sync import seat
 from metasync.sync.session import Session
 from metasync.testing.simulation import runtime
 from metasync.testing.simulation.world import World
@@ -84,7 +84,7 @@ def _shorten(stack: contextlib.ExitStack) -> None:
     for module, name in ((entries, "VERSIONS_PER_FOLDER"), (ancestry, "VERSIONS_PER_FOLDER"), (floors_, "STEP"),
                          (floors_, "BEHIND_LEAST")):  # fmt: skip
         stack.enter_context(mock.patch.object(module, name, _FLOOR_STEP))
-    stack.enter_context(mock.patch.object(session, "LOGS_KEPT", _LOGS_KEPT))
+    stack.enter_context(mock.patch.object(seat, "LOGS_KEPT", _LOGS_KEPT))
     stack.enter_context(mock.patch.dict(floors_.bound_logs.__kwdefaults__, keep=_LOGS_KEPT))
 
 

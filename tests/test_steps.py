@@ -1,0 +1,195 @@
+"""What happens beside what: a push or pull waits for no answer that it does not need yet.
+
+A call is held until another one has begun, for seconds at most: one that would only begin after it shows that the two
+follow each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
+
+from metasync import ways
+from metasync.backends._base import Backend, BackendUrl
+from metasync.backends._wrap import Call, Wrapper
+from metasync.localdb import LocalDb
+from metasync.sync import quiet
+from metasync.sync.seat import BASE_KEY
+
+T = TypeVar("T")
+LONG_S = 20.0  # for what begins at once where it is not waited for in vain
+
+
+class Watched:
+    """All calls on all backends, in the order in which they begin; some held back until `wait` returns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.hold: Callable[[str], None] = lambda _: None
+        self._changed = threading.Condition()
+        really = ways.opened
+
+        def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
+            return _Seen(really(name, url, create=create), self)
+
+        monkeypatch.setattr(ways, "opened", opened)
+
+    def call(self, call: Call) -> None:
+        what = f"{call.kind} {call.path}"
+        with self._changed:
+            self.begun.append(what)
+            self._changed.notify_all()
+        self.hold(what)
+
+    def await_(self, *parts: str) -> None:
+        """Waits until calls have begun in which each of these stands."""
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: all(any(part in what for what in self.begun) for part in parts), timeout=LONG_S
+            )
+        assert there, f"{parts} did not begin: {self.begun}"
+
+    def forget(self) -> None:
+        self.begun.clear()
+
+
+class _Seen(Wrapper):
+    def __init__(self, inner: Backend, watched: Watched) -> None:
+        super().__init__(inner)
+        self.watched = watched
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        self.watched.call(call)
+        return do()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_packs_index_and_prepare_are_one_step(watched: Watched, lab: Lab) -> None:  # noqa: F811
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"x"})
+    w.push()
+    w = lab.reopen(w)
+    write(w.directory, {"x": b"other"})
+    watched.forget()
+    failed: list[AssertionError] = []
+
+    def hold(what: str) -> None:
+        if "/packs/" in what:
+            try:
+                watched.await_("/meta/", "create")
+            except AssertionError as e:
+                failed.append(e)
+
+    watched.hold = hold
+    assert w.push().version == 2
+    assert failed == []
+
+
+def test_nothing_is_agreed_before_packs_and_index_are_stored(watched: Watched, lab: Lab) -> None:  # noqa: F811
+    """PREPARE may go out beside them, one create on each backend; the vote may not."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"x"})
+    w.push()
+    w = lab.reopen(w)
+    write(w.directory, {"x": b"other"})
+    released = threading.Event()
+    for held in ("/packs/", "/meta/"):
+        watched.forget()
+        released.clear()
+
+        def hold(what: str, held: str = held) -> None:
+            if held in what and what.startswith("put"):
+                released.wait(LONG_S)
+
+        watched.hold = hold
+        pushing = threading.Thread(target=w.push)
+        pushing.start()
+        watched.await_(held, "create")
+        pushing.join(0.3)  # long enough for what would not wait
+        creates = sum(what.startswith("create") for what in watched.begun)
+        released.set()
+        pushing.join()
+        assert creates == 3
+        w = lab.reopen(w)
+        write(w.directory, {"x": b"once more"})
+
+
+def test_the_folder_is_walked_while_news_are_asked_for(
+    watched: Watched,
+    lab: Lab,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"x"})
+    w.push()
+    w = lab.reopen(w)
+    walked = threading.Event()
+    really = quiet.differences
+
+    def differences(*args: object) -> object:
+        watched.await_("/px/")
+        differing = really(*args)  # type: ignore[arg-type]
+        walked.set()
+        return differing
+
+    monkeypatch.setattr(quiet, "differences", differences)
+    late: list[str] = []
+
+    def hold(what: str) -> None:
+        if "/px/" in what and not walked.wait(LONG_S):
+            late.append(what)
+
+    watched.hold = hold
+    assert w.push().version is None
+    assert late == []
+
+
+def test_the_others_are_told_while_the_outcome_is_recorded(
+    watched: Watched,
+    lab: Lab,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"x"})
+    recorded = threading.Event()
+    really = LocalDb.set
+
+    def set_(db: LocalDb, key: str, value: bytes | None) -> None:
+        really(db, key, value)
+        if key == BASE_KEY:
+            recorded.set()
+
+    monkeypatch.setattr(LocalDb, "set", set_)
+    late: list[str] = []
+
+    def hold(what: str) -> None:
+        if "/devices/" in what and not recorded.wait(LONG_S):
+            late.append(what)
+
+    watched.hold = hold
+    assert w.push().version == 1
+    assert any("/devices/" in what for what in watched.begun)
+    assert late == []
+
+
+def test_a_small_pull_reads_a_pack_once(watched: Watched, lab: Lab) -> None:  # noqa: F811
+    """Its trees and its files, which are all wanted."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"d/x": b"x" * 500, "y": b"y"})
+    w.push()
+    d = lab.clone(urls)
+    write(w.directory, {"d/x": b"other" * 200})
+    w.push()
+    watched.forget()
+    d.pull()
+    assert (d.directory / "d/x").read_bytes() == b"other" * 200
+    assert sum("/packs/" in what for what in watched.begun) == 1
