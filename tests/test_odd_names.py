@@ -27,8 +27,9 @@ from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.sync.checkout import Change, Checkout
-from metasync.sync.fsio import check_name, check_path, folds_to_state
+from metasync.sync.fsio import check_name, check_path
 from metasync.sync.merge import conflict_name
+from metasync.sync.oddnames import folds_to_state
 from metasync.sync.probe import rules_of
 from metasync.sync.rows import load_rows
 

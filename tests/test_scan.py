@@ -31,8 +31,9 @@ from workdir import (
 
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Kind
-from metasync.sync.fsio import WorkTree, check_name, check_path, folds_to_state
+from metasync.sync.fsio import WorkTree, check_name, check_path
 from metasync.sync.oddnames import IGNORE_NAME as RULES
+from metasync.sync.oddnames import folds_to_state
 from metasync.sync.rows import load_rows, store_rows
 from metasync.sync.scan import READS_MAX, Content, Noted, Scan
 

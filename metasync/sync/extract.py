@@ -33,10 +33,10 @@ from metasync.sync.fsio import (
     Disk,
     check_path,
     dress,
-    folds_to_state,
     split,
 )
 from metasync.sync.history import History, is_below
+from metasync.sync.oddnames import folds_to_state
 from metasync.sync.past_reports import Cause, NotRestored, RestoreReport
 from metasync.sync.pull import summary
 from metasync.sync.rows import load_rows

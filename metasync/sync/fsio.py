@@ -16,7 +16,6 @@ import re
 import stat as stat_
 import sys
 import time
-import unicodedata
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -25,8 +24,8 @@ from typing import Any
 
 from metasync.errors import WorkspaceError
 from metasync.sync.names import ANY, Rules
+from metasync.sync.oddnames import STATE_NAME, folds_to_state
 
-STATE_NAME = b".metasync"
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
 COPY_BYTES = 1 << 20
 
@@ -36,27 +35,7 @@ READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | _FOLLOW_NOT  # O_NONBLOCK: opening a 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOW_NOT
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _FOLLOW_NOT
 
-# What file systems ignore when they compare names: HFS+ some of these, ext4 and f2fs with casefold all that Unicode
-# calls default ignorable.
-_IGNORED = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
 _PLAIN = re.compile(rb"\.?[0-9A-Za-z_][ -.0-~]*(?:/\.?[0-9A-Za-z_][ -.0-~]*)*")  # ASCII alone, no name of dots alone
-_SHORT_NAME = re.compile(r"metasy~[0-9]+")  # NTFS makes METASY~1 of `.metasync`
-
-
-def folds_to_state(name: str) -> bool:
-    """True for a name that some file system takes for `.metasync`: by case, by what NTFS, HFS+ or casefold ignores."""
-    if name.isascii():
-        if "metasy" not in name.lower():
-            return False
-        folded = name.lower()
-    else:
-        bare = _IGNORED.sub("", name)
-        folded = unicodedata.normalize("NFD", unicodedata.normalize("NFD", bare).casefold())
-    folded = folded.split(":", 1)[0].rstrip(". ")  # NTFS: streams behind a colon, trailing dots and spaces dropped
-    return folded == ".metasync" or _SHORT_NAME.fullmatch(folded) is not None
 
 
 def check_name(name: bytes) -> str:
