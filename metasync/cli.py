@@ -99,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         json="--json" in words, alone=argv is None
     )  # an error before it was understood is to be one document as well
     command = _command_of(words)
-    code = _run(words, options, command) if argv is not None else _run_alone(words, options, command)
-    sys.exit(code)
+    if argv is not None:
+        sys.exit(_run(words, options, command))
+    interrupt.end(_run_alone(words, options, command))
 
 
 def _run_alone(words: list[str], options: Options, command: str) -> int:
@@ -112,8 +113,6 @@ def _run_alone(words: list[str], options: Options, command: str) -> int:
     except KeyboardInterrupt:
         interrupt.leave()
         code = _interrupted(options, command)
-    with contextlib.suppress(OSError, ValueError):  # who leaves at once writes out nothing more; a closed pipe is known
-        sys.stdout.flush()
     return code
 
 

@@ -275,7 +275,11 @@ metasync.workspace.Workspace.push = push
 real = metasync.cli._fail
 metasync.cli._fail = lambda *a: (a[3] == 'ValueError' and press(), real(*a))[1]
 """
-AFTERWARDS = "import atexit; atexit.register(press)"
+AFTERWARDS = """
+from metasync import interrupt
+end = interrupt.end
+interrupt.end = lambda code: (press(), end(code))
+"""
 
 
 @pytest.mark.parametrize("where", [WHILE_LOADED, IN_COMPILED_TEXT, WHILE_TOLD], ids=["loaded", "compiled", "told"])

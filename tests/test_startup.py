@@ -15,10 +15,9 @@ from metasync import cli
 
 LOADED = """
 import sys
-sys.argv = ["metasync", *sys.argv[1:]]
 import metasync.cli
 try:
-    metasync.cli.main()
+    metasync.cli.main(sys.argv[1:])
 except SystemExit:
     pass
 print(*sys.modules, sep="\\n", file=sys.stderr)
@@ -49,7 +48,13 @@ UNUSED = {
     *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
     *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
     *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
-    *("metasync.sync.ignore", "metasync.sync.absence", "metasync.sync.ingest", "metasync.consensus.recovery"),
+    *(
+        "cryptography",
+        "metasync.sync.ignore",
+        "metasync.sync.absence",
+        "metasync.sync.ingest",
+        "metasync.consensus.recovery",
+    ),
 }
 
 

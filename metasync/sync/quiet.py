@@ -81,4 +81,4 @@ def _tree_root(s: Seat, state: State) -> bytes | None:
 def _is_in(s: Seat, state: State) -> bool:
     """Whether this device is one of a state's, as far as the local cache knows."""
     data = s.db.get_object(state.devices)
-    return data is not None and decode_device_set(data, s.keys.ns_id).get(s.device.device_id) is not None
+    return data is not None and decode_device_set(data, s.keys.ns_id, known=True).get(s.device.device_id) is not None

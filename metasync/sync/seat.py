@@ -138,7 +138,7 @@ class Seat:
         data = db.get_object(state.devices)
         if data is None:
             raise _damaged("it does not hold the device set of the version this folder is at")
-        return local_value(lambda d: decode_device_set(d, ns_id), data)
+        return local_value(lambda d: decode_device_set(d, ns_id, known=True), data)
 
     def base_state(self) -> State:
         """The state this folder is at."""
