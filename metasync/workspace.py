@@ -331,9 +331,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         with self._seated("push", first=first) as seat, contextlib.ExitStack() as stack:
             begun = None
             if not dry_run and durability is None and quiet.may_be(seat):
-                begun = quiet.push(seat, stack.enter_context(seat.looking()))
-                if not isinstance(begun, quiet.Begun):
-                    return begun
+                found = quiet.push(seat, stack.enter_context(seat.looking()))
+                if not isinstance(found, quiet.Begun):
+                    return found
+                begun = found
             from metasync.sync import keycopies, newcomers, space
             from metasync.sync import push as pushing
 

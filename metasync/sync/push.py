@@ -269,17 +269,17 @@ def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
     return news
 
 
-def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
-    """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
-    if a.walk is None:
-        s.listener(Phase("scan"))
-    walk_, a.walk = a.walk or Walk(differences(s.tree, s.db, base.tree_root)), None
-    by_stats = walk_.differing
-    joins = not joining.admitted(s, base.devices)
-    if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
-        return _news(s, base, a) or replace(
-            _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
-        )
+def _by_stats(s: Session, base: Agreed, a: _Attempts) -> Differing | None:
+    """Where the folder may differ from the agreed tree, told by stats: see `settled.differences`."""
+    known, a.walk = a.walk, None
+    if known is not None:
+        return known.differing
+    s.listener(Phase("scan"))
+    return differences(s.tree, s.db, base.tree_root)
+
+
+def _upload_of(s: Session, base: Agreed, a: _Attempts) -> Upload:
+    """What stores for this attempt: that of the one before, as far as what it stored may be named on top of `base`."""
     moved = a.upload is not None and not a.upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
     if a.upload is None or moved or not a.upload.counting(base.state.min_gen, base.state.epoch):
         notes = a.notes = kept.Notes(s.db, base.state.config, base.state.gen, base.state.epoch, s.runtime.clock)
@@ -302,7 +302,18 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             s.listener(
                 Notice(f"going on with {packs:,} {'pack' if packs == 1 else 'packs'} ({amount(size)}) stored before")
             )
-    upload = a.upload
+    return a.upload
+
+
+def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
+    """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
+    by_stats = _by_stats(s, base, a)
+    joins = not joining.admitted(s, base.devices)
+    if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
+        return _news(s, base, a) or replace(
+            _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
+        )
+    upload = _upload_of(s, base, a)
     ingest = s.ingest(sink=upload.add, known=_looking(known_in(base.index, upload), a))
     ingest.chunks = a.chunks
     was_settled = s.db.get(TREE_KEY) == (base.tree_root or b"")

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from metasync.localdb import TREE_KEY, State
 from metasync.objects.model import Entry
-from metasync.sync.fsio import STATE_NAME, WorkTree
+from metasync.sync.fsio import WorkTree
 from metasync.sync.noted import RULES_KEY
-from metasync.sync.oddnames import IGNORED, is_odd_name, why_not_taken
+from metasync.sync.oddnames import IGNORED, STATE_NAME, is_odd_name, why_not_taken
 from metasync.sync.rows import Row, is_packed_dir, is_packed_file, is_packed_inode
 
 PAGE_ROWS = 2000  # read at a time: half a megabyte
