@@ -8,26 +8,23 @@ id.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from metasync.codec import amount, u64
 from metasync.config import Replicate
-from metasync.consensus import JOURNAL_KEY, Change, Journal, Ref, State, decode_journal
+from metasync.consensus import JOURNAL_KEY, Change, Journal, State, decode_journal
 from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.localdb import TREE_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
-from metasync.store import index as pack_index
-from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.sync import guard, health, joining, kept, space, trailing
 from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
+from metasync.sync.indexing import storing_index
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
 from metasync.sync.noted import KEPT_KEY
@@ -492,44 +489,3 @@ def _add_trees(
     upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
     s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
     return root, snapshot_id
-
-
-def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
-    """Stores the index segment of a push's packs, merging tiers that are full; None when there are no packs."""
-    with storing_index(s, base, upload) as stored:
-        return stored()
-
-
-@contextlib.contextmanager
-def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], Ref | None]]:
-    """The same beside the last packs: all are sealed, so that their names are known. It names what is to be stored
-    before anybody is told of the index: a proposal is made when both are."""
-    new = {_unstored(segment): segment for segment in upload.index_segments()}
-    if not new:
-        yield lambda: None
-        return
-    loaded = {**dict(zip(base.root.items, base.segments, strict=True)), **new}
-    items = list(loaded)
-    while crowd := pack_index.crowded(IndexRoot(tuple(items))):
-        merged = pack_index.merge([loaded[i] for i in crowd], final=len(crowd) == len(items))
-        items = [i for i in items if i not in crowd]
-        for item in crowd:
-            new.pop(item, None)
-        item = _unstored(merged)
-        items.append(item)
-        loaded[item] = new[item] = merged
-
-    def make_root(refs: Sequence[Ref]) -> bytes:
-        stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(new, refs, strict=True)}
-        return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), base.root.tags))
-
-    leaves = [pack_index.encode_segment(segment) for segment in new.values()]
-    with s.putting_index(base.state, leaves, make_root) as stored:
-        yield stored
-
-
-def _unstored(segment: IndexSegment) -> RootItem:
-    """A segment as the root will list it, its name still open: a digest of its bytes stands in."""
-    data = pack_index.encode_segment(segment)
-    stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
-    return RootItem(stand_in, len(data), len(segment), len(segment.packs))

@@ -46,9 +46,10 @@ from metasync.store.transfer import Place
 from metasync.sync import places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES
+from metasync.sync.indexing import store_index
 from metasync.sync.keystore import Opened, open_admin_key
 from metasync.sync.noted import UNFINISHED_KEY
-from metasync.sync.push import reread, store_index
+from metasync.sync.push import reread
 from metasync.sync.reconfigure import has_copy, where_not
 from metasync.sync.reports import RecoverReport
 from metasync.sync.seat import BASE_KEY
