@@ -22,7 +22,7 @@ from workdir import (
     write,
 )
 
-from metasync.sync.checkout import Applied
+from metasync.sync.checkout import PLAN_KEY, Applied
 
 LATER_NS = MTIME_NS + 10**9
 
@@ -89,11 +89,17 @@ def replaced(work: Workspace) -> list[bytes]:
 
 
 def assert_settled(work: Workspace, tree: dict[bytes, Any]) -> None:
-    """The state fits the tree: nothing is left over, and the next scan sees the agreed tree."""
-    assert os.listdir(work.root / ".metasync" / "tmp") == []
+    """The state fits the tree: nothing is left over but for a next checkout, and the next scan sees the agreed tree."""
+    if work.db.get(PLAN_KEY) is None:
+        assert_nothing_left(work)
     found = work.scan()
     assert found.tree == entries(tree)
     assert (found.deleted, found.busy, found.unreadable) == ([], [], [])
+
+
+def assert_nothing_left(work: Workspace) -> None:
+    assert os.listdir(work.root / ".metasync" / "tmp") == []
+    assert not (work.root / ".metasync" / "left").exists()
 
 
 def late(work: Workspace, edit: Callable[[], Any], new: dict[bytes, Any] = NEW) -> Applied:

@@ -143,7 +143,7 @@ def test_one_plan_at_a_time(work: Workspace) -> None:
     checkout = Checkout(work.db, work.tree)
     checkout.begin([Change(b"f", entry(b"x"), None)])
     with pytest.raises(WorkspaceError, match="has not ended"):
-        Checkout(work.db, work.tree).begin([])
+        checkout.begin([])
     checkout.stage_whole(b"f", b"x")
     checkout.abandon()
     checkout.abandon()

@@ -46,7 +46,7 @@ from workdir import (
 
 from metasync.errors import WorkspaceError
 from metasync.sync import fsio
-from metasync.sync.checkout import Change, Checkout
+from metasync.sync.checkout import PLAN_KEY, Change, Checkout
 from metasync.sync.rows import load_rows
 
 
@@ -121,7 +121,8 @@ def test_a_parent_that_is_swapped_leads_nowhere(tmp_path: Path, way: str, dies: 
             assert read(outside) == full({b"a": b"a of theirs", b"e/b": b"b of theirs", b"e": DIR}), step
             lost = {b"old a", b"old b", b"gone"} - set(files_under(case))
             assert not lost, step
-            assert os.listdir(work.root / ".metasync" / "tmp") == []
+            if work.db.get(PLAN_KEY) is None:
+                assert os.listdir(work.root / ".metasync" / "tmp") == []
         if ended:
             return
     raise AssertionError("the checkout never ended")
@@ -203,7 +204,7 @@ def test_what_cannot_be_placed_is_told_and_is_no_change(tmp_path: Path) -> None:
         agreed(work, OLD)
         applied = work.check_out(NEW)
         told = {n.path for n in applied.unplaced}
-        assert told == {b"edited", b"fresh/n", b"mode", b"dir-to-file", b"file-to-dir", b"file-to-dir/in"}
+        assert told == {b"edited", b"mode", b"dir-to-file", b"file-to-dir", b"file-to-dir/in"}
         assert set(work.db.unplaced()) == told
         here = read(work.root)
         assert here[b"edited"] == File(b"old edited")

@@ -22,6 +22,7 @@ from checkout_kit import (
     Mounted,
     Plain,
     agreed,
+    assert_nothing_left,
     assert_settled,
     full,
     needs_proc,
@@ -89,6 +90,7 @@ def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] =
         assert Checkout(work.db, work.tree).recover() is None
         work.check_out(new)
         assert read(work.root) == full(new), step
+        assert_nothing_left(work)
     return not ended
 
 
@@ -232,7 +234,7 @@ def test_a_plan_from_before_a_renumbering_of_devices(tmp_path: Path) -> None:
 
         real, work.tree.root_stat = work.tree.root_stat, Before()  # type: ignore[assignment]
         work.stage(checkout, changes, checkout.begin(changes), NEW)
-        fuse.steps, fuse.at = 0, 5
+        fuse.steps, fuse.at = 0, 9
         with pytest.raises(Killed):
             checkout.apply()
         fuse.mend()

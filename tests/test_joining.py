@@ -124,7 +124,7 @@ def test_a_version_that_was_pushed_first_is_brought_with_the_device(lab: Lab, mo
 
 
 def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three go away while the device is agreed: the files that were learned of before come all the same."""
+    """Two of three go away while the device is being agreed: the files learned of before come all the same."""
     published(lab, replicas=3)
 
     def proposing(s: Session, base: State, change: Change) -> Any:

@@ -1,20 +1,23 @@
 """The checkout: from the tree that the scan saw to the merged one, without losing a byte of the user's.
 
 Theory of operation. `begin` writes the plan to the journal, in the local state. Contents arrive in any order, into
-`.metasync/tmp/`, each with its final mode and time; the working tree is not touched. When all are there, `apply` makes
-them durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes the tree:
+`.metasync/tmp/` (`staging`), each with its final mode and time; the working tree is not touched. When all are there,
+`apply` makes them durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes
+the tree:
 
 1. What goes, from the leaves up: a file is renamed to `.metasync/replaced/`, a directory goes by rmdir alone.
-2. What comes, from the root down: directories, then each new file by a rename that never replaces. Where a file is
+2. What comes, from the root down: directories, those that were staged with all that is in them by one rename that
+   never replaces; then each other new file, by a rename that never replaces. Where a file is
    replaced, the two names are *exchanged* in one system call: the path is never empty, and whatever stood there, even
    if an editor saved it that very moment, is now in our hands. Is it what the scan saw, it goes to `replaced/`;
    else it is the user's late change and becomes `name.conflict.N`. So there is no gap between looking and replacing.
 3. Modes of directories, from the leaves up. Then `syncfs`; the file system's clock is waited past; stats are read back
    into rows; and one transaction writes rows, the caller's values and the end of the journal.
 
-A process that is killed leaves, at each path, the old or the new bytes. While staging, `recover` throws the plan away;
-while applying, it runs the plan again: every step looks first at what is there (a staged inode that lies at its path
-is done; one that is not in `tmp/` any more was placed), so that twice is as good as once.
+A process that is killed leaves, at each path, the old or the new bytes. While staging, what is staged stays: the next
+checkout, whatever its plan is, takes from it what it needs and finds right (`left`, `take`). While applying, `recover`
+runs the plan again: every step looks first at what is there (a staged inode that lies at its path is done; one that is
+not in `tmp/` any more was placed), so that twice is as good as once.
 
 What this disk cannot take (a name it can't hold, a directory that is not ours to write) is left out, told, and noted
 in `State.unplaced`: without a row, its absence says nothing; where another file stands there, a row with the agreed
@@ -35,19 +38,29 @@ from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
-from metasync.sync.fsio import CREATE_FLAGS, WRITE_FLAGS, WorkTree, check_path, dress, failed, split
+from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, split
 from metasync.sync.noted import INODES_KEY, PLAN_KEY
-from metasync.sync.place import Placer
+from metasync.sync.place import TICK_WAIT_S, Placer
 from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
 from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
+from metasync.sync.staging import (
+    TMP,
+    Leftovers,
+    Stage,
+    drop_left,
+    leave,
+    may_come_whole,
+    remove_all,
+    whole_dirs,
+)
 from metasync.sync.twins import unfit
 
 __all__ = ["Applied", "Change", "Checkout"]
 
+WHOLE_KEY = "checkout.whole"  # which directories were staged whole, while the plan is being applied
 REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
 COARSEST_NS = 2 * 10**9  # what FAT makes of a time
-TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
 
 
 class Checkout:
@@ -65,7 +78,9 @@ class Checkout:
         self._stats: dict[int, os.stat_result] = {}  # of what was staged
         self._awaited: set[int] = set()
         self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
-        self._lock = threading.Lock()
+        self._stage: Stage | None = None
+        self._left: Leftovers | None = None
+        self._lock = threading.RLock()
         self.rows: tuple[dict[bytes, Row], list[bytes]] = {}, []  # put and deleted by `apply`, when it calls `commit`
 
     def begin(
@@ -85,17 +100,23 @@ class Checkout:
         tree, for the records of conflicts; `own`, `reason`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
-        if self.db.get(PLAN_KEY) is not None:
+        if self.db.get(INODES_KEY) is not None or self.plan is not None:
             raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
+        before = self._staged_before()
         by_path = {change.path: change for change in changes}
         for path in self.db.unplaced().keys() & by_path.keys():
             by_path[path] = _not_as_agreed(by_path[path])
         ordered = tuple(by_path[path] for path in sorted(by_path))
         first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
         root = self.tree.root_stat
-        left = unfit(self.tree, self.db, ordered)
+        bad = {
+            i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))
+        }
+        left = {**unfit(self.tree, self.db, ordered), **bad}
         plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left)
-        staged = [(i, change) for i, change in enumerate(ordered) if change.is_staged and i not in left]
+        staged = [(i, change) for i, change in enumerate(ordered) if i not in left and change.is_staged]
+        if before is not None:
+            self._left = Leftovers(self.tree, before.changes, before.unfit)
         self._check_space([change for _, change in staged])
         with self.db.transaction():
             self.db.set(PLAN_KEY, encode_plan(plan))
@@ -105,11 +126,22 @@ class Checkout:
         self._stats = {}
         self._awaited = {i for i, change in staged if change.is_awaited}
         self._parts = {}
-        self.tree.state_dir(b"tmp")
+        whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
+        self._stage = Stage(self.tree, ordered, whole)
+        with self._staging(b"directories"):
+            self._stage.make_dirs()
         for i, change in staged:
             if i not in self._awaited:
                 self._stage_here(i, change)
         return [ordered[i].path for i in sorted(self._awaited)]
+
+    def _staged_before(self) -> Plan | None:
+        """The plan of a checkout that was interrupted; what it had staged is moved out of the way. None: nothing."""
+        journal = self.db.get(PLAN_KEY)
+        if journal is not None and _is_of_others(journal) and leave(self.tree):
+            return decode_plan(journal)
+        self._clear_tmp()
+        return None
 
     def stage_whole(self, path: bytes, data: bytes | memoryview) -> None:
         """Delivers a file's whole content; from any thread, repeatable. `WorkspaceError`: wrong size, disk full."""
@@ -125,35 +157,93 @@ class Checkout:
         i, entry = self._staged(path)
         if offset < 0 or offset + len(data) > entry.size:
             raise _wrong_size(path, offset + len(data), entry.size)
-        with self._staging(path):
-            fd = self.disk.open(b"%d" % i, WRITE_FLAGS, self.tree.state_dir(b"tmp"))
+        with self._staging(path), self._lock:
+            stage = self._stage_of()
+            name, above = stage.at(i)
+            fd = self.disk.open(name, APPEND_FLAGS, above) if i in self._parts else stage.create(i)
             try:
+                parts = self._parts.setdefault(i, {})
                 self.disk.write(fd, data, offset)
+                parts[offset] = len(data)
             finally:
                 self.disk.close(fd)
-        with self._lock:
-            self._parts.setdefault(i, {})[offset] = len(data)
 
     def finish(self, path: bytes) -> None:
         """Says that all pieces of a file were delivered. `WorkspaceError`: they don't cover it exactly."""
         i, entry = self._staged(path)
-        with self._lock:
-            parts = sorted(self._parts.pop(i, {}).items())
-        at = 0
-        for offset, size in parts:
-            if offset != at:
-                raise _wrong_size(path, at, entry.size)
-            at += size
-        with self._staging(path):
-            fd = self.disk.open(b"%d" % i, WRITE_FLAGS, self.tree.state_dir(b"tmp"))
+        with self._staging(path), self._lock:
+            at = 0
+            for offset, size in sorted(self._parts.pop(i, {}).items()):
+                if offset != at:
+                    raise _wrong_size(path, at, entry.size)
+                at += size
+            name, above = self._stage_of().at(i)
+            fd = self.disk.open(name, APPEND_FLAGS, above)
             try:
                 size = self.disk.fstat(fd).st_size
                 if at != entry.size or size != entry.size:
                     raise _wrong_size(path, min(at, size), entry.size)
-                self._dress(i, fd, entry)
+                self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
             finally:
                 self.disk.close(fd)
         self._awaited.discard(i)
+
+    # ---- what an interrupted checkout had staged
+
+    @property
+    def has_left(self) -> bool:
+        """Whether an interrupted checkout had staged something that may be of use to this one."""
+        return self._left is not None
+
+    def open_left(self, path: bytes) -> int | None:
+        """A descriptor to read what was staged for this file before; None if nothing was. Nobody vouches for it."""
+        found = self._left.find(path, self._staged(path)[1]) if self._left is not None else None
+        try:
+            return self.disk.open(found[0], READ_FLAGS, found[1]) if found is not None else None
+        except OSError:
+            return None
+
+    def take_left(self, path: bytes, parts: Mapping[int, int]) -> bool:
+        """Takes over what was staged before, of which these parts (offset -> size) were found right; False: it is gone.
+
+        A whole file is to be given as one part. Of another the rest is delivered, and then `finish` called.
+        """
+        i, entry = self._staged(path)
+        with self._staging(path), self._lock:
+            found = self._left.find(path, entry) if self._left is not None else None
+            if found is None:
+                return False
+            stage = self._stage_of()
+            stage.take(i, *found)
+            if entry.root:
+                self._parts[i] = dict(parts)
+                return True
+            name, above = stage.at(i)
+            fd = self.disk.open(name, READ_FLAGS, above)
+            try:
+                self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
+            finally:
+                self.disk.close(fd)
+        self._awaited.discard(i)
+        return True
+
+    def drop_left(self) -> None:
+        """What is left of an interrupted checkout is of no use to this one."""
+        if self._left is not None:
+            self._left.close()
+            self._left = None
+        drop_left(self.tree)
+
+    def pause(self) -> None:
+        """Leaves what is staged for the next `begin`. The tree was not touched; may be repeated."""
+        self._close()
+        self.plan = None
+
+    def _close(self) -> None:
+        for held in (self._stage, self._left):
+            if held is not None:
+                held.close()
+        self._stage = self._left = None
 
     def apply(self, commit: Callable[[], None] | None = None) -> Applied:
         """Carries the plan out, once all is staged.
@@ -173,26 +263,31 @@ class Checkout:
             self._sync()
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
+        stage = self._stage_of()
         inodes = [self._stats[i].st_ino if i in self._stats else 0 for i in range(len(plan.changes))]
-        self.db.set(INODES_KEY, struct.pack(f"<{len(inodes)}Q", *inodes))
-        return self._carry_out(Placer(self.db, self.tree, plan, inodes, self._stats), commit)
+        with self.db.transaction():
+            self.db.set(WHOLE_KEY, stage.encode())
+            self.db.set(INODES_KEY, struct.pack(f"<{len(inodes)}Q", *inodes))
+        return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
 
     def abandon(self) -> None:
-        """Drops a plan that is still being staged; the tree was not touched. Without one: nothing."""
+        """Drops a plan that is still being staged, and what is staged; the tree was not touched. Without one: nothing."""
         if self.db.get(INODES_KEY) is not None:
             raise WorkspaceError("The checkout is being applied already.", next_step="Run again to finish it.")
-        self.plan = None
+        self.pause()
         self._clear_tmp()
-        self.db.set(PLAN_KEY, None)
+        drop_left(self.tree)
+        if self.db.get(PLAN_KEY) is not None:
+            self.db.set(PLAN_KEY, None)
 
     def recover(self) -> Applied | None:
-        """What the last process left: a plan being applied is finished (its outcome is returned), one being staged is
-        dropped. To be repeated safely; scan afterwards. None: the tree was not touched."""
+        """What the last process left: a plan being applied is finished (its outcome is returned); what was staged of
+        others' changes stays for the next `begin`. To be repeated safely; scan afterwards. None: the tree was not
+        touched."""
         journal, packed = self.db.get(PLAN_KEY), self.db.get(INODES_KEY)
         if journal is None or packed is None:
-            self._clear_tmp()
-            if journal is not None:
-                self.db.set(PLAN_KEY, None)
+            if journal is None or not _is_of_others(journal):
+                self.abandon()
             return None
         root = self.tree.root_stat
         plan = decode_plan(journal).on_device(root.st_dev, root.st_ino)
@@ -202,7 +297,8 @@ class Checkout:
                 next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
             )
         inodes = struct.unpack(f"<{len(plan.changes)}Q", packed)
-        return self._carry_out(Placer(self.db, self.tree, plan, inodes), None)
+        self._stage = Stage.decode(self.tree, plan, self.db.get(WHOLE_KEY))
+        return self._carry_out(Placer(self.db, self.tree, plan, self._stage, inodes), None)
 
     # ---- staging
 
@@ -210,6 +306,10 @@ class Checkout:
         if self.plan is None:
             raise WorkspaceError("No checkout has begun.", next_step="This is a fault of MetaSync: please report it.")
         return self.plan
+
+    def _stage_of(self) -> Stage:
+        assert self._stage is not None, "no checkout has begun"
+        return self._stage
 
     def _staged(self, path: bytes) -> tuple[int, Entry]:
         plan = self._planned()
@@ -221,7 +321,10 @@ class Checkout:
     def _check_space(self, staged: list[Change]) -> None:
         needed = sum(change.new.size + FILE_BYTES for change in staged if change.new is not None)
         free = self.disk.free_bytes(self.tree.state_dir()) if needed else 0
+        if needed > free and self._left is not None:
+            free += self._left.bytes_of(staged)
         if needed > free:
+            self.drop_left()
             raise WorkspaceError(
                 f"The new files need {needed:,} bytes in {os.fsdecode(self.tree.root)}, where {free:,} are free.",
                 next_step="Free some space and run again: nothing was changed.",
@@ -242,37 +345,28 @@ class Checkout:
 
     def _stage_here(self, i: int, change: Change) -> None:
         """A symlink or an empty file, for which nothing is delivered."""
-        entry, temp, tmp = change.new, b"%d" % i, self.tree.state_dir(b"tmp")
+        entry = change.new
         assert entry is not None
         with self._staging(change.path):
             if entry.kind is Kind.FILE:
                 self._write_whole(i, entry, b"")
                 return
-            with suppress(FileNotFoundError):
-                self.disk.unlink(temp, tmp)
-            self.disk.symlink(entry.content, temp, tmp)
-            self.disk.utime(temp, tmp, entry.mtime_ns)
-            self._stats[i] = self.disk.lstat(temp, tmp)
+            self._stage_of().symlink(i, entry.content)
+            name, above = self._stage_of().at(i)
+            self.disk.utime(name, above, entry.mtime_ns)
+            self._stats[i] = self.disk.lstat(name, above)
 
     def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
-        temp, tmp = b"%d" % i, self.tree.state_dir(b"tmp")
-        try:
-            fd = self.disk.open(temp, CREATE_FLAGS, tmp)
-        except FileExistsError:
-            self.disk.unlink(temp, tmp)
-            fd = self.disk.open(temp, CREATE_FLAGS, tmp)
-        try:
-            if data:
-                self.disk.write(fd, data)
-            self._dress(i, fd, entry)
-        finally:
-            self.disk.close(fd)
-
-    def _dress(self, i: int, fd: int, entry: Entry) -> None:
-        """Mode and time, before the file gets its name: it appears complete."""
-        dress(self.disk, fd, entry.mode)
-        self.disk.futime(fd, entry.mtime_ns)
-        self._stats[i] = self.disk.fstat(fd)
+        """Makes a file with its mode and time before it gets its name: it appears complete."""
+        with self._lock:
+            stage, disk = self._stage_of(), self.disk
+            fd = stage.create(i, entry.mode & 0o777, again=i in self._stats)
+            try:
+                if data:
+                    disk.write(fd, data)
+                self._stats[i] = dress(disk, fd, entry.mode, entry.mtime_ns)
+            finally:
+                disk.close(fd)
 
     # ---- applying
 
@@ -306,10 +400,11 @@ class Checkout:
                 self.db.set(key, value)
             if commit is not None:
                 commit()
-            for key in (PLAN_KEY, INODES_KEY, MODES_KEY):
+            for key in (PLAN_KEY, INODES_KEY, WHOLE_KEY, MODES_KEY):
                 self.db.set(key, None)
-        self.plan = None
+        self.pause()
         self._clear_tmp()
+        drop_left(self.tree)
         return applied
 
     def _rows(self, plan: Plan, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
@@ -332,6 +427,11 @@ class Checkout:
                     put[path] = row_of(new, st, trusted=True)
                 else:
                     delete.append(path)
+                continue
+            if i in placer.whole and (seen := placer.seen[i]) is not None:
+                # Nobody could have written to it between its stat and its appearing, which was later by the clock.
+                known = max(seen.st_mtime_ns, seen.st_ctime_ns) < placer.appeared_ns
+                put[path] = row_of(new, seen, trusted=known)
                 continue
             st = self._look(path)
             if i in placer.made or i in placer.touched:
@@ -372,9 +472,16 @@ class Checkout:
 
     def _clear_tmp(self) -> None:
         """Empties `.metasync/tmp/`. Only when no plan is being applied: till then, what is there may be the user's."""
-        tmp = self.tree.state_dir(b"tmp")
-        for name in self.disk.names(tmp):
-            self.disk.unlink(name, tmp)
+        tmp = self.tree.state_dir(TMP)
+        remove_all(self.disk, tmp, self.disk.names(tmp))
+
+
+def _is_of_others(journal: bytes) -> bool:
+    """Whether an interrupted checkout was to bring what others agreed, which the next one brings too."""
+    try:
+        return not decode_plan(journal).own
+    except WorkspaceError:  # another version's, say: then nobody can tell what it staged
+        return False
 
 
 def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:

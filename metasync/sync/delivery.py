@@ -13,12 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
-from metasync.events import Phase, Progress
+from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, ObjectKind
 from metasync.objects.packfile import Located
 from metasync.store.contents import Contents
+from metasync.sync.checkout import Checkout
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.session import Session
 
@@ -91,7 +93,10 @@ def deliver(
     raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
     """
     remote: dict[bytes, Entry] = {}
+    left = _take_left(s, staging, entries) if isinstance(staging, Checkout) and staging.has_left else set()
     for path, entry in entries.items():
+        if path in left:
+            continue
         source = here.get(entry.content)
         if source is None or not _copy_here(s, staging, source, path, entry):
             remote[path] = entry
@@ -105,6 +110,10 @@ def deliver(
     small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values())
     done = 0
+    if isinstance(staging, Checkout) and staging.has_left:
+        done = _take_left_parts(s, staging, remote, contents, parts)
+        _tell(s, len(left), sum(entries[path].size for path in left) + done)
+        staging.drop_left()
     one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
     s.listener(Phase("download"))
 
@@ -128,6 +137,60 @@ def deliver(
     for path, entry in remote.items():
         if entry.root and path not in gone:
             staging.finish(path)
+
+
+def _take_left(s: Session, staging: Checkout, entries: Mapping[bytes, Entry]) -> set[bytes]:
+    """Takes the whole files that an interrupted checkout had staged, where their bytes are right. -> their paths."""
+    out = set()
+    for path, entry in entries.items():
+        fd = None if entry.root else staging.open_left(path)
+        if fd is None:
+            continue
+        try:
+            data = s.tree.disk.read_next(fd, entry.size + 1)
+        finally:
+            s.tree.disk.close(fd)
+        if len(data) == entry.size and s.ids.blob(data) == entry.content and staging.take_left(path, {0: entry.size}):
+            out.add(path)
+    return out
+
+
+def _take_left_parts(
+    s: Session,
+    staging: Checkout,
+    remote: Mapping[bytes, Entry],
+    contents: Contents,
+    parts: dict[bytes, list[tuple[bytes, int]]],
+) -> int:
+    """The same of files of several chunks, chunk by chunk; what is right needs no delivery. -> its bytes."""
+    taken = 0
+    disk = s.tree.disk
+    pieces = _pieces({p: e for p, e in remote.items() if e.root}, contents, lambda *_: None)
+    for path, entry in remote.items():
+        fd = staging.open_left(path) if entry.root else None
+        if fd is None:
+            continue
+        right: dict[int, Chunk] = {}
+        try:
+            offset = 0
+            for chunk in pieces.get(entry.root, ()):
+                if s.ids.blob(disk.read(fd, chunk.size, offset)) == chunk.id:
+                    right[offset] = chunk
+                offset += chunk.size
+        finally:
+            disk.close(fd)
+        if right and staging.take_left(path, {offset: chunk.size for offset, chunk in right.items()}):
+            taken += sum(chunk.size for chunk in right.values())
+            for offset, chunk in right.items():
+                parts[chunk.id].remove((path, offset))
+    for chunk_id in [i for i, places in parts.items() if not places]:
+        del parts[chunk_id]
+    return taken
+
+
+def _tell(s: Session, files: int, size: int) -> None:
+    if size:
+        s.listener(Notice(f"going on with {amount(size)} of files brought before ({files:,} of them whole)"))
 
 
 Places: TypeAlias = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]

@@ -345,8 +345,7 @@ class Staged:
             self.disk.close(fd)
 
     def _dress(self, path: bytes, fd: int) -> None:
-        dress(self.disk, fd, self.new[path].mode)
-        self.disk.futime(fd, self.new[path].mtime_ns)
+        dress(self.disk, fd, self.new[path].mode, self.new[path].mtime_ns)
         self.ready.add(path)
 
     def place(self, failures: Failures) -> dict[bytes, Entry]:

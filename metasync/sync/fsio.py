@@ -34,6 +34,7 @@ DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | _FOLLOW_NOT
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | _FOLLOW_NOT  # O_NONBLOCK: opening a fifo must not wait for a writer
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOW_NOT
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _FOLLOW_NOT
+APPEND_FLAGS = os.O_WRONLY | _FOLLOW_NOT  # of a file that is there
 
 _PLAIN = re.compile(rb"\.?[0-9A-Za-z_][ -.0-~]*(?:/\.?[0-9A-Za-z_][ -.0-~]*)*")  # ASCII alone, no name of dots alone
 
@@ -244,6 +245,15 @@ class Disk:
         os.utime(fd)
         return os.fstat(fd).st_mtime_ns
 
+    def bequest(self, fd: int) -> tuple[int | None, bytes]:
+        """What a directory passes on to what is made in it: a group, an access control list."""
+        st = self.fstat(fd)
+        try:
+            acl = os.getxattr(fd, "system.posix_acl_default")
+        except (OSError, AttributeError):  # none, or no such thing here
+            acl = b""
+        return (st.st_gid if st.st_mode & stat_.S_ISGID else None), acl
+
     def fsync(self, fd: int) -> None:
         os.fsync(fd)
 
@@ -265,8 +275,21 @@ class Disk:
         time.sleep(seconds)
 
 
-def dress(disk: Disk, fd: int, mode: int) -> None:
-    """Gives a file that was just made its mode, as far as the file system keeps modes."""
+def dress(disk: Disk, fd: int, mode: int, mtime_ns: int) -> os.stat_result:
+    """Gives a file that was just made its time and, if it has another, its mode, as far as the file system keeps modes.
+
+    Returns its stat.
+    """
+    disk.futime(fd, mtime_ns)
+    st = disk.fstat(fd)
+    if stat_.S_IMODE(st.st_mode) == mode:
+        return st
+    set_mode(disk, fd, mode)
+    return disk.fstat(fd)
+
+
+def set_mode(disk: Disk, fd: int, mode: int) -> None:
+    """Sets the mode of a file that was just made, as far as the file system keeps modes."""
     try:
         disk.fchmod(fd, mode)
     except OSError as e:
@@ -396,6 +419,12 @@ class WorkTree(DirTree):
             fd = self._state[name] = self.disk.open(name, DIR_FLAGS, above)
         return fd
 
+    def forget_state(self, name: bytes) -> None:
+        """Closes the directory `name` of `.metasync`: another one is to have that name."""
+        fd = self._state.pop(name, None)
+        if fd is not None:
+            self.disk.close(fd)
+
     def clock_ns(self) -> int:
         """Now, by the file system's own clock: what a file written now would get as its times."""
         if self._clock_fd < 0:
@@ -451,8 +480,7 @@ class WorkTree(DirTree):
                 while piece := disk.read(source, COPY_BYTES, at):
                     disk.write(target, piece, at)
                     at += len(piece)
-                dress(disk, target, stat_.S_IMODE(st.st_mode))
-                disk.futime(target, st.st_mtime_ns)
+                dress(disk, target, stat_.S_IMODE(st.st_mode), st.st_mtime_ns)
                 disk.fsync(target)
             finally:
                 disk.close(target)

@@ -18,8 +18,10 @@ from metasync.sync.names import is_spelling, key
 from metasync.sync.plan import LEFT, Applied, Change, Plan
 from metasync.sync.replaced import COPIES_MAX, move_aside
 from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
+from metasync.sync.staging import Stage
 from metasync.sync.twins import Presence, twin_here
 
+TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
 
 _TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
@@ -38,7 +40,8 @@ class Placer:
 
     After `run`: `seen` has the files that were placed, with their stat right after if that shows that they are still
     what was placed; `touched` those whose mode and time were set, `made` the directories, `left` what was left, and
-    `barred` what of that is in directories that are not here.
+    `barred` what of that is in directories that are not here. `whole`: the files of those that came with a directory
+    that was staged with them; `appeared_ns`: a time before that, by the file system's clock.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Placer:
         db: State,
         tree: WorkTree,
         plan: Plan,
+        stage: Stage,
         inodes: Sequence[int],
         staged: Mapping[int, os.stat_result] | None = None,
     ) -> None:
@@ -53,6 +57,7 @@ class Placer:
         self.tree = tree
         self.disk = tree.disk
         self.plan = plan
+        self.stage = stage
         self.inodes = inodes
         self.again = staged is None
         self.staged = dict(staged or {})
@@ -60,6 +65,8 @@ class Placer:
         self.seen: dict[int, os.stat_result | None] = {}
         self.touched: set[int] = set()
         self.made: set[int] = set()
+        self.whole: set[int] = set()
+        self.appeared_ns = 0
         self.left: set[int] = set()
         self.barred: set[int] = set()
         self.modes = DirModes(db, tree)
@@ -80,8 +87,12 @@ class Placer:
             if new is None or (expected is not None and (new.kind is Kind.DIR) != stat_.S_ISDIR(expected.mode)):
                 self.attempt(i, self.clear)
         self.tree.forget()
+        if self.stage.whole:
+            self.appeared_ns = self.tree.tick_past(self.tree.clock_ns(), TICK_WAIT_S)
+        for i in self.stage.whole:
+            self.place_whole(i)
         for i, (_, new, _) in enumerate(changes):
-            if new is not None and i not in self.left:
+            if new is not None and i not in self.left and i not in self.made and i not in self.seen:
                 self.attempt(i, self.make_dir if new.kind is Kind.DIR else self.place)
         self.save_strays()
         self.applied.unplaced += self.modes.set_all()
@@ -120,6 +131,29 @@ class Placer:
         noted = Noted(change.path, why or "is made and removed again and again")
         (self.applied.kept if change.new is None else self.applied.unplaced).append(noted)
 
+    # ---- directories with all that is in them
+
+    def place_whole(self, top: int) -> None:
+        """Gives a directory that was staged whole its name; where that can't be, what is in it comes by the piece."""
+        changes, temp = self.plan.changes, b"%d" % top
+        if not self.again or self.disk.look(temp, self.tmp) is not None:
+            try:
+                self.disk.rename_new(temp, self.tmp, changes[top].path, self.tree.root_fd)
+            except OSError as e:
+                if e.errno not in LEFT and e.errno != errno.EXDEV:
+                    raise failed(self.tree, changes[top].path, e) from e
+                return
+        self.stage.placed(top)
+        for i in (top, *self.stage.whole[top]):
+            new = changes[i].new
+            assert new is not None
+            if new.kind is Kind.DIR:
+                self.made.add(i)
+                self.modes.wanted[changes[i].path] = new.mode
+            elif i not in self.stage.apart:
+                self.seen[i] = self.staged.get(i)  # none in another run than the one that staged it
+                self.whole.add(i)
+
     # ---- files and symlinks
 
     def place(self, i: int, change: Change) -> None:
@@ -129,12 +163,11 @@ class Placer:
             return
         parent, name = split(change.path)
         above = self.tree.dir(parent)
-        temp = b"%d" % i
         if self.again and self.is_placed(i, change, name, above):
             self.seen[i] = None
             return
         try:
-            self.put(i, change, temp, self.tmp, name, above)
+            self.put(i, change, *self.stage.at(i), name, above)
         except OSError as e:
             if e.errno != errno.EXDEV:
                 raise
@@ -239,11 +272,16 @@ class Placer:
         """Keeps what an ended run exchanged to `tmp`, where its path can't be reached any more: it is the user's."""
         if not self.again:
             return
-        for name in self.disk.names(self.tmp):
-            i = int(name)
+        names = self.disk.names(self.tmp)
+        here = {int(name) for name in names}
+        staged = [i for i in here if i not in self.stage.whole]
+        staged += [i for top in self.stage.whole if top in here for i in self.stage.whole[top] if self.inodes[i]]
+        for i in staged:
             try:
-                if self.disk.lstat(name, self.tmp).st_ino != self.inodes[i]:
-                    self.keep_old(i, name, self.tmp)
+                name, above = self.stage.at(i)
+                st = self.disk.look(name, above)
+                if st is not None and st.st_ino != self.inodes[i]:
+                    self.keep_old(i, name, above)
             except OSError as e:
                 raise failed(self.tree, self.plan.changes[i].path, e) from e
 
@@ -273,33 +311,33 @@ class Placer:
         side = self.side_name(i)
         with suppress(FileNotFoundError):
             self.disk.unlink(side + b".part", above)
-        self.tree.copy(b"%d" % i, self.tmp, side + b".part", above)
+        self.tree.copy(*self.stage.at(i), side + b".part", above)
         self.disk.rename(side + b".part", above, side, above)  # over one that an ended run left, the same bytes
         self.staged[i] = self.disk.lstat(side, above)
         self.put(i, change, side, above, name, above)
-        self.disk.unlink(b"%d" % i, self.tmp)
+        self.disk.unlink(*self.stage.at(i))
 
     def is_placed(self, i: int, change: Change, name: bytes, above: int) -> bool:
         """Whether an earlier run gave the file its name; puts away what that run left behind."""
-        temp, side = b"%d" % i, self.side_name(i)
-        staged = self.disk.look(temp, self.tmp)
+        (temp, tmp), side = self.stage.at(i), self.side_name(i)
+        staged = self.disk.look(temp, tmp)
         beside = self.disk.look(side, above)
         here = self.disk.look(name, above)
-        if beside is not None and (staged is None or not self.tree.same_bytes(temp, self.tmp, side, above)):
+        if beside is not None and (staged is None or not self.tree.same_bytes(temp, tmp, side, above)):
             self.put_old(i, change, side, above, sure=True)
         elif staged is None:
             return True
         elif staged.st_ino != self.inodes[i]:
-            self.put_old(i, change, temp, self.tmp, sure=True)
+            self.put_old(i, change, temp, tmp, sure=True)
             return True
         elif here is None:
             return False
         elif (staged.st_ino, staged.st_dev) == (here.st_ino, here.st_dev):
             pass  # a rename that was made of a link and an unlink
-        elif here.st_dev == staged.st_dev or beside or not self.tree.same_bytes(temp, self.tmp, name, above):
+        elif here.st_dev == staged.st_dev or beside or not self.tree.same_bytes(temp, tmp, name, above):
             return False
         with suppress(FileNotFoundError):
-            self.disk.unlink(temp, self.tmp)
+            self.disk.unlink(temp, tmp)
         return True
 
     def touch(self, i: int, change: Change) -> None:

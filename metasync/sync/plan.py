@@ -12,7 +12,6 @@ from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.sync.absence import Noted
-from metasync.sync.fsio import check_path
 from metasync.sync.rows import Row, pack_row, unpack_row
 
 CHANGED_MEANWHILE = "changed here while others' changes came in"
@@ -52,9 +51,9 @@ class Change(NamedTuple):
 
     @property
     def is_staged(self) -> bool:
-        """A file or symlink is made for it in `.metasync/tmp/`: it is not just touched, and at a path that may be."""
+        """A file or symlink is made for it in `.metasync/tmp/`, if its path may be: it is not just touched."""
         new = self.new
-        return new is not None and new.kind is not Kind.DIR and not self.is_touch and not check_path(self.path)
+        return new is not None and new.kind is not Kind.DIR and not self.is_touch
 
 
 def replaceable(row: Row | None, ours: Entry | None, new: Entry | None) -> Row | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from metasync.errors import WorkspaceError
+from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
 from metasync.localdb import Conflict as LocalConflict
 from metasync.objects import walk
@@ -236,8 +236,11 @@ def _check_out(
         here = {e.content: p for p, e in plan.scan.tree.items() if e.kind is Kind.FILE and p not in plan.scan.busy}
         deliver(s, checkout, entries, here, contents)
         before()
-    except BaseException:
+    except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
         checkout.abandon()
+        raise
+    except BaseException:
+        checkout.pause()  # what came so far need not come again
         raise
     conflicts = [LocalConflict(c.path, c.kept, str(c.reason), target.state.v) for c in plan.merge.conflicts]
 

@@ -290,6 +290,10 @@ class SimDisk(Disk):
         self._step()
         return self.node(fd).stat()
 
+    def bequest(self, fd: int) -> tuple[int | None, bytes]:
+        self._step()
+        return None, b""
+
     def names(self, fd: int) -> list[bytes]:
         self._step()
         return [name for name, _ in self._dir(fd).entries.values()]

@@ -48,12 +48,16 @@ def tree_of(volume: Volume) -> dict[bytes, Thing]:
 def replaced_in(volume: Volume) -> set[bytes]:
     """What lies in `.metasync/replaced` and `.metasync/tmp`."""
     state = volume.root.entries.get(volume.key(STATE))
-    out: set[bytes] = set()
+    todo = []
     if state is not None:
-        for name in (b"replaced", b"tmp"):
-            folder = state[1].entries.get(volume.key(name))
-            if folder is not None:
-                out.update(node.data for _, node in folder[1].entries.values() if not node.is_dir)
+        todo = [state[1].entries.get(volume.key(name), (name, None))[1] for name in (b"replaced", b"tmp")]
+    out: set[bytes] = set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node.is_dir:
+            todo += [below for _, below in node.entries.values()]
+        elif node is not None:
+            out.add(node.data)
     return out
 
 

@@ -1,0 +1,265 @@
+"""Where the files of a checkout are made before they get their names: `.metasync/tmp`.
+
+Theory of operation. A change is staged under its number in the plan. A directory that comes anew to the top of the
+folder, with all that is in it, is staged as a whole: under its number lies the directory itself, with everything inside
+under the names it is to have, so that one rename brings it all. That is how most files of a clone come: each is made
+once, in its own directory, and never looked at again.
+
+What a checkout staged before it was interrupted is kept, and moved to `.metasync/left` when the next one begins, which
+takes from there what it finds right (`Leftovers`). The plan in the journal says which file is which.
+"""
+
+from __future__ import annotations
+
+import stat as stat_
+import struct
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from metasync.errors import WorkspaceError
+from metasync.objects.model import Entry, Kind
+from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, DirTree, Disk, WorkTree, split
+from metasync.sync.plan import LEFT, Change, Plan
+
+TMP = b"tmp"
+BLOCK_BYTES = 512  # of `st_blocks`
+LEFT_DIR = b"left"  # what an interrupted checkout had staged
+
+
+def may_come_whole(tree: WorkTree) -> bool:
+    """Whether what is made in `.metasync/tmp` inherits what it would inherit at the top of the folder.
+
+    Not where names have twins: there a directory may take over another spelling of one that is here.
+    """
+    disk, tmp = tree.disk, tree.state_dir(TMP)
+    if tree.rules.has_twins:
+        return False
+    return disk.fstat(tmp).st_dev == tree.root_stat.st_dev and disk.bequest(tmp) == disk.bequest(tree.root_fd)
+
+
+def whole_dirs(changes: Sequence[Change], unfit: Container[int]) -> dict[int, list[int]]:
+    """Directories that come anew to the top of the folder -> the changes inside that come with them, ascending.
+
+    Only where nothing was known of what is inside. What is `unfit` is left out, and fails by itself.
+    """
+    tops: dict[bytes, int] = {}
+    inside: dict[int, list[int]] = {}
+    for i, (path, new, expected) in enumerate(changes):
+        name, slash, _ = path.partition(b"/")
+        if not slash:
+            if new is not None and new.kind is Kind.DIR and expected is None and i not in unfit:
+                tops[path] = i
+                inside[i] = []
+        elif (top := tops.get(name)) is not None:
+            if new is None or expected is not None:
+                del inside[tops.pop(name)]
+            elif i not in unfit:
+                inside[top].append(i)
+    return inside
+
+
+class Stage:
+    """The staged files of one plan. `whole`: see `whole_dirs`; `apart`: changes of these that are staged alone after
+    all. Not for two threads at once."""
+
+    def __init__(self, tree: WorkTree, changes: Sequence[Change], whole: Mapping[int, Sequence[int]]) -> None:
+        self.changes = changes
+        self.disk = tree.disk
+        self.tmp = tree.state_dir(TMP)
+        self.whole = dict(whole)
+        self.apart: set[int] = set()
+        self._top = {i: top for top, members in self.whole.items() for i in members}
+        self._dirs = DirTree(TMP, tree.disk.open(TMP, DIR_FLAGS, tree.state_dir()), tree.disk)
+
+    def close(self) -> None:
+        self._dirs.close()
+
+    def make_dirs(self) -> None:
+        """Makes the directories that are staged whole, empty; one that this disk does not take comes by the piece."""
+        for top in list(self.whole):
+            try:
+                self._make(top, b"%d" % top, self.tmp)
+                for i in self.whole[top]:
+                    if self._kind(i) is Kind.DIR:
+                        self._make(i, *self.at(i))
+            except OSError as e:
+                if e.errno not in LEFT:
+                    raise
+                self._give_up(top)
+
+    def _kind(self, i: int) -> Kind:
+        new = self.changes[i].new
+        assert new is not None
+        return new.kind
+
+    def _make(self, i: int, name: bytes, above: int) -> None:
+        new = self.changes[i].new
+        assert new is not None
+        self.disk.mkdir(name, above, new.mode | 0o700)
+
+    def _give_up(self, top: int) -> None:
+        name = b"%d" % top
+        self._dirs.forget(name)
+        with suppress(FileNotFoundError):
+            remove(self.disk, name, self.tmp)
+        for i in self.whole.pop(top):
+            del self._top[i]
+
+    def at(self, i: int) -> tuple[bytes, int]:
+        """The name of a staged file, and a descriptor of the directory it is in, to be used before the next call."""
+        top = self._top.get(i)
+        if top is None or i in self.apart:
+            return b"%d" % i, self.tmp
+        parent, name = split(self.changes[i].path)
+        return name, self._dirs.dir(b"%d%b" % (top, parent[len(self.changes[top].path) :]))
+
+    def create(self, i: int, mode: int = 0o600, *, again: bool = False) -> int:
+        """Makes a staged file anew, `again` in the place of one that was made before, and opens it for writing."""
+        name, above = self.at(i)
+        try:
+            if again or above == self.tmp:
+                with suppress(FileNotFoundError):
+                    self.disk.unlink(name, above)
+            return self.disk.open(name, CREATE_FLAGS, above, mode)
+        except OSError as e:
+            self._set_apart(i, above, e)
+            return self.disk.open(b"%d" % i, CREATE_FLAGS, self.tmp, mode)
+
+    def symlink(self, i: int, target: bytes) -> None:
+        """Makes a staged symlink."""
+        name, above = self.at(i)
+        try:
+            self.disk.symlink(target, name, above)
+        except OSError as e:
+            self._set_apart(i, above, e)
+            self.disk.symlink(target, b"%d" % i, self.tmp)
+
+    def take(self, i: int, name: bytes, above: int) -> None:
+        """Makes a file that lies elsewhere the staged one."""
+        here = self.at(i)
+        try:
+            self.disk.rename_new(name, above, *here)
+        except OSError as e:
+            self._set_apart(i, here[1], e)
+            self.disk.rename_new(name, above, b"%d" % i, self.tmp)
+
+    def _set_apart(self, i: int, above: int, error: OSError) -> None:
+        """What its own directory does not take is staged alone, and told of when it is to be placed there.
+
+        EEXIST is a name that this disk takes for another's, though nobody knew.
+        """
+        if above == self.tmp or error.errno not in LEFT:
+            raise error
+        self.apart.add(i)
+
+    def placed(self, top: int) -> None:
+        """A directory that was staged whole has its name."""
+        self._dirs.forget(b"%d" % top)
+
+    def encode(self) -> bytes:
+        """For the journal: which directories are whole, and what is apart from them."""
+        whole, apart = sorted(self.whole), sorted(self.apart)
+        return struct.pack(f"<I{len(whole)}I{len(apart)}I", len(whole), *whole, *apart)
+
+    @classmethod
+    def decode(cls, tree: WorkTree, plan: Plan, data: bytes | None) -> Stage:
+        """What `encode` wrote for this plan; without it (a journal of an older version): all under numbers."""
+        wholes: dict[int, list[int]] = {}
+        apart: list[int] = []
+        if data:
+            try:
+                numbers = struct.unpack(f"<{len(data) // 4}I", data)
+                known = whole_dirs(plan.changes, plan.unfit)
+                wholes = {top: known[top] for top in numbers[1 : 1 + numbers[0]]}
+                apart = list(numbers[1 + numbers[0] :])
+            except (struct.error, KeyError, IndexError) as e:
+                raise WorkspaceError(
+                    "The journal of an unfinished checkout does not fit its plan.",
+                    next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
+                ) from e
+        stage = cls(tree, plan.changes, wholes)
+        stage.apart.update(apart)
+        return stage
+
+
+class Leftovers:
+    """What an interrupted checkout had staged, as far as its plan says what it is; now in `.metasync/left`.
+
+    Nothing of it is trusted: who takes a file looks at its bytes first.
+    """
+
+    def __init__(self, tree: WorkTree, changes: Sequence[Change], unfit: Container[int]) -> None:
+        self.disk = tree.disk
+        self._changes = changes
+        self._number = {c.path: i for i, c in enumerate(changes) if c.is_awaited}
+        self._top = {i: top for top, members in whole_dirs(changes, unfit).items() for i in members}
+        self._dirs = DirTree(LEFT_DIR, tree.disk.open(LEFT_DIR, DIR_FLAGS, tree.state_dir()), tree.disk)
+
+    def close(self) -> None:
+        self._dirs.close()
+
+    def bytes_of(self, wanted: Iterable[Change]) -> int:
+        """What of these is there already, as a disk counts it."""
+        out = 0
+        for path, new, _ in wanted:
+            if new is not None and (found := self.find(path, new)) is not None:
+                st = self.disk.lstat(*found)
+                out += min(new.size, getattr(st, "st_blocks", 0) * BLOCK_BYTES)
+        return out
+
+    def find(self, path: bytes, entry: Entry) -> tuple[bytes, int] | None:
+        """Name and directory of what was staged for this entry at this path; None if nothing of use was."""
+        i = self._number.get(path)
+        old = self._changes[i].new if i is not None else None
+        if i is None or old is None or (old.content, old.size, old.root) != (entry.content, entry.size, entry.root):
+            return None
+        name, parent = b"%d" % i, b""
+        if (top := self._top.get(i)) is not None:
+            above, name = split(path)
+            parent = b"%d%b" % (top, above[len(self._changes[top].path) :])
+        try:
+            fd = self._dirs.dir(parent)
+            st = self.disk.look(name, fd)
+        except OSError:
+            return None
+        if st is None or not stat_.S_ISREG(st.st_mode):
+            return None
+        fits = st.st_size <= entry.size if entry.root else st.st_size == entry.size
+        return (name, fd) if fits else None
+
+
+def leave(tree: WorkTree) -> bool:
+    """Moves what is staged to `.metasync/left`, in the place of what was there. False: there is nothing."""
+    disk, state = tree.disk, tree.state_dir()
+    if not disk.names(tree.state_dir(TMP)):
+        return False
+    drop_left(tree)
+    tree.forget_state(TMP)
+    disk.rename(TMP, state, LEFT_DIR, state)
+    return True
+
+
+def drop_left(tree: WorkTree) -> None:
+    """Removes `.metasync/left`, if it is there."""
+    state = tree.state_dir()
+    if tree.disk.look(LEFT_DIR, state) is not None:
+        remove(tree.disk, LEFT_DIR, state)
+
+
+def remove_all(disk: Disk, fd: int, names: Iterable[bytes]) -> None:
+    """Removes these names of a directory, with what is in them."""
+    for name in names:
+        remove(disk, name, fd)
+
+
+def remove(disk: Disk, name: bytes, fd: int) -> None:
+    """Removes a file, or a directory with all that is in it."""
+    if not stat_.S_ISDIR(disk.lstat(name, fd).st_mode):
+        disk.unlink(name, fd)
+        return
+    inside = disk.open(name, DIR_FLAGS, fd)
+    try:
+        remove_all(disk, inside, disk.names(inside))
+    finally:
+        disk.close(inside)
+    disk.rmdir(name, fd)
