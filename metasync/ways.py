@@ -25,7 +25,7 @@ from metasync.translators._base import Chain, Translator
 
 if TYPE_CHECKING:
     from metasync.backends._base import Backend, BackendUrl
-    from metasync.events import Listener
+    from metasync.events import Event, Listener
     from metasync.sync.enrolment import Link
     from metasync.sync.found import NewBackend
 
@@ -214,6 +214,23 @@ def _opening_hangs(message: str) -> OpeningHangsError:
 def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:
     """A runtime without local state: for `init` and `clone`, before there is any."""
     return Runtime(backends)
+
+
+def new_backends(
+    backends: Mapping[str, Backend], urls: Mapping[str, BackendUrl], on_event: Listener
+) -> list[NewBackend]:
+    """What the config will say of these backends, in their order. A probe is many requests: they run side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    told: dict[str, list[Event]] = {name: [] for name in backends}
+    with ThreadPoolExecutor(max_workers=max(1, len(backends))) as pool:
+        found = [pool.submit(new_backend, n, urls[n], b, told[n].append) for n, b in backends.items()]
+    out = []
+    for name, future in zip(backends, found, strict=True):
+        for event in told[name]:
+            on_event(event)
+        out.append(future.result())
+    return out
 
 
 def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener) -> NewBackend:

@@ -216,7 +216,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             opened = {
                 n: stack.enter_context(contextlib.closing(ways.opened(n, u, create=True))) for n, u in urls.items()
             }
-            new = [ways.new_backend(n, urls[n], b, on_event) for n, b in opened.items()]
+            new = ways.new_backends(opened, urls, on_event)
             ways.refuse_twins(new)
             runtime = stack.enter_context(ways.bare_runtime(opened))
             if join.search(sorted(opened), name, passphrase, runtime.run).secret is not None:

@@ -297,6 +297,28 @@ def test_votes_of_an_emptied_backend_do_not_count(world: World, ws: Workspace) -
         world.do(group_of(ws, 2, 1).get_recent(ws.genesis, deadline_s=4.0))
 
 
+@pytest.mark.parametrize("slowest_s", [0.6, 0.8, 1.0])
+def test_who_only_reads_waits_for_slow_backends_before_it_takes_a_hand(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch, slowest_s: float
+) -> None:
+    """A quorum accepted, and one of it is the slowest to show it. To propose would hold up whoever is at work."""
+    accept_on(world, ws, ws.genesis, ["a", "c"], b"x" * 16, 9)
+    delays, backend, real = {"a": 0.45, "b": 0.45, "c": slowest_s}, "", world._op
+
+    def op_of(run: Any, op: Any) -> None:
+        nonlocal backend
+        backend = op.backend
+        real(run, op)
+
+    monkeypatch.setattr(world, "_op", op_of)
+    monkeypatch.setattr(world, "_delay", lambda: delays[backend])
+    forget_requests(world)
+    before = world.now
+    assert world.do(group_of(ws, 2, 1).get_recent(ws.genesis)).op_id == b"x" * 16
+    assert not [op for ops in world.requests.values() for op in ops if op.kind != "get"]
+    assert world.now - before < 4 * slowest_s + 0.5  # two steps of the slowest, and a look for what comes after
+
+
 def test_a_rollback_of_one_is_noticed_and_of_a_majority_refused(world: World, ws: Workspace) -> None:
     group = group_of(ws, 1)
     known = push(world, ws, group, ws.genesis, 3)

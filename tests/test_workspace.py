@@ -5,14 +5,21 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
-from metasync.errors import GuardError, MetaSyncError, UsageError
+from metasync import ways
+from metasync.backends._base import BackendUrl, LogForm
+from metasync.backends._registry import parse_url
+from metasync.backends.memory import MemoryBackend
+from metasync.errors import GuardError, MetaSyncError, UnreachableError, UsageError
+from metasync.events import Event, Notice
 from metasync.workspace import Workspace
 
 FILES = {"notes.txt": b"one\ntwo\nthree\n", "d/photo.bin": os.urandom(20_000), "d/e/f": b"deep"}
@@ -474,3 +481,40 @@ def test_a_dry_run_of_sync_tells_and_changes_nothing(lab: Lab) -> None:
     assert tree_of(w.directory) == before
     assert w.sync()[1].version is not None
     assert {"ours.txt", "theirs.txt"} <= {p.name for p in w.directory.iterdir()}
+
+
+class Probed(MemoryBackend):
+    """Its probe ends only while all the others are probed too."""
+
+    meeting: ClassVar[threading.Barrier]
+    verdicts: ClassVar[Iterator[LogForm | Exception]]
+
+    def probe(self) -> LogForm:
+        self.meeting.wait(20)
+        verdict = next(self.verdicts)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, BackendUrl]:
+    urls = {name: parse_url(f"memory://probed-{name}") for name in "abc"}
+    monkeypatch.setattr(Probed, "meeting", threading.Barrier(3), raising=False)
+    return urls
+
+
+def test_new_backends_are_probed_side_by_side(probed: dict[str, BackendUrl], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Probed, "verdicts", iter(["none", "none", "log"]), raising=False)
+    events: list[Event] = []
+    new = ways.new_backends({name: Probed() for name in probed}, probed, events.append)
+    assert [b.name for b in new] == ["a", "b", "c"]
+    assert sorted(b.form for b in new) == ["log", "none", "none"]
+    told = [b.name for b in new if b.form == "none"]
+    assert [e.text.split()[0] for e in events if isinstance(e, Notice)] == told
+
+
+def test_a_probe_that_fails_is_told(probed: dict[str, BackendUrl], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Probed, "verdicts", iter(["log", UnreachableError("gone"), "log"]), raising=False)
+    with pytest.raises(UnreachableError, match="gone"):
+        ways.new_backends({name: Probed() for name in probed}, probed, [].append)

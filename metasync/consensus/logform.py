@@ -72,6 +72,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = Fa
             return unaudited(m, instance, acceptor_id)
         if not got["birth"]:
             return Outcome("failed", "birth")
+        m.waited((yield Now()) - before)
         if not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
             return Outcome("failed", "its floor is above, or is not known")
         if got.get("beyond", False):

@@ -190,6 +190,11 @@ class Member:
         known = seconds if self.rtt_s == RTT_FIRST_S else self.rtt_s  # the first reply tells more than a guess
         self.rtt_s = min(RTT_MAX_S, 0.7 * known + 0.3 * seconds)
 
+    def waited(self, seconds: float) -> None:
+        """A look took so long: who only reads would otherwise take slow backends for silent ones."""
+        if seconds > self.rtt_s:
+            self.timed(seconds)
+
     # one acceptor
 
     def backend_of(self, instance: Instance, acceptor_id: bytes) -> str | None:

@@ -5,8 +5,9 @@
 The first four services of `services.json`, each an S3 server behind the shaping proxy: their rates in each direction,
 and what a request takes there, a network round trip of 80 ms included. As in the paper, a workload is copied into one
 device's folder, and the time runs until its last file is on the other device: MetaSync pushes with two copies of
-everything, encrypted, and the other device, which had cloned the empty workspace, pulls. `rclone copy` with its default
-four transfers copies to one service and from there to the other device, plain; the best of the services counts.
+everything, encrypted, and the other device, which had cloned the empty workspace, pulls. Both had seen the newest
+version before, as clients that run do. `rclone copy` with its default four transfers copies to one service and from
+there to the other device, plain; the best of the services counts.
 
 *durability 1* is what the paper measures (section 5.3): the version is agreed when everything has one copy, the other
 device pulls then, and the second copies are made meanwhile. *All copies* waits for them first, which is the default.
@@ -89,6 +90,7 @@ def by_metasync(services: far.Far, load: Load, durability: int | None) -> tuple[
     one.mkdir()
     services.metasync("one", "init", str(one), "--name", name, "--replicas", str(COPIES), "--no-byzantine", *backends)
     services.metasync("two", "clone", str(two), "--name", name, *backends)
+    services.metasync("one", "-C", str(one), "pull")  # both run already: they know of each other
     services.run("one", ["cp", "-r", "--preserve=all", f"{load.path}/.", str(one)])
     if durability is None:
         up_s = copies_s = services.metasync("one", "-C", str(one), "push").wall_s
