@@ -13,8 +13,19 @@ import pytest
 from agreement_kit import CAROL, Writer, X, drawn, entry, sealed
 from paxos_world import Workspace, World, change, make_workspace
 
-from metasync.consensus import Group
-from metasync.consensus.entries import ENTRY_BYTES_MAX, SEEN_MAX, Kind, Round, Seen, entry_path
+from metasync.consensus import Group, Ref, entries
+from metasync.consensus.entries import (
+    ENTRY_BYTES_MAX,
+    INDEX_TAG,
+    REFS_MAX,
+    SEEN_MAX,
+    Kind,
+    Round,
+    Seen,
+    entry_path,
+    refs_in,
+    with_refs,
+)
 from metasync.consensus.instance import Instance
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.derive import sha256
@@ -248,6 +259,24 @@ def test_the_fullest_entry_fits(ws: Workspace) -> None:
     assert len(sealed(entry(Kind.ACCEPT))) == 1536
     with pytest.raises(ValueError, match="bytes"):
         sealed(replace(full, tags=((1, bytes(2000)),)))
+
+
+def test_an_entry_says_what_its_index_names_anew() -> None:
+    refs = tuple(Ref(i, drawn(f"segment {i}")) for i in range(REFS_MAX))
+    said = with_refs(entry(Kind.ACCEPT), refs)
+    assert refs_in(entries._decode(entries._encode(said))) == refs
+    assert len(sealed(said)) <= 1536
+    assert with_refs(entry(Kind.ACCEPT), ()).tags == ()
+    crowd = tuple(Seen(i.to_bytes(16, "big"), 1 << 60, 1 << 30, drawn("h")) for i in range(SEEN_MAX))
+    for full in (entry(Kind.ACCEPT, certificate=bytes(1000)), entry(Kind.ACCEPT, seen=crowd)):
+        assert with_refs(full, refs) is full, "it might not fit"
+    assert with_refs(entry(Kind.ACCEPT), (*refs, refs[0])).tags == ()
+
+
+@pytest.mark.parametrize("data", [b"x", bytes(39), bytes(41), bytes(40 * (REFS_MAX + 1))], ids=len)
+def test_what_is_no_list_of_names_says_nothing(data: bytes) -> None:
+    assert refs_in(entry(Kind.ACCEPT, tags=((INDEX_TAG, data),))) == ()
+    assert refs_in(entry(Kind.ACCEPT, tags=((2, bytes(40)),))) == ()
 
 
 def test_names_tell_nothing_and_differ_by_place(ws: Workspace) -> None:

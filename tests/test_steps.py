@@ -16,6 +16,8 @@ from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
 from metasync import ways
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, Wrapper
+from metasync.consensus import Ref, member
+from metasync.consensus.entries import with_refs
 from metasync.localdb import LocalDb
 from metasync.sync import quiet
 from metasync.sync.seat import BASE_KEY
@@ -52,6 +54,11 @@ class Watched:
                 lambda: all(any(part in what for what in self.begun) for part in parts), timeout=LONG_S
             )
         assert there, f"{parts} did not begin: {self.begun}"
+
+    def are_begun(self, part: str, count: int) -> bool:
+        """Waits until so many different calls have begun in which this stands."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len({w for w in self.begun if part in w}) >= count, timeout=LONG_S)
 
     def forget(self) -> None:
         self.begun.clear()
@@ -193,3 +200,46 @@ def test_a_small_pull_reads_a_pack_once(watched: Watched, lab: Lab) -> None:  # 
     d.pull()
     assert (d.directory / "d/x").read_bytes() == b"other" * 200
     assert sum("/packs/" in what for what in watched.begun) == 1
+
+
+def test_a_pull_reads_the_root_of_the_index_and_what_is_new_in_it_side_by_side(
+    watched: Watched,
+    lab: Lab,  # noqa: F811
+) -> None:
+    """Who voted for the version has said what its index names anew."""
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"x": b"x"})
+    w.push()
+    d = lab.clone(urls)
+    write(w.directory, {"x": b"other"})
+    w.push()
+    watched.forget()
+    alone: list[str] = []
+
+    def hold(what: str) -> None:
+        if "/meta/" in what and not watched.are_begun("/meta/", 2):
+            alone.append(what)
+
+    watched.hold = hold
+    d.pull()
+    assert (d.directory / "x").read_bytes() == b"other"
+    assert alone == []
+
+
+@pytest.mark.parametrize("said", [(), (Ref(0, bytes(32)),), (Ref(7, b"\x07" * 32),) * 4], ids=["none", "zero", "false"])
+def test_what_is_said_of_an_index_is_a_hint_alone(
+    lab: Lab,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    said: tuple[Ref, ...],
+) -> None:
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"x": b"x"})
+    w.push()
+    d = lab.clone(urls)
+    write(w.directory, {"x": b"other"})
+    monkeypatch.setattr(member, "with_refs", lambda entry, _: with_refs(entry, said))
+    w.push()
+    d.pull()
+    assert (d.directory / "x").read_bytes() == b"other"

@@ -7,12 +7,13 @@ key: who may write to the store but holds no key cannot occupy the next slot of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from metasync.codec import Reader, Tags, ascending, bytes16, encode_tags, u8, u32, u64
-from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state
+from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,
@@ -34,6 +35,9 @@ ENTRY_BYTES_MAX: Final = 4096
 ENTRY_PAD: Final = 512
 ENTRY_ENTROPY_BYTES: Final = 32 + 16  # record, entry id
 SEEN_MAX: Final = 32
+INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
+REFS_MAX: Final = 4  # in it
+_REF_BYTES: Final = 8 + 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = "entry 1"
 _BLOCK_SIGNED: Final = "block 1"
@@ -110,6 +114,22 @@ def block_path(
     place = b"block" + u32(era) + acceptor_id + u64(v) + device_id + u32(idx)
     name = mac(keys.log_key(epoch), place).hex()
     return f"{acceptor_id.hex()}/bl/{v // VERSIONS_PER_FOLDER}/{name}"
+
+
+def with_refs(entry: Entry, refs: Sequence[Ref]) -> Entry:
+    """The same entry, saying what its value's index names anew; as it is, where that may not fit beside the rest."""
+    if not refs or len(refs) > REFS_MAX or entry.certificate or len(entry.seen) > SEEN_MAX // 2:
+        return entry
+    return replace(entry, tags=((INDEX_TAG, b"".join(u64(ref.generation) + ref.hash for ref in refs)),))
+
+
+def refs_in(entry: Entry) -> tuple[Ref, ...]:
+    """What an entry says of that: a hint where to look, and proof of nothing. () for what is no list of names."""
+    data = dict(entry.tags).get(INDEX_TAG, b"")
+    if len(data) % _REF_BYTES or len(data) > REFS_MAX * _REF_BYTES:
+        return ()
+    r = Reader(data, "names of meta objects")
+    return tuple(Ref(r.u64(), r.take(32)) for _ in range(len(data) // _REF_BYTES))
 
 
 def hint_path(acceptor_id: bytes) -> str:

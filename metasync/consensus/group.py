@@ -102,7 +102,9 @@ class Group:
     def heard(self) -> frozenset[str]:
         """Backends, by agreed name, whose births were seen right in the last look or proposal."""
         instance = self.member.instance
-        return frozenset() if instance is None else frozenset(instance.names[a] for a in instance.born)
+        if instance is None:
+            return frozenset()
+        return frozenset(instance.names[a] for a in (*instance.born, *instance.heard) if a in instance.names)
 
     @property
     def enter(self) -> Callable[[State], Task]:
@@ -114,6 +116,11 @@ class Group:
         `base`, so that it commits in one round trip, or learns by its failure that others were faster."""
         m = self.member
         return base.writer == m.incarnation and base.v + 1 not in m.rounds_used
+
+    def added(self, state: State) -> tuple[Ref, ...]:
+        """Meta objects that the index of a state names anew, as whoever voted for it said: what to fetch ahead. They
+        may be others, or none."""
+        return self.member.added.get(state.hash, ())
 
     @property
     def reached(self) -> State | None:
@@ -147,18 +154,26 @@ class Group:
         return state
 
     def propose(
-        self, base: State, make_value: MakeValue, *, op_id: bytes | None = None, deadline_s: float = DEADLINE_S
+        self,
+        base: State,
+        make_value: MakeValue,
+        *,
+        op_id: bytes | None = None,
+        adding: Sequence[Ref] = (),
+        deadline_s: float = DEADLINE_S,
     ) -> Task:
         """Agrees version base.v + 1. -> Decided(state, mine).
 
         `make_value` is called at most once, after a quorum promised, and returns a `Change` (or a task that does):
         every pack and meta object it names must be confirmed by then. Not mine: rebase, propose on `state`. `op_id`:
         give that of a journaled change again, so that what an earlier process left behind is known to be mine. Persists
-        `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
+        `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome. `adding`:
+        meta objects that the change's index names and the one of `base` does not, for `added` of those who learn of it.
         """
 
         def task() -> Task:
             yield from self._make_sure_of_fence(base, deadline_s)
+            self.member.adding = op_id or b"", tuple(adding)
             instance = yield from self._enter(base)
             try:
                 return (yield from propose(self.member, instance, make_value, op_id, deadline_s))

@@ -43,6 +43,7 @@ class Instance:
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
         self.beyond: set[bytes] = set()  # seen to hold nothing of the version after this one, in this operation
+        self.heard: set[bytes] = set()  # birth seen right in this operation, on the way here: it counts for no vote
         self.floored: dict[bytes, bytes] = {}  # acceptors whose floor is above v: their logs may be deleted
         self.now = 0.0  # the latest time anybody told
         self.read_at: dict[bytes, float] = {}  # when each log was last read onwards, or written
@@ -73,6 +74,7 @@ class Instance:
         self.born.clear()
         self.ended.clear()
         self.beyond.clear()
+        self.heard.clear()
         self.vouched.clear()
 
     def forget(self, acceptor_id: bytes) -> None:

@@ -76,14 +76,17 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
     current = known
     absent_above: int | None = None
     stepped = False
+    heard: set[bytes] = set()
     while True:
         instance: Instance = yield from enter(current)
         instance.begin()
         m.remember_state(current)
         m.reached = current
         if absent_above == instance.v:
+            instance.heard = heard
             return current
         yield from _probe(m, instance, deadline)
+        heard = {*instance.born}
         if instance.floored:
             current = (yield from _leap(m, enter, instance, current, instance.quorum)) or current
             absent_above = None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from metasync.consensus import floors
 from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round, entry_path
+from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round, entry_path, refs_in
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome
 from metasync.consensus.replay import Log
@@ -102,6 +102,8 @@ def take_in(m: Member, instance: Instance, log: Log, data: bytes) -> None:
     entry = log.feed(data)
     if entry is not None:
         m.remember_log(log)
+        if entry.value is not None and (refs := refs_in(entry)):
+            m.added = {entry.value.hash: refs}
         if log.void == void:
             note_claims(m, instance, entry)
 

@@ -23,11 +23,12 @@ from metasync.consensus.entries import (
     open_block,
     open_entry,
     seal_entry,
+    with_refs,
 )
 from metasync.consensus.erarecord import EraRecord, Tombstone
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER, Log
-from metasync.consensus.states import State
+from metasync.consensus.states import Ref, State
 from metasync.errors import BackendError, ForkError, FormatError, FullError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
 from metasync.keys.devices import DeviceIdentity, DeviceSet
@@ -105,6 +106,8 @@ class Member:
         self.memory: dict[bytes, Remembered] = {m.seen.acceptor_id: m for m in decode_memory(memory)}
         self.unaudited: set[bytes] = set(self.memory)
         self.told_by: dict[bytes, bytes] = {}  # acceptors whose last entry another device saw, and which device
+        self.adding: tuple[bytes, tuple[Ref, ...]] = b"", ()  # for `with_refs`: of the change with this operation id
+        self.added: dict[bytes, tuple[Ref, ...]] = {}  # what the vote read last said of it, by its value's hash
         self.told_at: dict[bytes, float] = {}  # and when this device was told
         self.standings: dict[str, Standing] = {}
         self.rolled_back: dict[bytes, str] = {}
@@ -261,6 +264,8 @@ class Member:
             seen=self.seen_elsewhere(log.acceptor_id),
             certificate=b"" if admitted else self.certificate,
         )
+        if value is not None and value.op_id == self.adding[0]:
+            entry = with_refs(entry, self.adding[1])
         return entry, seal_entry(self.keys, entry, self.identity.sign_private, entropy[:32])
 
 

@@ -16,16 +16,16 @@ from metasync.sync.upload import Upload
 def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
     """Stores the index segment of a push's packs, merging tiers that are full; None when there are no packs."""
     with storing_index(s, base, upload) as stored:
-        return stored()
+        return next(reversed(stored()), None)
 
 
 @contextlib.contextmanager
-def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], Ref | None]]:
+def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], list[Ref]]]:
     """The same beside the last packs: all are sealed, so that their names are known. It names what is to be stored
     before anybody is told of the index: a proposal is made when both are."""
     new = {_unstored(segment): segment for segment in upload.index_segments()}
     if not new:
-        yield lambda: None
+        yield list
         return
     loaded = {**dict(zip(base.root.items, base.segments, strict=True)), **new}
     items = list(loaded)

@@ -350,12 +350,14 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         with s.preparing(base.state):
             devices = joining.changed_devices(s, base.state, base.devices)
             upload.finish()
-            root = stored()
+            stored_as = stored()
     odd = _unportable((p for p in differing if p not in before and p in seen.tree), seen)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
-    decided = s.propose(base.state, Change(op_id=a.op_id, master=master, index=root, devices=devices))
+    root = stored_as[-1] if stored_as else None
+    change = Change(op_id=a.op_id, master=master, index=root, devices=devices)
+    decided = s.propose(base.state, change, adding=stored_as[:-1])
     if not decided.mine:
         a.asked, asked = True, a.asked
         return s.load(decided.state) if asked else s.newest()

@@ -19,6 +19,7 @@ from metasync.consensus import (
     Decided,
     Group,
     Journal,
+    Ref,
     State,
     decode_journal,
     decode_state,
@@ -254,14 +255,17 @@ class Seat:
         finally:
             prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
 
-    def proposing(self, base: State, change: Change) -> Task:
+    def proposing(self, base: State, change: Change, adding: Sequence[Ref] = ()) -> Task:
         """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
-        return self.group.propose(base, lambda: change, op_id=change.op_id)
+        return self.group.propose(base, lambda: change, op_id=change.op_id, adding=adding)
 
-    def propose(self, base: State, change: Change) -> Decided:
-        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
+    def propose(self, base: State, change: Change, adding: Sequence[Ref] = ()) -> Decided:
+        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
+
+        `adding`: segments of its index that the one of `base` lacks.
+        """
         try:
-            decided: Decided = self.runtime.run(self.proposing(base, change))
+            decided: Decided = self.runtime.run(self.proposing(base, change, adding))
         finally:
             self.note_standings()
         self.remember(decided.state)

@@ -12,7 +12,8 @@ from functools import cached_property
 
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
-from metasync.errors import NoQuorumError, UnreachableError
+from metasync.effects import Task
+from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
 from metasync.keys.devices import DeviceSet, decode_device_set
 from metasync.localdb import Conflict
@@ -32,7 +33,7 @@ from metasync.sync.ingest import Ingest, Sink
 from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.places import transfer_of
 from metasync.sync.replaced import settle
-from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat
+from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Session(Seat):
         config, devices = self._cached([(d, self.group.get_const(d)) for d in (named.config, named.devices)])
         root = IndexRoot()
         if named.index.hash != ZERO_HASH:
-            root = pack_index.decode_root(self._cached([(named.index.hash, self.group.get_meta(named.index))])[0])
+            root = pack_index.decode_root(self._root(named))
         index = self._index(root)
         snapshot = None
         if state.master != ZERO_HASH:
@@ -178,6 +179,20 @@ class Session(Seat):
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
         self._loaded = named, agreed
         return agreed
+
+    def _root(self, state: State) -> bytes:
+        """A state's index root; the segments that it is said to name anew come with it, if they do."""
+        known = self.db.get_objects([ref.hash for ref in self.group.added(state)])
+        ahead = {ref: _if_there(self.group.get_meta(ref)) for ref in self.group.added(state) if ref.hash not in known}
+        tasks = {"root": self.group.get_meta(state.index), **{ref.hash.hex(): task for ref, task in ahead.items()}}
+        if (data := self.db.get_object(state.index.hash)) is not None:
+            tasks.pop("root").close()
+        got: dict[str, bytes | None] = self.runtime.run(together(tasks)) if tasks else {}
+        found = {state.index.hash if key == "root" else bytes.fromhex(key): d for key, d in got.items()}
+        self.db.put_objects((digest, META_KIND, d) for digest, d in found.items() if d is not None)
+        out = data if data is not None else found[state.index.hash]
+        assert out is not None
+        return out
 
     def _index(self, root: IndexRoot) -> Index:
         """The index of this root. Segments that were opened before are opened again when one is asked for something."""
@@ -226,15 +241,15 @@ class Session(Seat):
     @contextlib.contextmanager
     def putting_index(
         self, base: State, segments: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes]
-    ) -> Iterator[Callable[[], Ref]]:
+    ) -> Iterator[Callable[[], list[Ref]]]:
         """Stores segments and the root that names them on enough acceptors, beside what the caller does, who gets what
-        waits for it and returns the root's name."""
+        waits for it and returns their names, the root's last."""
         with self.runtime.beside(self.group.put_index(base, segments, make_root, generation=base.gen)) as put:
 
-            def stored() -> Ref:
+            def stored() -> list[Ref]:
                 objects: dict[Ref, bytes] = put()
                 self.db.put_objects((ref.hash, META_KIND, data) for ref, data in objects.items())
-                return list(objects)[-1]
+                return list(objects)
 
             yield stored
 
@@ -270,3 +285,11 @@ class Session(Seat):
             tree = self.flat(agreed, contents)
             self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
         return self._known_contents[1]
+
+
+def _if_there(task: Task) -> Task:
+    """The same, or None where it fails."""
+    try:
+        return (yield from task)
+    except MetaSyncError:
+        return None
