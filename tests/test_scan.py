@@ -256,6 +256,42 @@ def test_a_file_that_is_exchanged_while_it_is_read(work: Workspace, becomes: str
     assert found.deleted == []
 
 
+@pytest.mark.parametrize("becomes", ["nothing", "another file", "another size", "a directory", "a symlink", "a fifo"])
+def test_a_file_that_is_exchanged_between_the_walk_and_its_reading(work: Workspace, becomes: str) -> None:
+    """What the walk saw is not what is read: the stat afterwards tells, and the file is looked at again."""
+    agreed(work, {b"a": b"zero", b"b": b"y"})
+    work.at(b"a").write_bytes(b"one!")
+    work.at(b"c").write_bytes(b"more, saved" if becomes == "another size" else b"two!")
+    saved = work.at(b"c").read_bytes()
+
+    class Exchanging(QuietDisk):
+        done = False
+
+        def open(self, name: bytes, flags: int, dir_fd: int, mode: int = 0o600) -> int:
+            if name == b"a" and not self.done:
+                self.done = True
+                at = work.at(b"a")
+                if becomes.startswith("another"):
+                    work.at(b"c").rename(at)
+                else:
+                    at.unlink()
+                    {"nothing": lambda: 0, "a directory": at.mkdir, "a fifo": lambda: os.mkfifo(at)}.get(
+                        becomes, lambda: at.symlink_to("/etc/passwd")
+                    )()
+            return super().open(name, flags, dir_fd, mode)
+
+    work.tree.disk = Exchanging()
+    found = work.scan()
+    if becomes.startswith("another"):
+        assert found.tree[b"a"].content == digest(saved)
+    else:
+        assert found.busy == [b"a"]
+        assert found.unreadable == []
+        assert found.tree[b"a"] == entry(b"zero")
+    assert found.tree[b"b"] == entry(b"y")
+    assert found.deleted == []
+
+
 # ---- what can't be read
 
 

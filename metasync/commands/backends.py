@@ -40,7 +40,7 @@ def backend_list(options: Options) -> None:
         items = w.backends()
         moving = w.moving()
     lines = [*render.backends(items), *render.moving(moving)]
-    console.report("backend list", lines, {"backends": render.value(items), "moving": render.value(moving)})
+    console.report("backend list", lines, {"backends": items, "moving": moving})
 
 
 @backend.command("link")
@@ -58,7 +58,7 @@ def backend_link(options: Options, name: str, url: str) -> None:
     console = Console(options)
     with opened(options, console) as w:
         state = w.link(name, url)
-    console.report("backend link", [f"Linked {name}: {state.url}"], render.value(state))
+    console.report("backend link", [f"Linked {name}: {state.url}"], state)
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Tell what would be agreed, and change nothing.")
@@ -83,7 +83,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_add(url, replaces=replaces, dry_run=dry_run)
-    console.report("backend add", render.backend_change("add", done), render.value(done))
+    console.report("backend add", render.backend_change("add", done), done)
 
 
 @backend.command("remove")
@@ -101,7 +101,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_remove(name, dry_run=dry_run)
-    console.report("backend remove", render.backend_change("remove", done), render.value(done))
+    console.report("backend remove", render.backend_change("remove", done), done)
 
 
 @backend.command("set")
@@ -133,7 +133,7 @@ def backend_set(
     size = parse_bytes(capacity) if capacity is not None else None
     with opened(options, console) as w:
         done = w.backend_set(name, capacity_bytes=size, new_name=new_name, role=role, dry_run=dry_run)
-    console.report("backend set", render.backend_change("set", done), render.value(done))
+    console.report("backend set", render.backend_change("set", done), done)
 
 
 @backend.command("check")

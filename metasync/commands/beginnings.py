@@ -88,7 +88,7 @@ def init(
         "Next: metasync push",
     ]
     report.workspace.close()
-    console.report("init", lines, render.value(report))
+    console.report("init", lines, report)
 
 
 @click.command()
@@ -148,7 +148,7 @@ def clone(
     report.workspace.close()
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
-    console.report("clone", lines, render.value(report), codes)
+    console.report("clone", lines, report, codes)
 
 
 def _check_words(name: str | None, backends: tuple[str, ...], invite: str | None, other: str | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from metasync import render, render_members
+from metasync import render_members
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UsageError
 from metasync.keys.notes import EXPIRES_AFTER
@@ -41,7 +41,7 @@ def device_list(options: Options) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.device_list()
-    console.report("device list", render_members.devices(r), render.value(r), [5] if r.problem else [])
+    console.report("device list", render_members.devices(r), r, [5] if r.problem else [])
 
 
 @device.command("revoke")
@@ -75,13 +75,13 @@ def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: boo
             )
         if invited:
             taken = w.invitation_revoke(invited, dry_run=dry_run)
-            console.report("device revoke", render_members.taken_back(taken), render.value(taken))
+            console.report("device revoke", render_members.taken_back(taken), taken)
         what = f"Revoke {', '.join(names)}, and change the keys of the workspace?"
         if not dry_run and not yes:
             console.confirm(what)
         current = passphrase()
         r = w.device_revoke(names, current, new_passphrase=_new(keep_passphrase, dry_run=dry_run), dry_run=dry_run)
-    console.report("device revoke", render_members.rotation(r), render.value(r), render_members.codes(r))
+    console.report("device revoke", render_members.rotation(r), r, render_members.codes(r))
 
 
 @device.command("confirm")
@@ -101,7 +101,7 @@ def device_confirm(options: Options, name: str, backends: tuple[str, ...], dry_r
     console = Console(options)
     with opened(options, console) as w:
         r = w.device_confirm(name, backends, dry_run=dry_run)
-    console.report("device confirm", render_members.confirmed(r), render.value(r))
+    console.report("device confirm", render_members.confirmed(r), r)
 
 
 @click.command()
@@ -140,7 +140,7 @@ def invite(options: Options, name: str, expires: int, out: Path | None, dry_run:
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as f:
             f.write(r.code + "\n")
-    console.report("invite", render_members.invitation(r, out), render.value(r))
+    console.report("invite", render_members.invitation(r, out), r)
 
 
 def _means(word: str, i: InvitationInfo) -> bool:

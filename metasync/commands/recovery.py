@@ -40,7 +40,7 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
         if dry_run or (confirm is None and sys.stdin.isatty()):
             r = w.recover(without, "", dry_run=True)
             if dry_run:
-                console.report("recover", render.recovery(r), render.value(r))
+                console.report("recover", render.recovery(r), r)
             for line in render.recovery(r):
                 console.line(line)
             confirm = click.prompt(f"Type the workspace's name ({render.printable(name)}) to restart it", err=True)
@@ -52,4 +52,4 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
         if confirm != name:
             raise UsageError(f"the workspace is called {name!r}, not {confirm!r}; nothing was changed")
         r = w.recover(without, passphrase(), confirm=confirm)
-    console.report("recover", render.recovery(r), render.value(r), [7] if r.missing else [])
+    console.report("recover", render.recovery(r), r, [7] if r.missing else [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from metasync import render
 from metasync.console import Console, Options, common, opened
 from metasync.preferences import SettingsReport
 
@@ -38,7 +37,7 @@ def config_list(options: Options) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.settings()
-    console.report("config list", _lines(r), render.value(r))
+    console.report("config list", _lines(r), r)
 
 
 @config.command("set")
@@ -64,7 +63,7 @@ def config_set(options: Options, key: str, value: str) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.configure(key, value)
-    console.report("config set", _lines(r), render.value(r))
+    console.report("config set", _lines(r), r)
 
 
 @config.command("unset")
@@ -81,7 +80,7 @@ def config_unset(options: Options, key: str) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.configure(key, None)
-    console.report("config unset", _lines(r), render.value(r))
+    console.report("config unset", _lines(r), r)
 
 
 @click.command()
@@ -103,7 +102,7 @@ def pause(options: Options, duration: str | None) -> None:
     seconds = parse_duration(duration) if duration is not None else None
     with opened(options, console) as w:
         r = w.pause(seconds)
-    console.report("pause", [f"Transfers are paused {r.paused}."], render.value(r))
+    console.report("pause", [f"Transfers are paused {r.paused}."], r)
 
 
 @click.command()
@@ -120,4 +119,4 @@ def resume(options: Options) -> None:
     with opened(options, console) as w:
         was = w.settings().paused
         r = w.resume()
-    console.report("resume", ["Transfers go on." if was else "There was no pause."], render.value(r))
+    console.report("resume", ["Transfers go on." if was else "There was no pause."], r)

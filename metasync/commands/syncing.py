@@ -35,7 +35,7 @@ def status(options: Options) -> None:
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
     codes += [4] if s.under_replicated else []
-    console.report("status", render.status(s, verbose=options.verbose), render.value(s), codes)
+    console.report("status", render.status(s, verbose=options.verbose), s, codes)
 
 
 @click.command()
@@ -56,7 +56,7 @@ def push(options: Options, message: str, dry_run: bool, force: bool, durability:
     console = Console(options)
     with opened(options, console) as w:
         r = _with_copies(console, w, w.push(message, dry_run=dry_run, force=force, durability=durability))
-    console.report("push", render.push(r, dry_run=dry_run), render.value(r), _push_codes(r))
+    console.report("push", render.push(r, dry_run=dry_run), r, _push_codes(r))
 
 
 def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
@@ -95,7 +95,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
     with opened(options, console) as w:
         r = w.pull(dry_run=dry_run, force=force)
     lines = [*(["Dry run: nothing was changed."] if dry_run else []), *render.pull(r, dry_run=dry_run)]
-    console.report("pull", lines, render.value(r), [3] if r.conflicts else [])
+    console.report("pull", lines, r, [3] if r.conflicts else [])
 
 
 @click.command()
@@ -119,7 +119,7 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
         pushed = _with_copies(console, w, pushed)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
     lines = [*render.pull(pulled, dry_run=dry_run), *render.push(pushed, dry_run=dry_run)]
-    console.report("sync", lines, {"pull": render.value(pulled), "push": render.value(pushed)}, codes)
+    console.report("sync", lines, {"pull": pulled, "push": pushed}, codes)
 
 
 @click.command()
@@ -139,4 +139,4 @@ def check(options: Options, read_data: bool) -> None:
         r = w.check(read_data=read_data)
     codes = [7] if r.lost else []
     codes += [4] if r.short or r.problems or r.meta_problems else []
-    console.report("check", render.check(r, read_data=read_data), render.value(r), codes)
+    console.report("check", render.check(r, read_data=read_data), r, codes)

@@ -382,7 +382,7 @@ class _Scanner:
                     entry, st = self.read_link(path)
                     self.out.counts.symlinks += 1
                 else:
-                    entry, st = self.read_file(path)
+                    entry, st = self.read_file(path, st)
                     self.out.counts.files += 1
             except _Vanished:
                 self.out.busy.append(path)
@@ -414,18 +414,26 @@ class _Scanner:
         )
         return True
 
-    def read_file(self, path: bytes) -> tuple[Entry, os.stat_result]:
+    def read_file(self, path: bytes, seen: os.stat_result) -> tuple[Entry, os.stat_result]:
+        """Reads a file that the walk has `seen`: what was opened is that file, unchanged, if it has its stat then.
+
+        If not, it is looked at before it is read as well.
+        """
         parent, name = split(path)
-        for _ in range(READS_MAX):
+        for turn in range(READS_MAX):
             with _moving():
                 above = self.work.dir(parent)
                 fd = self.disk.open(name, READ_FLAGS, above)
             try:
-                st = self.disk.fstat(fd)
+                st = self.disk.fstat(fd) if turn else seen
                 if not stat_.S_ISREG(st.st_mode):
                     raise _Vanished
                 got = self.ingest(fd, st)
                 after = self.disk.fstat(fd)
+            except OSError:
+                if turn:
+                    raise
+                continue  # it may be a directory by now
             finally:
                 self.disk.close(fd)
             self.out.counts.files_read += 1
