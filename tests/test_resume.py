@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -255,9 +254,8 @@ VICTIM = textwrap.dedent(
             time.sleep(60)
 
     Checkout.stage_whole = stage_whole
-    Workspace.clone(sys.argv[1], name="docs", backends=sys.argv[2:], passphrase=%r)
+    Workspace.clone(sys.argv[1], name="docs", backends=sys.argv[2:], passphrase=sys.stdin.read())
     """
-    % PASSPHRASE
 )
 
 
@@ -267,8 +265,11 @@ def test_a_killed_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
     w = published(lab, tree)
     folder = lab.root / "desktop"
     argv = [sys.executable, "-c", VICTIM, str(folder), *lab.urls("a", "b", "c")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as victim:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdin is not None
         assert victim.stdout is not None
+        victim.stdin.write(PASSPHRASE)
+        victim.stdin.close()
         assert victim.stdout.readline() == "now\n"
         victim.send_signal(signal.SIGKILL)
         victim.wait(30)

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat as stat_
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,11 +37,12 @@ from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
-from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, split
+from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed
 from metasync.sync.noted import INODES_KEY, PLAN_KEY
-from metasync.sync.place import TICK_WAIT_S, Placer
+from metasync.sync.outcome import rows_after
+from metasync.sync.place import Placer
 from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
-from metasync.sync.rows import Row, is_unchanged, row_of, same_stat, store_rows
+from metasync.sync.rows import Row, store_rows
 from metasync.sync.staging import (
     TMP,
     Leftovers,
@@ -60,7 +60,6 @@ __all__ = ["Applied", "Change", "Checkout"]
 WHOLE_KEY = "checkout.whole"  # which directories were staged whole, while the plan is being applied
 REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
-COARSEST_NS = 2 * 10**9  # what FAT makes of a time
 
 
 class Checkout:
@@ -271,7 +270,7 @@ class Checkout:
         return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
 
     def abandon(self) -> None:
-        """Drops a plan that is still being staged, and what is staged; the tree was not touched. Without one: nothing."""
+        """Drops a plan that is still being staged, and what is staged: the tree was not touched."""
         if self.db.get(INODES_KEY) is not None:
             raise WorkspaceError("The checkout is being applied already.", next_step="Run again to finish it.")
         self.pause()
@@ -384,7 +383,7 @@ class Checkout:
         plan, applied = placer.plan, placer.run()
         try:
             self._sync()
-            put, delete = self.rows = self._rows(plan, placer)
+            put, delete = self.rows = rows_after(self.tree, placer)
             kept = self._kept(plan)
         except OSError as e:
             raise failed(self.tree, b"the new files", e) from e
@@ -407,60 +406,6 @@ class Checkout:
         drop_left(self.tree)
         return applied
 
-    def _rows(self, plan: Plan, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
-        """The rows to put and to delete, by what stands at each path now."""
-        put: dict[bytes, Row] = {}
-        delete: list[bytes] = []
-        self.tree.forget()
-        stamp = self.tree.tick_past(self.tree.clock_ns(), TICK_WAIT_S)
-        for i, (path, new, expected) in enumerate(plan.changes):
-            if plan.own and (new is None or i in placer.left):
-                continue  # its row says that it was here: so its absence is a deletion, and what was left is as it was
-            if new is None:
-                delete.append(path)
-                continue
-            if i in placer.left:
-                # What stands there is not to be taken for a change of the user's, unless it is one.
-                elsewhere = check_path(path) or i in placer.barred or (i in plan.unfit and expected is None)
-                st = None if elsewhere else self._look(path, exactly=True)
-                if st is not None and (expected is None or same_stat(expected, st)):
-                    put[path] = row_of(new, st, trusted=True)
-                else:
-                    delete.append(path)
-                continue
-            if i in placer.whole and (seen := placer.seen[i]) is not None:
-                # Nobody could have written to it between its stat and its appearing, which was later by the clock.
-                known = max(seen.st_mtime_ns, seen.st_ctime_ns) < placer.appeared_ns
-                put[path] = row_of(new, seen, trusted=known)
-                continue
-            st = self._look(path)
-            if i in placer.made or i in placer.touched:
-                if st is not None:
-                    # Whether someone wrote while the time was set can't be seen from the time: read it again.
-                    put[path] = row_of(new, st, trusted=False)
-            elif i in placer.seen:
-                seen = placer.seen[i]
-                if seen is None:
-                    put[path] = _row_unseen(new, st, placer.inodes[i], self.tree.root_stat.st_dev)
-                else:
-                    trusted = seen.st_mtime_ns < stamp and seen.st_ctime_ns < stamp
-                    trusted = trusted and st is not None and is_unchanged(seen, st, ctime=True)
-                    put[path] = row_of(new, seen, trusted=trusted)
-        return put, delete
-
-    def _look(self, path: bytes, *, exactly: bool = False) -> os.stat_result | None:
-        """What is at a path; `exactly`: under this spelling of its name."""
-        parent, name = split(path)
-        try:
-            above = self.tree.dir(parent)
-            if exactly and name not in self.disk.names(above):
-                return None
-            return self.disk.lstat(name, above)
-        except OSError as e:
-            if e.errno == errno.EIO:
-                raise
-            return None
-
     def _kept(self, plan: Plan) -> list[ReplacedFile]:
         """Records of what lies in `.metasync/replaced/` from this plan."""
         there = set(self.disk.names(self.tree.state_dir(b"replaced")))
@@ -482,20 +427,6 @@ def _is_of_others(journal: bytes) -> bool:
         return not decode_plan(journal).own
     except WorkspaceError:  # another version's, say: then nobody can tell what it staged
         return False
-
-
-def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:
-    """The row of a file that was placed, and may have been changed or removed since: to be read again.
-
-    If that is the case, its stat must not pass for the one it was placed with: mode and time are the user's then.
-    """
-    if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
-        as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS
-        if as_placed:
-            # A mode that differs is the user's chmod since. (On a disk without modes it is sent once, and settles.)
-            return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | new.mode)
-    kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
-    return Row(new, device, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
 
 
 def _not_as_agreed(change: Change) -> Change:

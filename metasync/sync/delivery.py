@@ -92,14 +92,8 @@ def deliver(
     `ChangedMeanwhile`: a file here is not what it was, and part of another was made of it. What can be had from nowhere
     raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
     """
-    remote: dict[bytes, Entry] = {}
-    left = _take_left(s, staging, entries) if isinstance(staging, Checkout) and staging.has_left else set()
-    for path, entry in entries.items():
-        if path in left:
-            continue
-        source = here.get(entry.content)
-        if source is None or not _copy_here(s, staging, source, path, entry):
-            remote[path] = entry
+    left = _take_left(s, staging, entries)
+    remote = {p: e for p, e in entries.items() if p not in left and not _is_copied(s, staging, here, p, e)}
     gone: set[bytes] = set()
 
     def lose(path: bytes, error: MetaSyncError) -> None:
@@ -109,11 +103,8 @@ def deliver(
 
     small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values())
-    done = 0
-    if isinstance(staging, Checkout) and staging.has_left:
-        done = _take_left_parts(s, staging, remote, contents, parts)
-        _tell(s, len(left), sum(entries[path].size for path in left) + done)
-        staging.drop_left()
+    done = _take_left_parts(s, staging, remote, contents, parts)
+    _end_left(s, staging, [entries[path] for path in left], done)
     one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
     s.listener(Phase("download"))
 
@@ -139,9 +130,11 @@ def deliver(
             staging.finish(path)
 
 
-def _take_left(s: Session, staging: Checkout, entries: Mapping[bytes, Entry]) -> set[bytes]:
+def _take_left(s: Session, staging: Staging, entries: Mapping[bytes, Entry]) -> set[bytes]:
     """Takes the whole files that an interrupted checkout had staged, where their bytes are right. -> their paths."""
-    out = set()
+    out: set[bytes] = set()
+    if not isinstance(staging, Checkout) or not staging.has_left:
+        return out
     for path, entry in entries.items():
         fd = None if entry.root else staging.open_left(path)
         if fd is None:
@@ -157,12 +150,14 @@ def _take_left(s: Session, staging: Checkout, entries: Mapping[bytes, Entry]) ->
 
 def _take_left_parts(
     s: Session,
-    staging: Checkout,
+    staging: Staging,
     remote: Mapping[bytes, Entry],
     contents: Contents,
     parts: dict[bytes, list[tuple[bytes, int]]],
 ) -> int:
     """The same of files of several chunks, chunk by chunk; what is right needs no delivery. -> its bytes."""
+    if not isinstance(staging, Checkout) or not staging.has_left:
+        return 0
     taken = 0
     disk = s.tree.disk
     pieces = _pieces({p: e for p, e in remote.items() if e.root}, contents, lambda *_: None)
@@ -188,9 +183,14 @@ def _take_left_parts(
     return taken
 
 
-def _tell(s: Session, files: int, size: int) -> None:
-    if size:
-        s.listener(Notice(f"going on with {amount(size)} of files brought before ({files:,} of them whole)"))
+def _end_left(s: Session, staging: Staging, whole: Sequence[Entry], parts_bytes: int) -> None:
+    """Tells what an interrupted checkout had brought; the rest of it is of no use."""
+    if isinstance(staging, Checkout) and staging.has_left:
+        size = sum(entry.size for entry in whole) + parts_bytes
+        if size:
+            count = f"{len(whole):,} {'file' if len(whole) == 1 else 'files'}"
+            s.listener(Notice(f"going on with {amount(size)} brought before: {count}, and parts of others"))
+        staging.drop_left()
 
 
 Places: TypeAlias = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]
@@ -241,6 +241,12 @@ def _opened(s: Session, path: bytes) -> int | None:
         return s.tree.disk.open(name, READ_FLAGS, s.tree.dir(parent))
     except OSError:
         return None
+
+
+def _is_copied(s: Session, staging: Staging, here: Mapping[bytes, bytes], path: bytes, entry: Entry) -> bool:
+    """Whether a file could be staged from what is in the folder already."""
+    source = here.get(entry.content)
+    return source is not None and _copy_here(s, staging, source, path, entry)
 
 
 def _copy_here(s: Session, staging: Staging, source: bytes, path: bytes, entry: Entry) -> bool:

@@ -276,10 +276,7 @@ class Disk:
 
 
 def dress(disk: Disk, fd: int, mode: int, mtime_ns: int) -> os.stat_result:
-    """Gives a file that was just made its time and, if it has another, its mode, as far as the file system keeps modes.
-
-    Returns its stat.
-    """
+    """Gives a file that was just made its time and, if it has another, its mode; returns its stat."""
     disk.futime(fd, mtime_ns)
     st = disk.fstat(fd)
     if stat_.S_IMODE(st.st_mode) == mode:

@@ -19,6 +19,7 @@ from metasync.sync.plan import LEFT, Applied, Change, Plan
 from metasync.sync.replaced import COPIES_MAX, move_aside
 from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
 from metasync.sync.staging import Stage
+from metasync.sync.touch import touch
 from metasync.sync.twins import Presence, twin_here
 
 TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
@@ -159,7 +160,8 @@ class Placer:
     def place(self, i: int, change: Change) -> None:
         """Gives the staged file or symlink its name."""
         if change.is_touch:
-            self.touch(i, change)
+            if touch(self.tree, change, again=self.again):
+                self.touched.add(i)
             return
         parent, name = split(change.path)
         above = self.tree.dir(parent)
@@ -339,39 +341,6 @@ class Placer:
         with suppress(FileNotFoundError):
             self.disk.unlink(temp, tmp)
         return True
-
-    def touch(self, i: int, change: Change) -> None:
-        """Sets mode and mtime of a file whose content is the agreed one already, if it still is what was scanned."""
-        parent, name = split(change.path)
-        above = self.tree.dir(parent)
-        new, expected = change.new, change.expected
-        st = self.disk.look(name, above)
-        if new is None or expected is None or st is None:
-            return  # deleted here since: the next scan finds it
-        if not same_stat(expected, st) and not self.half_touched(change, st):
-            return  # changed here since: the same
-        # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
-        modes = self.tree.rules.modes
-        try:
-            if modes and new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
-                self.disk.chmod(name, above, new.mode)
-            if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
-                self.disk.utime(name, above, new.mtime_ns)
-        except FileNotFoundError:
-            return  # deleted here this very moment
-        self.touched.add(i)
-
-    def half_touched(self, change: Change, st: os.stat_result) -> bool:
-        """What a run that ended between two calls left: each value the old or the new one."""
-        new, expected = change.new, change.expected
-        if not self.again or new is None or expected is None:
-            return False
-        return (
-            (st.st_ino, st.st_dev, st.st_size) == (expected.ino, expected.dev, expected.size)
-            and st.st_mtime_ns in (expected.mtime_ns, new.mtime_ns)
-            and stat_.S_IFMT(st.st_mode) == stat_.S_IFMT(expected.mode)
-            and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), new.mode)
-        )
 
     # ---- what goes
 

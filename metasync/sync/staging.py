@@ -175,7 +175,8 @@ class Stage:
             except (struct.error, KeyError, IndexError) as e:
                 raise WorkspaceError(
                     "The journal of an unfinished checkout does not fit its plan.",
-                    next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
+                    next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; "
+                    "run again.",
                 ) from e
         stage = cls(tree, plan.changes, wholes)
         stage.apart.update(apart)

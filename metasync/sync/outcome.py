@@ -1,0 +1,85 @@
+"""What stands at the paths of a checkout when it is done, as rows: read back from the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_
+
+from metasync.objects.model import Entry, Kind
+from metasync.sync.fsio import WorkTree, check_path, split
+from metasync.sync.place import TICK_WAIT_S, Placer
+from metasync.sync.rows import Row, is_unchanged, row_of, same_stat
+
+COARSEST_NS = 2 * 10**9  # what FAT makes of a time
+
+
+def rows_after(tree: WorkTree, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
+    """The rows to put and to delete, by what stands at each path now."""
+    plan = placer.plan
+    put: dict[bytes, Row] = {}
+    delete: list[bytes] = []
+    tree.forget()
+    stamp = tree.tick_past(tree.clock_ns(), TICK_WAIT_S)
+    for i, (path, new, expected) in enumerate(plan.changes):
+        if plan.own and (new is None or i in placer.left):
+            continue  # its row says that it was here: so its absence is a deletion, and what was left is as it was
+        if new is None:
+            delete.append(path)
+            continue
+        if i in placer.left:
+            # What stands there is not to be taken for a change of the user's, unless it is one.
+            elsewhere = check_path(path) or i in placer.barred or (i in plan.unfit and expected is None)
+            st = None if elsewhere else _look(tree, path, exactly=True)
+            if st is not None and (expected is None or same_stat(expected, st)):
+                put[path] = row_of(new, st, trusted=True)
+            else:
+                delete.append(path)
+            continue
+        if i in placer.whole and (seen := placer.seen[i]) is not None:
+            # Nobody could have written to it between its stat and its appearing, which was later by the clock.
+            known = max(seen.st_mtime_ns, seen.st_ctime_ns) < placer.appeared_ns
+            put[path] = row_of(new, seen, trusted=known)
+            continue
+        st = _look(tree, path)
+        if i in placer.made or i in placer.touched:
+            if st is not None:
+                # Whether someone wrote while the time was set can't be seen from the time: read it again.
+                put[path] = row_of(new, st, trusted=False)
+        elif i in placer.seen:
+            seen = placer.seen[i]
+            if seen is None:
+                put[path] = _row_unseen(new, st, placer.inodes[i], tree.root_stat.st_dev)
+            else:
+                trusted = seen.st_mtime_ns < stamp and seen.st_ctime_ns < stamp
+                trusted = trusted and st is not None and is_unchanged(seen, st, ctime=True)
+                put[path] = row_of(new, seen, trusted=trusted)
+    return put, delete
+
+
+def _look(tree: WorkTree, path: bytes, *, exactly: bool = False) -> os.stat_result | None:
+    """What is at a path; `exactly`: under this spelling of its name."""
+    parent, name = split(path)
+    try:
+        above = tree.dir(parent)
+        if exactly and name not in tree.disk.names(above):
+            return None
+        return tree.disk.lstat(name, above)
+    except OSError as e:
+        if e.errno == errno.EIO:
+            raise
+        return None
+
+
+def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:
+    """The row of a file that was placed, and may have been changed or removed since: to be read again.
+
+    If that is the case, its stat must not pass for the one it was placed with: mode and time are the user's then.
+    """
+    if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
+        as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS
+        if as_placed:
+            # A mode that differs is the user's chmod since. (On a disk without modes it is sent once, and settles.)
+            return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | new.mode)
+    kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
+    return Row(new, device, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
