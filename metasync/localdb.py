@@ -23,6 +23,7 @@ from metasync.errors import UpgradeError, WorkspaceError
 
 FORMAT = 1
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
+CACHE_KIB = 16 << 10  # pages of one transaction beyond it are written twice: rows and plan of 20,000 files fit
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
 TREE_KEY = "rows are"  # of which tree (its root's id) the rows are all entries, each as agreed: see `sync.settled`
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
@@ -367,6 +368,7 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
         )
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     if version == 0:
         # One transaction, so that a process killed here leaves an empty file, which the next one fills.
         db.execute("BEGIN IMMEDIATE")

@@ -147,8 +147,10 @@ class Checkout:
         i, entry = self._staged(path)
         if len(data) != entry.size:
             raise _wrong_size(path, len(data), entry.size)
-        with self._staging(path):
+        try:
             self._write_whole(i, entry, data)
+        except OSError as e:
+            raise self._not_staged(path, e) from e
         self._awaited.discard(i)
 
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
@@ -334,13 +336,16 @@ class Checkout:
         try:
             yield
         except OSError as e:
-            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise failed(self.tree, path, e) from e
-            needed = sum(self._staged(other)[1].size for other in self._numbers)
-            raise WorkspaceError(
-                f"The disk of {os.fsdecode(self.tree.root)} is full: the new files need {needed:,} bytes in all.",
-                next_step="Free some space and run again: nothing was changed.",
-            ) from e
+            raise self._not_staged(path, e) from e
+
+    def _not_staged(self, path: bytes, error: OSError) -> WorkspaceError:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return failed(self.tree, path, error)
+        needed = sum(self._staged(other)[1].size for other in self._numbers)
+        return WorkspaceError(
+            f"The disk of {os.fsdecode(self.tree.root)} is full: the new files need {needed:,} bytes in all.",
+            next_step="Free some space and run again: nothing was changed.",
+        )
 
     def _stage_here(self, i: int, change: Change) -> None:
         """A symlink or an empty file, for which nothing is delivered."""

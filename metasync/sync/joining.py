@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from metasync.consensus import JOURNAL_KEY, Change, Decided, State
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.following import exclusion
 from metasync.effects import Gather, Task
-from metasync.errors import BackendError, ExcludedError, NoQuorumError
+from metasync.errors import BackendError, ExcludedError, MetaSyncError, NoQuorumError
 from metasync.keys.devices import DeviceSet
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.keys.notes import expired, joined, used_by, without_invitations
+from metasync.store.index import decode_root
 from metasync.sync.newcomers import asking, may_enter
-from metasync.sync.seat import INVITED_KEY, LOOK_S
+from metasync.sync.seat import INVITED_KEY, LOOK_S, META_KIND
 from metasync.sync.session import Agreed, Session
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
 
             used_up(s)
             return _arrived(s, s.load(s.newest_state()))
-        with asking(s):
+        with asking(s), _reading_index(s, s.newest_state()):
             state = s.ask_newest()
         if admitted(s, devices := s.devices_of(state)):
             s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
@@ -61,6 +62,28 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
         return Arrival(s.load(state), partial(_entered, s, entering))
     except NoQuorumError as e:  # better an older version than none, if that is said
         return _arrived(s, s.newest_seen(), e.message)
+
+
+@contextlib.contextmanager
+def _reading_index(s: Session, state: State) -> Iterator[None]:
+    """Reads the index of a decided state into the local cache meanwhile: the newest one has much of it in common.
+
+    What failed is met again by whoever needs it.
+    """
+    begun = s.runtime.start(_index_files(s.group, state.index))
+    yield
+    with contextlib.suppress(MetaSyncError):
+        s.db.put_objects((digest, META_KIND, data) for digest, data in begun.result().items())
+
+
+def _index_files(group: Group, ref: Ref) -> Task:
+    """-> an index root and all segments that it names, by hash."""
+    if ref.hash == ZERO_HASH:
+        return {}
+    root: bytes = yield from group.get_meta(ref)
+    items = {i.ref.hash: group.get_meta(Ref(*i.ref)) for i in decode_root(root).items}
+    got: dict[str, bytes] = yield Gather({digest.hex(): task for digest, task in items.items()})
+    return {ref.hash: root, **{bytes.fromhex(digest): data for digest, data in got.items()}}
 
 
 def _arrived(s: Session, newest: Agreed, problem: str = "") -> Arrival:

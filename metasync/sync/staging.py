@@ -70,9 +70,15 @@ class Stage:
         self.apart: set[int] = set()
         self._top = {i: top for top, members in self.whole.items() for i in members}
         self._dirs = DirTree(TMP, tree.disk.open(TMP, DIR_FLAGS, tree.state_dir()), tree.disk)
+        self._last: tuple[bytes | None, int] = None, -1  # the directory that was asked for last
 
     def close(self) -> None:
+        self._forget(b"")
         self._dirs.close()
+
+    def _forget(self, path: bytes) -> None:
+        self._last = None, -1
+        self._dirs.forget(path)
 
     def make_dirs(self) -> None:
         """Makes the directories that are staged whole, empty; one that this disk does not take comes by the piece."""
@@ -99,7 +105,7 @@ class Stage:
 
     def _give_up(self, top: int) -> None:
         name = b"%d" % top
-        self._dirs.forget(name)
+        self._forget(name)
         with suppress(FileNotFoundError):
             remove(self.disk, name, self.tmp)
         for i in self.whole.pop(top):
@@ -111,7 +117,9 @@ class Stage:
         if top is None or i in self.apart:
             return b"%d" % i, self.tmp
         parent, name = split(self.changes[i].path)
-        return name, self._dirs.dir(b"%d%b" % (top, parent[len(self.changes[top].path) :]))
+        if parent != self._last[0]:  # files come in the order of their paths, mostly
+            self._last = parent, self._dirs.dir(b"%d%b" % (top, parent[len(self.changes[top].path) :]))
+        return name, self._last[1]
 
     def create(self, i: int, mode: int = 0o600, *, again: bool = False) -> int:
         """Makes a staged file anew, `again` in the place of one that was made before, and opens it for writing."""
@@ -154,7 +162,7 @@ class Stage:
 
     def placed(self, top: int) -> None:
         """A directory that was staged whole has its name."""
-        self._dirs.forget(b"%d" % top)
+        self._forget(b"%d" % top)
 
     def encode(self) -> bytes:
         """For the journal: which directories are whole, and what is apart from them."""
