@@ -185,8 +185,12 @@ class Contents:
         return plan
 
 
-def _in_no_pack(object_id: bytes) -> DamagedError:
-    return DamagedError(
+class NotNamedError(DamagedError):
+    """An object is in no pack that the index names. Raised before anything is fetched."""
+
+
+def _in_no_pack(object_id: bytes) -> NotNamedError:
+    return NotNamedError(
         f"object {object_id.hex()[:16]} is in no pack that the agreed index names",
         next_step="`metasync check --read-data` tells what else is missing.",
     )

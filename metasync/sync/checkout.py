@@ -123,7 +123,7 @@ class Checkout:
         self.plan = plan
         self._numbers = {change.path: i for i, change in staged}
         self._stats = {}
-        self._awaited = {i for i, change in staged if change.is_awaited}
+        self._awaited = {i for i, (_, new, _) in staged if new is not None and new.kind is Kind.FILE and new.size}
         self._parts = {}
         whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
         self._stage = Stage(self.tree, ordered, whole)

@@ -10,7 +10,8 @@ import os
 import stat as stat_
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
 from metasync.codec import amount
@@ -19,7 +20,7 @@ from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, ObjectKind
 from metasync.objects.packfile import Located
-from metasync.store.contents import Contents
+from metasync.store.contents import Contents, NotNamedError
 from metasync.sync.checkout import Checkout
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.session import Session
@@ -101,7 +102,8 @@ def deliver(
             gone.add(path)
             on_lost(path, error)
 
-    small, parts = _where(remote, contents, lose if on_lost is not None else None)
+    with _named(remote, contents):
+        small, parts = _where(remote, contents, lose if on_lost is not None else None)
     total = sum(e.size for e in remote.values())
     done = _take_left_parts(s, staging, remote, contents, parts)
     _end_left(s, staging, [entries[path] for path in left], done)
@@ -124,7 +126,8 @@ def deliver(
             for path in (*small.get(i, ()), *(path for path, _ in parts.get(i, ()))):
                 lose(path, error)
 
-    contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
+    with _named(remote, contents):
+        contents.fetch([*small, *parts], take, on_lost=lost if on_lost is not None else None)
     for path, entry in remote.items():
         if entry.root and path not in gone:
             staging.finish(path)
@@ -196,12 +199,21 @@ def _end_left(s: Session, staging: Staging, whole: Sequence[Entry], parts_bytes:
 Places: TypeAlias = tuple[dict[bytes, list[bytes]], dict[bytes, list[tuple[bytes, int]]]]
 
 
+@contextmanager
+def _named(remote: Mapping[bytes, Entry], contents: Contents) -> Iterator[None]:
+    """`ChangedMeanwhile` where a file has bytes that are only here, and were not what the scan saw."""
+    try:
+        yield
+    except NotNamedError as e:
+        if any((entry.root or entry.content) not in contents for entry in remote.values()):
+            raise ChangedMeanwhile from e
+        raise
+
+
 def _where(remote: Mapping[bytes, Entry], contents: Contents, lose: OnLost | None) -> Places:
     """Which blob is which whole file, and which is a piece of which file at what offset."""
     small: dict[bytes, list[bytes]] = defaultdict(list)
     parts: dict[bytes, list[tuple[bytes, int]]] = defaultdict(list)
-    if lose is None and any((entry.root or entry.content) not in contents for entry in remote.values()):
-        raise ChangedMeanwhile  # bytes that are only here, and were not what the scan saw
     pieces = _pieces(remote, contents, lose)
     for path, entry in remote.items():
         if not entry.root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.sync.absence import Noted
-from metasync.sync.rows import Row, pack_row, unpack_row
+from metasync.sync.rows import Row, pack_entry, pack_row, unpack_row
 
 CHANGED_MEANWHILE = "changed here while others' changes came in"
 
@@ -23,6 +24,7 @@ _OTHERWISE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXI
 LEFT = frozenset(_DENIED | _NO_NAME | _OTHERWISE)
 
 _JOURNAL_FORMAT = 2
+_CHANGE = struct.Struct(">I")  # what `bytes32` puts before its bytes
 _PATH_BYTES_MAX = 1 << 24  # thousands of names, one in the other
 _ROW_BYTES_MAX = 1 << 24
 _VALUE_BYTES_MAX = (1 << 32) - 1
@@ -135,9 +137,9 @@ def encode_plan(plan: Plan) -> bytes:
         out += [text16(key), u8(value is not None), bytes32(value or b"")]
     out.append(u32(len(plan.changes)))
     for path, new, expected in plan.changes:
-        out.append(bytes32(path))
-        out.append(bytes32(pack_row(_bare(new)) if new is not None else b""))
-        out.append(bytes32(pack_row(expected) if expected is not None else b""))
+        row = pack_entry(new) if new is not None else b""
+        seen = pack_row(expected) if expected is not None else b""
+        out.append(_CHANGE.pack(len(path)) + path + _CHANGE.pack(len(row)) + row + _CHANGE.pack(len(seen)) + seen)
     out += [u8(plan.own), text16(plan.reason), u32(len(plan.unfit))]
     for i, reason in plan.unfit.items():
         out += [u32(i), bytes32(reason.encode("utf-8", "surrogatepass"))]

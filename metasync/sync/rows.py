@@ -94,6 +94,15 @@ def pack_row(row: Row) -> bytes:
     )  # fmt: skip
 
 
+def pack_entry(entry: Entry) -> bytes:
+    """The bytes of a row for what is not there yet: without a stat, and not trusted."""
+    kind, mode, mtime_ns, size, content, root, tags = entry
+    if tags:
+        return pack_row(Row(entry, 0, 0, 0, 0, 0, 0, False))
+    fixed = _FIXED.pack(kind, 0, mode, mtime_ns, size, 0, 0, 0, 0, 0, 0, len(content), len(root), 0)
+    return fixed + content + root
+
+
 def unpack_row(data: bytes) -> Row:
     """The row that `pack_row` made these bytes of. The local state is our own: damage there is a `WorkspaceError`."""
     try:
