@@ -16,6 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -224,7 +225,7 @@ class LocalDb:
         """Rows whose columns have these types: a damaged file holds anything anywhere."""
         found = self._execute(sql, values)
         for column, wanted in enumerate(types):
-            if not all(type(row[column]) is wanted for row in found):
+            if not {*map(type, map(itemgetter(column), found))} <= {wanted}:
                 raise WorkspaceError(
                     f"The local state {self._path} is damaged: {wanted.__name__} expected where something else stands.",
                     next_step="Move it away and run again: the local state is rebuilt from the backends.",

@@ -156,7 +156,7 @@ def altered(row: bytes, at: int, value: int) -> bytes:
         (raw_segment(ONE, altered(ROWS[0], 32, 0)), "no known kind"),
         (raw_segment(ONE, altered(ROWS[0], 32, 5)), "no known kind"),
         (raw_segment(ONE, altered(ROWS[0], 36, 1)), "in no pack"),
-        (raw_segment(ONE, altered(ROWS[0], 40, 1)), "outside its segment"),
+        (raw_segment(ONE, altered(ROWS[0], 40, 1)), "outside its segments"),
         (raw_segment(ONE, altered(ROWS[0], 43, 255)), "outside its segment"),
         (raw_segment(ONE, altered(ROWS[0], 47, 255)), "outside its segment"),
         (IndexSegment((), b"", ((2, digest(1)), (1, digest(2)))), "tombstones out of order"),

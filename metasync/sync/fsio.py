@@ -24,7 +24,7 @@ from typing import Any
 
 from metasync.errors import WorkspaceError
 from metasync.sync.names import ANY, Rules
-from metasync.sync.oddnames import STATE_NAME, folds_to_state
+from metasync.sync.oddnames import ENCODING, STATE_NAME, folds_to_state
 
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
 COPY_BYTES = 1 << 20
@@ -150,7 +150,7 @@ class Disk:
         return os.fstat(fd)
 
     def names(self, fd: int) -> list[bytes]:
-        return [os.fsencode(name) for name in os.listdir(fd)]
+        return [name.encode(*ENCODING) for name in os.listdir(fd)]
 
     def entries(self, fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """What is in a directory, with what the system tells of each name at no further cost."""

@@ -18,6 +18,8 @@ NESTED: Final = "its own state"
 HAS_RULES: Final = "the rules for the names beside it"
 IGNORED: Final = "ignored"
 
+_ODD_FIRST: Final = ".T"
+ODD_FIRST: Final = _ODD_FIRST.encode()
 _STATE: Final = STATE_NAME.decode()
 _RULES: Final = IGNORE_NAME.decode()
 
@@ -32,12 +34,7 @@ _SHORT_NAME = re.compile(r"metasy~[0-9]+")  # NTFS makes METASY~1 of `.metasync`
 
 def is_odd(name: str) -> bool:
     """Whether a name is to be looked at by `why_not_taken`, which takes most others."""
-    return name[0] in ".T" or "~" in name or not name.isascii()
-
-
-def is_odd_name(name: bytes) -> bool:
-    """The same, of a name in bytes."""
-    return name[0] in b".T" or b"~" in name or not name.isascii()
+    return name[0] in _ODD_FIRST or "~" in name or not name.isascii()
 
 
 def why_not_taken(name: str, plain: bool) -> str:

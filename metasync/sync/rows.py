@@ -40,6 +40,9 @@ _FIXED = struct.Struct("<BBHqQ QQQqqI HHI")
 _FIXED_BYTES = _FIXED.size
 _STAT = struct.Struct("<QQQqqI")  # the part of `_FIXED` about the stat
 _STAT_AT = slice(20, 20 + _STAT.size)
+_pack_stat = _STAT.pack
+_TRUSTED_FILE, _TRUSTED_LINK = bytes([Kind.FILE, 1]), bytes([Kind.SYMLINK, 1])
+assert (_STAT_AT.start, _STAT_AT.stop) == (20, 64)
 _INODE = struct.Struct("<QQ")  # of that, which inode it is
 _INODE_AT = slice(20, 20 + _INODE.size)
 _KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
@@ -125,8 +128,9 @@ def unpack_row(data: bytes) -> Row:
 
 def is_packed_file(data: bytes, st: os.stat_result) -> bool:
     """Whether this stat proves that a file or symlink still has the bytes of a packed row; without unpacking it."""
-    seen = _STAT.pack(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode)
-    return data[1] == 1 and data[_STAT_AT] == seen
+    return data[20:64] == _pack_stat(
+        st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode
+    ) and data[:2] in (_TRUSTED_FILE, _TRUSTED_LINK)
 
 
 def is_packed_dir(data: bytes, st: os.stat_result) -> bool:

@@ -15,7 +15,6 @@ before "a/x", for "-" is less than "/": a directory is entered when the walk com
 from __future__ import annotations
 
 import os
-import stat as stat_
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ from metasync.localdb import TREE_KEY, State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
 from metasync.sync.noted import RULES_KEY
-from metasync.sync.oddnames import IGNORED, STATE_NAME, is_odd_name, why_not_taken
+from metasync.sync.oddnames import IGNORED, ODD_FIRST, STATE_NAME, why_not_taken
 from metasync.sync.rows import Row, is_packed_dir, is_packed_file, is_packed_inode
 
 PAGE_ROWS = 2000  # read at a time: half a megabyte
@@ -122,7 +121,8 @@ class _Merge:
         self.work = work
         self.rows = _paged(db)
         self.path, self.data = next(self.rows)
-        self.out = Differing(rows=1 + (self.path is not _END))
+        self.met = 1
+        self.out = Differing()
 
     def run(self) -> Differing:
         stack = [_Listed(b"", self.names(b""))]
@@ -134,6 +134,7 @@ class _Merge:
             else:
                 self.skip(here, here.prefix[:-1] + b"0" if here.prefix else _END)  # "0" comes after "/"
                 stack.pop()
+        self.out.rows = self.met
         return self.out
 
     def names(self, path: bytes) -> list[bytes]:
@@ -145,16 +146,16 @@ class _Merge:
         while self.path < end:
             if b"/" not in self.path[at:]:
                 self.out.add(self.path)
-            self.step()
-
-    def step(self) -> None:
-        self.path, self.data = next(self.rows)
-        self.out.rows += self.path is not _END
+            self.path, self.data = next(self.rows)
+            self.met += 1
 
     def go_on(self, here: _Listed) -> bytes | None:
-        """Compares names until a directory is to be entered, which is returned; None at the end."""
+        """Compares names until a directory is to be entered, which is returned; None at the end.
+
+        Once for every file: what is called from here costs a million times as much.
+        """
         names, prefix, dirs = here.names, here.prefix, here.dirs
-        fd, lstat, out = self.work.dir(prefix[:-1]), self.work.disk.lstat, self.out
+        fd, lstat, rows, out = self.work.dir(prefix[:-1]), self.work.disk.lstat, self.rows, self.out
         for at in range(here.at, len(names)):
             name = names[at]
             child = prefix + name
@@ -163,9 +164,7 @@ class _Merge:
                 break
             if self.path < child:
                 self.skip(here, child)
-            if is_odd_name(name) and (why := why_not_taken(os.fsdecode(name), plain=True)):
-                if child != STATE_NAME and (why != IGNORED or self.path == child):
-                    raise _NotByStats
+            if (name[0] in ODD_FIRST or b"~" in name or not name.isascii()) and self.is_left_out(child, name):
                 continue
             try:
                 st = lstat(name, fd)
@@ -175,17 +174,16 @@ class _Merge:
                 out.add(child)
                 continue
             data = self.data
-            self.step()
-            if not stat_.S_ISDIR(st.st_mode):
-                if not is_packed_file(data, st):
-                    out.add(child)
-            elif is_packed_dir(data, st):
-                dirs.append(child + b"/")
-            else:
+            self.path, self.data = next(rows)
+            self.met += 1
+            if is_packed_file(data, st):
+                continue
+            if not is_packed_dir(data, st):
                 out.add(child)
-                if is_packed_inode(data, st):
-                    out.entered.add(child)
-                    dirs.append(child + b"/")
+                if not is_packed_inode(data, st):
+                    continue
+                out.entered.add(child)
+            dirs.append(child + b"/")
         else:
             here.at = len(names)
         if not dirs:
@@ -193,6 +191,13 @@ class _Merge:
         entered = dirs.pop()
         self.skip(here, entered)
         return entered[:-1]
+
+    def is_left_out(self, child: bytes, name: bytes) -> bool:
+        """Whether an odd name is none of the tree's. `_NotByStats`: that, or what it means, is for a scan to say."""
+        why = why_not_taken(os.fsdecode(name), plain=True)
+        if why and child != STATE_NAME and (why != IGNORED or self.path == child):
+            raise _NotByStats
+        return bool(why)
 
 
 class _Listed:
