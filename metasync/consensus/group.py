@@ -154,26 +154,18 @@ class Group:
         return state
 
     def propose(
-        self,
-        base: State,
-        make_value: MakeValue,
-        *,
-        op_id: bytes | None = None,
-        adding: Sequence[Ref] = (),
-        deadline_s: float = DEADLINE_S,
+        self, base: State, make_value: MakeValue, *, op_id: bytes | None = None, deadline_s: float = DEADLINE_S
     ) -> Task:
         """Agrees version base.v + 1. -> Decided(state, mine).
 
         `make_value` is called at most once, after a quorum promised, and returns a `Change` (or a task that does):
         every pack and meta object it names must be confirmed by then. Not mine: rebase, propose on `state`. `op_id`:
         give that of a journaled change again, so that what an earlier process left behind is known to be mine. Persists
-        `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome. `adding`:
-        meta objects that the change's index names and the one of `base` does not, for `added` of those who learn of it.
+        `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
         """
 
         def task() -> Task:
             yield from self._make_sure_of_fence(base, deadline_s)
-            self.member.adding = op_id or b"", tuple(adding)
             instance = yield from self._enter(base)
             try:
                 return (yield from propose(self.member, instance, make_value, op_id, deadline_s))

@@ -217,6 +217,7 @@ class _Attempt:
             self.deadline += (yield Now()) - before  # making a value may upload gigabytes
             assert self.op_id in (None, change.op_id)
             self.op_id = change.op_id
+            self.m.adding = change.op_id, change.adding
             self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
         return self.own
 

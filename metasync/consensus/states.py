@@ -135,7 +135,10 @@ def decode_state(data: bytes) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a commit changes of its base; None keeps the base's value. `op_id`: the push's own, kept over rebases."""
+    """What a commit changes of its base; None keeps the base's value. `op_id`: the push's own, kept over rebases.
+
+    `adding` is no part of the state: meta objects that its index names and the base's does not, for who learns of it.
+    """
 
     op_id: bytes
     master: bytes | None = None
@@ -148,6 +151,7 @@ class Change:
     gen: int | None = None
     min_gen: int | None = None
     min_fmt: int | None = None
+    adding: tuple[Ref, ...] = ()
 
 
 def skip_version(v: int) -> int:
@@ -163,9 +167,8 @@ def step_back(v: int, least: int) -> int:
 
 def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
     """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
-    given = {
-        f.name: value for f in fields(change) if f.name != "op_id" and (value := getattr(change, f.name)) is not None
-    }
+    names = {f.name for f in fields(change)} - {"op_id", "adding"}
+    given = {name: value for name in names if (value := getattr(change, name)) is not None}
     nxt = replace(base, v=base.v + 1, prev=base.hash, skip=skip, writer=writer, op_id=change.op_id, **given)
     if not follows(nxt, base):
         raise ValueError("a state must not fall behind its base")

@@ -356,8 +356,8 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     root = stored_as[-1] if stored_as else None
-    change = Change(op_id=a.op_id, master=master, index=root, devices=devices)
-    decided = s.propose(base.state, change, adding=stored_as[:-1])
+    change = Change(op_id=a.op_id, master=master, index=root, devices=devices, adding=tuple(stored_as[:-1]))
+    decided = s.propose(base.state, change)
     if not decided.mine:
         a.asked, asked = True, a.asked
         return s.load(decided.state) if asked else s.newest()

@@ -19,7 +19,6 @@ from metasync.consensus import (
     Decided,
     Group,
     Journal,
-    Ref,
     State,
     decode_journal,
     decode_state,
@@ -255,17 +254,14 @@ class Seat:
         finally:
             prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
 
-    def proposing(self, base: State, change: Change, adding: Sequence[Ref] = ()) -> Task:
+    def proposing(self, base: State, change: Change) -> Task:
         """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
-        return self.group.propose(base, lambda: change, op_id=change.op_id, adding=adding)
+        return self.group.propose(base, lambda: change, op_id=change.op_id)
 
-    def propose(self, base: State, change: Change, adding: Sequence[Ref] = ()) -> Decided:
-        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
-
-        `adding`: segments of its index that the one of `base` lacks.
-        """
+    def propose(self, base: State, change: Change) -> Decided:
+        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
         try:
-            decided: Decided = self.runtime.run(self.proposing(base, change, adding))
+            decided: Decided = self.runtime.run(self.proposing(base, change))
         finally:
             self.note_standings()
         self.remember(decided.state)

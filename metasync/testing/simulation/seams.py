@@ -15,11 +15,11 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from metasync.consensus import Change, Ref, State, ancestry, blockform, entries, learn, logform, witness
+from metasync.consensus import Change, State, ancestry, blockform, entries, learn, logform, witness
 from metasync.consensus import floors as floors_
 from metasync.consensus.entries import Kind
 from metasync.consensus.member import Member
@@ -146,10 +146,10 @@ def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _proposed(proposing: Any) -> Any:
     @functools.wraps(proposing)
-    def wrapped(self: Session, base: State, change: Change, adding: Sequence[Ref] = ()) -> Task:
+    def wrapped(self: Session, base: State, change: Change) -> Task:
         noted: list[bytes] = self.runtime._boot.proposed  # type: ignore[attr-defined]
         if change.op_id not in noted:
             noted.append(change.op_id)
-        return proposing(self, base, change, adding)  # type: ignore[no-any-return]
+        return proposing(self, base, change)  # type: ignore[no-any-return]
 
     return wrapped
