@@ -31,7 +31,7 @@ from metasync.objects.packfile import (
 
 FORMAT = 1
 TIER_SEGMENTS_MAX = 8
-TIER_BYTES_BASE = 4 << 10  # a one-file push makes a segment below this
+TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
