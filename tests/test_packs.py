@@ -318,7 +318,9 @@ def test_only_the_last_pack_is_spread():
 @pytest.mark.parametrize("size", [100, 10_000, 2 * packs.SPREAD_BYTES_LEAST - 2000])
 def test_what_is_too_small_to_spread_is_one_pack(size):
     assert len(spread([blob(noise(size, 1))], 3)) == 1
-    assert len(spread([blob(noise(size // 10, i)) for i in range(10)], 3)) == 1
+    tree = noise(300, 2)
+    added = [blob(noise(size // 10, i)) for i in range(10)]
+    assert len(spread([*added, (ObjectKind.DIR, IDS.of(ObjectKind.DIR, tree), tree)], 3)) == 1
 
 
 def test_what_shrinks_stays_together():
