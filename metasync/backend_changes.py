@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from metasync.events import Listener
     from metasync.sync.found import NewBackend
     from metasync.sync.reconfigure import Wanted
-    from metasync.sync.reports import BackendChange
     from metasync.sync.session import Session
+    from metasync.sync.state_reports import BackendChange
 
 BIRTH_ANSWER_MAX: Final = 1024
 

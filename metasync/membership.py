@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from metasync.errors import UsageError
-from metasync.keys.notes import EXPIRES_AFTER
 from metasync.keys.slots import COST
 from metasync.sync.enrolment import STATE_DIR
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
         PassphraseReport,
         RotationReport,
     )
-    from metasync.sync.reports import RecoverReport
     from metasync.sync.session import Session
+    from metasync.sync.state_reports import RecoverReport
 
 
 class Membership:
@@ -83,20 +82,20 @@ class Membership:
         name: str,
         passphrase: str,
         *,
-        expires_after: int = EXPIRES_AFTER,
+        expires_after: int | None = None,
         dry_run: bool = False,
     ) -> InviteReport:
         """Makes an invitation for one new device called `name`; its `code` goes to `Workspace.clone(invite=...)`.
 
-        Whoever has the code before it is used is admitted. It ends after so many versions (0: never), when the keys are
-        changed, and by `invitation_revoke`.
+        Whoever has the code before it is used is admitted. It ends after so many versions (0: never; 1,000 unless
+        said otherwise), when the keys are changed, and by `invitation_revoke`.
         """
+        from metasync.keys.notes import EXPIRES_AFTER
         from metasync.sync import invitation
 
+        ends = EXPIRES_AFTER if expires_after is None else expires_after
         with self._operation("invite") as s:
-            return invitation.invite(
-                s, self._connections.links, passphrase, name, expires_after=expires_after, dry_run=dry_run
-            )
+            return invitation.invite(s, self._connections.links, passphrase, name, expires_after=ends, dry_run=dry_run)
 
     def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> NoteReport:
         """Takes open invitations back, by device name or by the beginning of their id. Needs no passphrase.

@@ -11,8 +11,8 @@ from metasync.sync.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
     from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
-    from metasync.sync.reports import LogItem
     from metasync.sync.session import Session
+    from metasync.sync.state_reports import LogItem
 
 
 class Past:

@@ -11,20 +11,8 @@ from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
 
 if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
-    from metasync.sync.reports import (
-        BackendChange,
-        BackendState,
-        Changes,
-        CheckReport,
-        ConflictReport,
-        Moving,
-        PullReport,
-        PushReport,
-        RecoverReport,
-        Skipped,
-        Status,
-        Trailing,
-    )
+    from metasync.sync.reports import Changes, ConflictReport, PullReport, PushReport, Skipped, Trailing
+    from metasync.sync.state_reports import BackendChange, BackendState, CheckReport, Moving, RecoverReport, Status
     from metasync.testing.contract import Outcome, Report
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone

@@ -16,7 +16,8 @@ from metasync.sync.past_reports import (
     RestoreReport,
     TextDiff,
 )
-from metasync.sync.reports import ConflictReport, LogItem
+from metasync.sync.reports import ConflictReport
+from metasync.sync.state_reports import LogItem
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
 NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}

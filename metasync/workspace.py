@@ -56,18 +56,9 @@ if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost
-    from metasync.sync.reports import (
-        BackendState,
-        CheckReport,
-        ConflictReport,
-        Moving,
-        PullReport,
-        PushReport,
-        Skipped,
-        Status,
-        Trailing,
-    )
+    from metasync.sync.reports import ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.sync.session import Session
+    from metasync.sync.state_reports import BackendState, CheckReport, Moving, Status
     from metasync.sync.trailing import Finishing
 
 SYNC_ROUNDS_MAX: Final = 10

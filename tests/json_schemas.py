@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from metasync import preferences, render, workspace
-from metasync.sync import changes, device_reports, evidence, past_reports, reports
+from metasync.sync import changes, device_reports, evidence, past_reports, reports, state_reports
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
@@ -29,27 +29,27 @@ EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 COMMANDS: dict[str, Any] = {
     "init": workspace.InitReport,
     "clone": workspace.CloneReport,
-    "status": reports.Status,
+    "status": state_reports.Status,
     "push": reports.PushReport,
     "pull": reports.PullReport,
     "sync": {"pull": reports.PullReport, "push": reports.PushReport},
-    "log": {"versions": tuple[reports.LogItem, ...]},
+    "log": {"versions": tuple[state_reports.LogItem, ...]},
     "diff": past_reports.DiffReport,
     "ls": past_reports.Listing,
     "restore": past_reports.RestoreReport,
     "conflicts": {"conflicts": tuple[past_reports.ConflictItem, ...]},
     "resolve": past_reports.ResolveReport,
-    "check": reports.CheckReport,
-    "backend list": {"backends": tuple[reports.BackendState, ...], "moving": reports.Moving},
-    "backend link": reports.BackendState,
-    "backend add": reports.BackendChange,
-    "backend remove": reports.BackendChange,
-    "backend set": reports.BackendChange,
+    "check": state_reports.CheckReport,
+    "backend list": {"backends": tuple[state_reports.BackendState, ...], "moving": state_reports.Moving},
+    "backend link": state_reports.BackendState,
+    "backend add": state_reports.BackendChange,
+    "backend remove": state_reports.BackendChange,
+    "backend set": state_reports.BackendChange,
     "device list": device_reports.DeviceList,
     "device revoke": device_reports.RotationReport | device_reports.NoteReport,
     "device confirm": device_reports.NoteReport,
     "invite": device_reports.InviteReport,
-    "recover": reports.RecoverReport,
+    "recover": state_reports.RecoverReport,
     "key show": device_reports.KeyReport,
     "key change-passphrase": device_reports.PassphraseReport,
     "key rotate": device_reports.RotationReport,

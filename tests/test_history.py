@@ -16,7 +16,7 @@ from metasync.consensus import Group
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, UsageError
 from metasync.sync import history
 from metasync.sync.changes import PathChange
-from metasync.sync.reports import LogItem
+from metasync.sync.state_reports import LogItem
 from metasync.sync.versions import parse
 from metasync.workspace import Workspace
 

@@ -11,8 +11,8 @@ from metasync.events import Phase, Progress
 from metasync.store.index import PackRecord
 from metasync.store.transfer import check_pack
 from metasync.sync import health, keycopies, space, trailing
-from metasync.sync.reports import CheckProblem, CheckReport
 from metasync.sync.session import Agreed, Session
+from metasync.sync.state_reports import CheckProblem, CheckReport
 
 PACKS_IN_FLIGHT = 16  # sizes are asked for
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule

@@ -23,8 +23,8 @@ from metasync.store.contents import PACKS_IN_FLIGHT, Contents
 from metasync.sync.changes import Counts, Pair, PathChange, counts, described
 from metasync.sync.noted import KEPT_KEY
 from metasync.sync.push import VERSION_TAG
-from metasync.sync.reports import LogItem
 from metasync.sync.session import Agreed, Session
+from metasync.sync.state_reports import LogItem
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
 AHEAD_BATCH = 256  # fetched ahead in one go

@@ -16,7 +16,7 @@ from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat
 from metasync.store.placement import Placement
 from metasync.store.transfer import Place, Transfer
-from metasync.sync.reports import Moving
+from metasync.sync.state_reports import Moving
 
 
 def placement_of(config: Config) -> Placement:

@@ -38,9 +38,9 @@ from metasync.sync import keycopies, places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES, take_away
 from metasync.sync.noted import UNFINISHED_KEY
-from metasync.sync.reports import BackendChange, Moving
 from metasync.sync.seat import BASE_KEY, META_KIND, local_value
 from metasync.sync.session import Agreed, Session
+from metasync.sync.state_reports import BackendChange, Moving
 
 ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
 PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for

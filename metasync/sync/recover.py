@@ -51,9 +51,9 @@ from metasync.sync.keystore import Opened, open_admin_key
 from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.push import reread
 from metasync.sync.reconfigure import has_copy, where_not
-from metasync.sync.reports import RecoverReport
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
+from metasync.sync.state_reports import RecoverReport
 from metasync.sync.upload import Upload, known_in
 
 

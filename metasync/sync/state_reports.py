@@ -1,0 +1,186 @@
+"""What commands that look closer report: the log, the backends and how they fare, `status`, `check`, `recover`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metasync.errors import MetaSyncError
+from metasync.sync.reports import Changes, ConflictReport, Skipped, Trailing
+
+if TYPE_CHECKING:
+    from metasync.sync.changes import Counts, PathChange
+    from metasync.sync.device_reports import Withdrawal
+    from metasync.sync.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """One agreed version. `time_ns`: the author's clock, ns since 1970; `device`: the author's name or id.
+
+    changes  in the log of a path: what changed there; None in the log of all
+    counts   how much changed, if that was asked for
+    kept     not a version (`version` is 0): what a merge by lines replaced, kept beside the version it came with
+    """
+
+    version: int
+    snapshot: bytes
+    device: str
+    time_ns: int
+    message: str
+    changes: tuple[PathChange, ...] | None = None
+    counts: Counts | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """How a backend fares. `state`: `ok`, or why not. `linked`: this device has a way to it.
+
+    used_bytes    of packs that belong there, as the index of this folder's version says; None when it is not at hand
+    free_bytes    on the account, and `total_bytes` of it, where the backend tells
+    reserve_used  it was full, and its ballast was given up so that agreement went on
+    warning       a sentence when it is nearly full, else ""
+    """
+
+    name: str
+    url: str
+    roles: tuple[str, ...]
+    capacity_bytes: int
+    linked: bool
+    state: str
+    free_bytes: int | None = None
+    under_replicated: int = 0
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    reserve_used: bool = False
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What still lies only where the backends had it before they changed; it is read there."""
+
+    packs: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChange:
+    """A change of the agreed backends. `version`: as which it was agreed; None when nothing was (a dry run, no change).
+
+    before, after  what the workspace survives, in a sentence
+    moving         what lies elsewhere now than it belongs, to be moved later
+    kept           sentences: what stays as it is, and until when
+    """
+
+    name: str
+    version: int | None
+    fingerprint: str
+    dry_run: bool
+    before: str
+    after: str
+    voting: int
+    storing: int
+    moving: Moving = Moving()
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverReport:
+    """A restart of the workspace without backends that are lost for good. `version`: as which; None for a dry run.
+
+    newest, newest_fingerprint  the newest version known to be agreed, which it goes on from
+    carried        whether it has the content of a version after that, of which nobody can tell if it was agreed
+    lost_packs     of that content, packs of which no backend that is left holds a copy; `lost_bytes` in them
+    stored_again   bytes that this folder gave back; `missing`: files that it cannot give back either
+    resumed        a restart that was begun before was gone on with
+    before, after  what the workspace survives, in a sentence; `notes`: what is promised less than before
+    """
+
+    era: int
+    version: int | None
+    fingerprint: str
+    dry_run: bool
+    without: tuple[str, ...]
+    newest: int
+    newest_fingerprint: str
+    carried: bool
+    before: str
+    after: str
+    lost_packs: int = 0
+    lost_bytes: int = 0
+    stored_again: int = 0
+    missing: tuple[bytes, ...] = ()
+    resumed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why).
+
+    ignored        paths that are ignored and not agreed, the first of `ignored_total`; of a directory it alone
+    ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
+    warnings       sentences: what is wrong with ignore rules, why a push would stop
+    moving         what lies where it was before the backends changed
+    unplaced       what is agreed and cannot be held here
+    evidence       what voting backends were seen to do that no honest one does, since they are in the workspace
+    withdraw       logins that revoked devices have at providers until somebody confirms that they were withdrawn
+    paused         until when this device's transfers rest, as a phrase; "" when they do not
+    trailing       copies on their way, of packs that this device pushed with `durability`
+    """
+
+    name: str
+    version: int
+    newest: int | None
+    fingerprint: str
+    changes: Changes
+    backends: tuple[BackendState, ...]
+    conflicts: tuple[ConflictReport, ...] = ()
+    unreadable: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    unplaced: tuple[Skipped, ...] = ()
+    under_replicated: int = 0
+    survives: str = ""
+    problem: str = ""
+    error: MetaSyncError | None = None
+    ignored: tuple[bytes, ...] = ()
+    ignored_total: int = 0
+    ignored_agreed: int = 0
+    warnings: tuple[str, ...] = ()
+    moving: Moving = Moving()
+    evidence: tuple[Evidence, ...] = ()
+    withdraw: tuple[Withdrawal, ...] = ()
+    paused: str = ""
+    trailing: tuple[Trailing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckProblem:
+    """`backend` and what is wrong there; `pack` is its name, or b"" for a problem of the backend as a whole."""
+
+    backend: str
+    pack: bytes
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of a check. `lost`: packs of which no intact copy was found; `short`: those with too few.
+
+    `trailing`: copies that are missing because this device is still to make them; these are no problems.
+
+    `notes`: what was seen, and put right, that is no problem.
+    """
+
+    version: int
+    packs: int
+    copies_checked: int
+    bytes_read: int
+    problems: tuple[CheckProblem, ...]
+    lost: tuple[bytes, ...] = ()
+    short: int = 0
+    meta_problems: tuple[CheckProblem, ...] = ()
+    notes: tuple[str, ...] = ()
+    trailing: tuple[Trailing, ...] = ()
