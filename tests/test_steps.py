@@ -243,3 +243,18 @@ def test_what_is_said_of_an_index_is_a_hint_alone(
     w.push()
     d.pull()
     assert (d.directory / "x").read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_news_are_taken_in_where_nothing_changed_here(lab: Lab, command: str) -> None:  # noqa: F811
+    urls = lab.urls("a", "b", "c")
+    w = lab.init(urls)
+    write(w.directory, {"x": b"x"})
+    w.push()
+    d = lab.clone(urls)
+    write(d.directory, {"y": b"y"})
+    d.push()
+    w = lab.reopen(w)
+    getattr(w, command)()
+    assert (w.directory / "y").read_bytes() == b"y"
+    assert lab.reopen(w).push().version is None
