@@ -16,6 +16,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -273,11 +274,12 @@ class LocalDb:
         self._change_rows("DELETE FROM rows WHERE path = ?", ((path,) for path in paths))
 
     def _change_rows(self, sql: str, values: Iterable[tuple[Any, ...]]) -> None:
-        values = list(values)
-        if values:
+        values = iter(values)
+        first = next(values, None)  # no list: there may be millions
+        if first is not None:
             with self.transaction():
                 self.set(TREE_KEY, None)
-                self._many(sql, values)
+                self._many(sql, chain([first], values))
 
     def get_object(self, object_id: bytes) -> bytes | None:
         found = self._typed("SELECT data FROM objects WHERE id = ?", (object_id,), bytes)

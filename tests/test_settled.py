@@ -12,10 +12,11 @@ import pytest
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import MetaSyncError
+from metasync.large import Large
 from metasync.localdb import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync import push as pushing
-from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.sync.rows import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
 from metasync.sync.session import Session
 from metasync.sync.settled import is_settled, note_settled
 from metasync.testing.simulation.db import SimDb, empty_tables
@@ -266,3 +267,20 @@ def test_a_row_that_stays_behind_is_counted() -> None:
     store_rows(db, {**rows, b"stays": ROW}.items())
     note_settled(db, b"root", {b"a": ENTRY}, rows, {}, [b"stays"], [])
     assert db.get(TREE_KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("put", "noted"),
+    [
+        ({b"": TOP, b"a": ROW, b"b": ROW}, True),
+        ({b"": TOP, b"a": ROW, b"b": OTHER}, False),
+        ({b"": TOP, b"a": ROW, b"c": ROW}, False),
+        ({b"x": TOP, b"a": ROW, b"b": ROW}, False),
+    ],
+)
+def test_very_many_rows_are_noted_as_the_tree_only_when_they_are(put: dict[bytes, Row], noted: bool) -> None:
+    db = SimDb(empty_tables())
+    store_rows(db, put.items())
+    tree = Large(pack_entry, unpack_entry, [(b"a", ENTRY), (b"b", ENTRY)])
+    note_settled(db, b"root", tree, {}, Large(pack_row, unpack_row, put.items()), [])
+    assert db.get(TREE_KEY) == (b"root" if noted else None)

@@ -7,7 +7,7 @@ per level and not one per directory. `docs/design/format.md` section 3.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -420,26 +420,97 @@ def build(tree: Mapping[bytes, Entry], ids_of: Ids) -> tuple[bytes, dict[bytes, 
 
     `FormatError` for a tree that `flatten` would refuse.
     """
+    nodes = list(build_nodes(((path, tree[path]) for path in sorted(tree)), ids_of))
+    return nodes[-1][0], dict(nodes)
+
+
+def build_nodes(items: Iterable[tuple[bytes, Entry]], ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
+    """The same as (id, bytes) one by one, from paths that ascend as bytes; the root is the last. Some may come twice.
+
+    Holds the directories on the way alone, and of a long one what is not in a node yet. In that order all that is
+    below a directory stands together, though not behind the directory itself: "a-b" comes before "a/x".
+    """
     room = _Room()
-    children: dict[bytes, list[tuple[bytes, Entry]]] = {b"": []}
-    for path in tree:
-        entry = tree[room.take(path)]
+    stack = [_Building(b"")]
+    for path, entry in items:
+        parent, _, name = room.take(path).rpartition(b"/")
+        while not stack[-1].holds(parent):
+            yield from _closed(stack, ids_of)
+        if stack[-1].path != parent:
+            stack.append(_Building(parent))
+            if not stack[-2].is_waiting_for(stack[-1]):
+                raise KeyError(parent)
+        yield from stack[-1].add(name, entry, ids_of)
+    while stack:
+        yield from _closed(stack, ids_of)
+
+
+BUILDING_ENTRIES_MAX = 20_000  # of a directory that are held: more than `LEAVES_SURE` nodes of them
+
+
+class _Building:
+    """A directory that is being built. `waiting`: where those of its entries stand whose ids are not known yet."""
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self.prefix = path + b"/" if path else b""
+        self.entries: list[tuple[bytes, Entry]] = []
+        self.leaves: list[tuple[bytes, bytes]] = []
+        self.waiting: dict[bytes, int] = {}
+        self._try_at = BUILDING_ENTRIES_MAX
+
+    def holds(self, directory: bytes) -> bool:
+        return directory == self.path or directory.startswith(self.prefix)
+
+    def is_waiting_for(self, below: _Building) -> bool:
+        return below.path[len(self.prefix) :] in self.waiting
+
+    def add(self, name: bytes, entry: Entry, ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
         if entry.kind is Kind.DIR:
-            children.setdefault(path, [])
-    for path in sorted(tree):
-        parent, _, name = path.rpartition(b"/")
-        children[parent].append((name, tree[path]))
-    nodes: dict[bytes, bytes] = {}
-    ids: dict[bytes, bytes] = {}
-    for path in sorted(children, key=lambda p: -p.count(b"/") if p else 1):
-        listed = [
-            (
-                name,
-                entry._replace(content=ids[path + b"/" + name if path else name]) if entry.kind is Kind.DIR else entry,
-            )
-            for name, entry in children[path]
-        ]
-        encoded = directory.encode_dir(listed, ids_of)
-        nodes.update(encoded)
-        ids[path] = encoded[-1][0]
-    return ids[b""], nodes
+            self.waiting[name] = len(self.entries)
+        self.entries.append((name, entry))
+        if len(self.entries) > self._try_at:
+            yield from self._flush(ids_of)
+            self._try_at = len(self.entries) + BUILDING_ENTRIES_MAX
+
+    def _flush(self, ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
+        """Makes leaves of what stands before the first entry that waits for its id."""
+        end = min(self.waiting.values(), default=len(self.entries))
+        if end < BUILDING_ENTRIES_MAX:
+            return
+        leaves, done = directory.encode_leaves(self.entries[:end], ids_of, last=False)
+        for first, (node_id, data) in leaves:
+            self.leaves.append((first, node_id))
+            yield node_id, data
+        del self.entries[:done]
+        self.waiting = {name: at - done for name, at in self.waiting.items()}
+
+    def take_id(self, name: bytes, dir_id: bytes) -> None:
+        at = self.waiting.pop(name)
+        self.entries[at] = (name, self.entries[at][1]._replace(content=dir_id))
+
+    def close(self, ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
+        """What is left; the directory's own node is the last."""
+        if self.waiting:
+            (empty,) = directory.encode_dir([], ids_of)
+            yield empty
+            for name in list(self.waiting):
+                self.take_id(name, empty[0])
+        if not self.leaves:
+            yield from directory.encode_dir(self.entries, ids_of)
+            return
+        leaves, _ = directory.encode_leaves(self.entries, ids_of, last=True)
+        for first, (node_id, data) in leaves:
+            self.leaves.append((first, node_id))
+            yield node_id, data
+        yield from directory.encode_above(self.leaves, ids_of)
+
+
+def _closed(stack: list[_Building], ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
+    """Closes the last directory on the way, and tells the one above its id."""
+    done = stack.pop()
+    node = (b"", b"")
+    for node in done.close(ids_of):
+        yield node
+    if stack:
+        stack[-1].take_id(done.path[len(stack[-1].prefix) :], node[0])

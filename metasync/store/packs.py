@@ -189,12 +189,20 @@ def spread_evenly(segments: Sequence[_Shrunk], parts: int) -> list[list[_Shrunk]
     return out
 
 
+class Ids(Protocol):
+    """A set of object ids."""
+
+    def __contains__(self, object_id: object, /) -> bool: ...
+    def add(self, object_id: bytes, /) -> None: ...
+
+
 class Packer:
     """Turns objects into sealed packs. One thread adds; `workers` shrink and seal; `emit` gets packs in order.
 
     `emit` may block to hold the pipeline back. Objects added twice are packed once. `choose` chooses the packs' names,
     in the workers; without it they have no salt. `spread`: what is left at the end becomes up to so many packs, so that
-    a small push, too, goes to all backends at once.
+    a small push, too, goes to all backends at once. `seen`: what was
+    added before, and is not packed again.
     """
 
     def __init__(
@@ -205,6 +213,7 @@ class Packer:
         emit: Callable[[SealedPack], None],
         choose: Choose | None = None,
         spread: int = 1,
+        seen: Ids | None = None,
     ) -> None:
         self._form = form
         self._spread = spread
@@ -214,7 +223,7 @@ class Packer:
         self._entropy = entropy
         self._emit = emit
         self._choose = choose
-        self._seen: set[bytes] = set()
+        self._seen: Ids = set() if seen is None else seen
         self._open: dict[bool, _Gathering] = {True: _Gathering(), False: _Gathering()}  # blobs; trees and histories
         self._shrinking: deque[tuple[int, Future[_Shrunk]]] = deque()
         self._shrinking_bytes = 0

@@ -23,32 +23,29 @@ def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
 def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], list[Ref]]]:
     """The same beside the last packs: all are sealed, so that their names are known. It names what is to be stored
     before anybody is told of the index: a proposal is made when both are."""
-    new = {_unstored(segment): segment for segment in upload.index_segments()}
+    new = dict(map(_unstored, upload.index_segments()))
     if not new:
         yield list
         return
-    loaded = {**dict(zip(base.root.items, base.segments, strict=True)), **new}
-    items = list(loaded)
+    items = [*base.root.items, *new]
     while crowd := pack_index.crowded(IndexRoot(tuple(items))):
-        merged = pack_index.merge([loaded[i] for i in crowd], final=len(crowd) == len(items))
-        items = [i for i in items if i not in crowd]
-        for item in crowd:
-            new.pop(item, None)
-        item = _unstored(merged)
-        items.append(item)
-        loaded[item] = new[item] = merged
+        segments = [
+            pack_index.decode_segment(new[i]) if i in new else base.segments[base.root.items.index(i)] for i in crowd
+        ]
+        item, data = _unstored(pack_index.merge(segments, final=len(crowd) == len(items)))
+        items = [*(i for i in items if i not in crowd), item]
+        new = {**{i: d for i, d in new.items() if i not in crowd}, item: data}
 
     def make_root(refs: Sequence[Ref]) -> bytes:
         stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(new, refs, strict=True)}
         return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), base.root.tags))
 
-    leaves = [pack_index.encode_segment(segment) for segment in new.values()]
-    with s.putting_index(base.state, leaves, make_root) as stored:
+    with s.putting_index(base.state, list(new.values()), make_root) as stored:
         yield stored
 
 
-def _unstored(segment: IndexSegment) -> RootItem:
-    """A segment as the root will list it, its name still open: a digest of its bytes stands in."""
+def _unstored(segment: IndexSegment) -> tuple[RootItem, bytes]:
+    """A segment as the root will list it, its name still open: a digest of its bytes stands in. And these bytes."""
     data = pack_index.encode_segment(segment)
     stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
-    return RootItem(stand_in, len(data), len(segment), len(segment.packs))
+    return RootItem(stand_in, len(data), len(segment), len(segment.packs)), data

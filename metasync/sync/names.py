@@ -98,6 +98,7 @@ FAT: Final = Rules(
 CASEFOLD: Final = Rules(fold=Fold.FULL, normalises=True, utf8_only=True)
 ANY: Final = Rules()  # of a disk of which nothing is known: it may hold whatever ext4 holds
 
+_LOOKED_AT_TOGETHER = 10_000  # names; a megabyte
 _PLAIN_BYTES_MAX = 255  # a path so short has no name that is too long, whatever is counted
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9¹²³])(?: *[.:].*| *)", re.I | re.S)
 # What any system may refuse, for paths that are each led by "/" and ended by NUL: nearly all are plain, and many can be
@@ -252,23 +253,49 @@ _ELSEWHERE = (("Windows", WINDOWS), ("macOS", MACOS), ("Linux", LINUX))
 _TWINS = Rules(fold=Fold.FULL, normalises=True)
 
 
-def unportable(new: Iterable[bytes], tree: Collection[bytes]) -> list[Odd]:
+def unportable(new: Iterable[bytes], tree: Collection[bytes], *, ascending: bool = False) -> list[Odd]:
     """Which of the new names other systems can't hold, ascending; of a new directory's contents, what is theirs alone.
 
     `new`: paths that are in `tree` now and were not before; all that is in `tree` may be their twin.
-    What lies in other directories than the new paths may be left out of it.
+    What lies in other directories than the new paths may be left out of it. `ascending`: it comes by paths as bytes,
+    and then less is held.
     """
     fresh = list(new)
     if not fresh:
         return []
-    short = max(map(len, fresh)) <= _PLAIN_BYTES_MAX
-    if short and _is_plain(b"/" + b"\0/".join(fresh) + b"\0"):
-        found = {}
-    else:
-        found = {path: why for path in fresh if (why := _why_odd(path))}
-    for path, twin in _twins(fresh, tree).items():
+    found: dict[bytes, str] = {}
+    for start in range(0, len(fresh), _LOOKED_AT_TOGETHER):
+        some = fresh[start : start + _LOOKED_AT_TOGETHER]
+        short = max(map(len, some)) <= _PLAIN_BYTES_MAX
+        if not (short and _is_plain(b"/" + b"\0/".join(some) + b"\0")):
+            found.update((path, why) for path in some if (why := _why_odd(path)))
+    for path, twin in _twins(fresh, tree, ascending).items():
         found.setdefault(path, f"macOS and Windows take it for {_shown(twin.rpartition(b'/')[2])}")
     return [Odd(path, found[path]) for path in sorted(found)]
+
+
+def _may_be_twins(tree: Collection[bytes], ascending: bool) -> bool:
+    """Whether two of these may be twins."""
+    if not ascending:
+        return len({_folded(path) for path in tree}) != len(tree)
+    open_: list[tuple[bytes, set[bytes]]] = []  # directories with the names met in them: below the last no more come
+    for path in tree:
+        parent, slash, name = path.rpartition(b"/")
+        prefix = parent + slash
+        while open_ and not prefix.startswith(open_[-1][0]):
+            open_.pop()
+        if not open_ or open_[-1][0] != prefix:
+            open_.append((prefix, set()))
+        names = open_[-1][1]
+        before = len(names)
+        names.add(_folded(name))
+        if len(names) == before:
+            return True
+    return False
+
+
+def _folded(path: bytes) -> bytes:
+    return path.lower() if path.isascii() else key(path, _TWINS)
 
 
 def _why_odd(path: bytes) -> str:
@@ -282,9 +309,9 @@ def _why_odd(path: bytes) -> str:
     return ""
 
 
-def _twins(fresh: list[bytes], tree: Collection[bytes]) -> dict[bytes, bytes]:
+def _twins(fresh: list[bytes], tree: Collection[bytes], ascending: bool) -> dict[bytes, bytes]:
     """New paths that have a twin in the tree, with that twin."""
-    if len({path.lower() if path.isascii() else key(path, _TWINS) for path in tree}) == len(tree):
+    if not _may_be_twins(tree, ascending):
         return {}
     groups: dict[tuple[bytes, bytes], list[bytes]] = {}
     for path in tree:

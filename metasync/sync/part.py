@@ -10,7 +10,7 @@ grow with the number of files.
 from __future__ import annotations
 
 import os
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 
 from metasync.localdb import State
 from metasync.objects.model import Entry, Kind
@@ -218,6 +218,23 @@ class _Values(ValuesView[Entry]):
 
     def __iter__(self) -> Iterator[Entry]:
         return (entry for _, entry in self._pairs())
+
+
+class Some(Mapping[bytes, Entry | None]):
+    """What a tree has at some paths; None: nothing. No path twice."""
+
+    def __init__(self, paths: Collection[bytes], tree: Mapping[bytes, Entry]) -> None:
+        self._paths = paths
+        self._tree = tree
+
+    def __getitem__(self, path: bytes) -> Entry | None:
+        return self._tree.get(path)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 def near(tree: Mapping[bytes, Entry], paths: Iterable[bytes]) -> Mapping[bytes, Entry] | list[bytes]:

@@ -58,6 +58,8 @@ def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> list[by
     """Paths at which two trees differ. Entries that are one object are equal at no cost."""
     if isinstance(tree, Edited) and tree.base is base:
         return [p for p, e in tree.changes.items() if base.get(p) != e]
+    if not base:
+        return list(tree)
     out = [p for p, e in tree.items() if base.get(p) is not e and base.get(p) != e]
     out += [p for p in base if p not in tree]
     return out
@@ -65,22 +67,24 @@ def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> list[by
 
 def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Changes:
     """Changes for people, from (path, before, after). Directories only where nothing inside them is named."""
-    listed = [p for p in pairs if p[1] != p[2]]
+    added: list[bytes] = []
+    modified: list[bytes] = []
+    deleted: list[bytes] = []
     parents: set[bytes] = set()
-    for path, _, _ in listed:
+    dirs: set[bytes] = set()
+    for path, a, b in pairs:  # no list of all: an entry is large
+        if a == b:
+            continue
+        (added if a is None else deleted if b is None else modified).append(path)
+        if any(e is not None and e.kind is Kind.DIR for e in (a, b)):
+            dirs.add(path)
         while b"/" in path:
             path = path.rpartition(b"/")[0]
             if path in parents:
                 break
             parents.add(path)
-    shown = sorted(
-        p for p in listed if p[0] not in parents or not any(e is not None and e.kind is Kind.DIR for e in p[1:])
-    )
-    return Changes(
-        added=tuple(p for p, a, b in shown if a is None and b is not None),
-        modified=tuple(p for p, a, b in shown if a is not None and b is not None),
-        deleted=tuple(p for p, a, b in shown if a is not None and b is None),
-    )
+    dirs &= parents
+    return Changes(*(tuple(sorted(p for p in paths if p not in dirs)) for paths in (added, modified, deleted)))
 
 
 def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from metasync.codec import amount, u64
 from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Journal, State, decode_journal
 from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
+from metasync.large import Large
 from metasync.localdb import TREE_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
@@ -28,7 +30,7 @@ from metasync.sync.indexing import storing_index
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
 from metasync.sync.noted import KEPT_KEY
-from metasync.sync.part import near
+from metasync.sync.part import Some, near
 from metasync.sync.pull import changed, integrate, noted, summary
 from metasync.sync.quiet import Begun, Walk
 from metasync.sync.reports import Changes, PullReport, PushReport, Skipped
@@ -46,6 +48,7 @@ OP_ID_BYTES = 16
 LAST_BYTES = 256 << 10  # of packs under way, about a round trip's worth, when others are first kept from agreeing
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
+NODES_TOGETHER = 200  # of a tree that are stored here at a time: up to 25 MB, 64 KB each as a rule
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
 
 
@@ -111,9 +114,9 @@ class _Read:
     def begins(self, size_bytes: int) -> None:
         self.upload.expect(size_bytes, lambda: self.ingest.bytes_read)
 
-    def broken_off(self, rows: Mapping[bytes, Row]) -> None:
+    def broken_off(self, rows: Iterable[tuple[bytes, Row]]) -> None:
         with suppress(WorkspaceError):  # then it is read again
-            store_rows(self.s.db, rows.items())
+            store_rows(self.s.db, rows)
 
 
 def push(
@@ -225,9 +228,16 @@ def preview(s: Session, base: Agreed) -> PushReport:
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 
+def _found(
+    before: Mapping[bytes, Entry], seen: Scan, differing: Iterable[bytes]
+) -> Iterable[tuple[bytes, Entry | None]]:
+    """What is here at the differing paths. Where nothing was agreed these are all, and one by one they cost more."""
+    return seen.tree.items() if not before else ((path, seen.tree.get(path)) for path in differing)
+
+
 def _unportable(new: Iterable[bytes], seen: Scan) -> tuple[Skipped, ...]:
     fresh = list(new)
-    return noted(unportable(fresh, near(seen.tree, fresh)))
+    return noted(unportable(fresh, near(seen.tree, fresh), ascending=isinstance(seen.tree, Large)))
 
 
 def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
@@ -317,7 +327,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     seen, before, rows = _scan(s, base, ingest, by_stats, _Read(s, upload, ingest))
     differing = changed(before, seen.tree)
     staged = s.db.get(KEPT_KEY) or b""
-    loss = guard.loss(before, {p: seen.tree.get(p) for p in differing})
+    loss = guard.loss(before, Some(differing, seen.tree))
     nothing = not differing and not staged and not joins
     if (nothing or guard.stop("push", loss) is not None) and (news := _news(s, base, a)) is not None:
         return news  # a commit of ours would have told
@@ -337,7 +347,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if news is not None:
             base = news
             s.db.set(BASE_KEY, base.state.encode())
-    changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
+    changes = summary((p, before.get(p), e) for p, e in _found(before, seen, differing))
     tree_root = master = None
     if differing or staged:
         _complete(s, base, a, seen, before, differing)
@@ -351,7 +361,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             devices = joining.changed_devices(s, base.state, base.devices)
             upload.finish()
             stored_as = stored()
-    odd = _unportable((p for p in differing if p not in before and p in seen.tree), seen)
+    odd = _unportable(seen.tree if not before else (p for p in differing if p not in before and p in seen.tree), seen)
     store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
@@ -432,7 +442,7 @@ def _complete(
         pieces = (entry.content,) if not entry.root else (entry.root, *a.chunks.get(entry.root, ()))
         return (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces))
 
-    found = ((path, seen.tree.get(path)) for path in differing)
+    found = _found(before, seen, differing)
     unstored = {p: e for p, e in found if e is not None and e.kind is Kind.FILE and e.size and not is_stored(e)}
     if not unstored:
         return
@@ -473,13 +483,16 @@ def _add_trees(
     assert a.upload is not None
     upload, known = a.upload, known_in(base.index, a.upload)
     if base.tree_root is None or base.state.era:  # after a new start what else is there is made sure of, too
-        root, nodes = walk.build(seen.tree, s.ids)
+        nodes = walk.build_nodes(_ascending(seen.tree), s.ids)
     else:
-        root, nodes = s.contents(base).walk(walk.rebuild(base.tree_root, seen.tree, differing, s.ids))
-    for object_id, data in nodes.items():
-        if not known(object_id):
-            upload.add(ObjectKind.DIR, object_id, data)
-    s.db.put_objects((i, int(ObjectKind.DIR), data) for i, data in nodes.items() if i not in base.index)
+        nodes = iter(s.contents(base).walk(walk.rebuild(base.tree_root, seen.tree, differing, s.ids))[1].items())
+    root = b""
+    while some := list(islice(nodes, NODES_TOGETHER)):
+        root = some[-1][0]
+        for object_id, data in some:
+            if not known(object_id):
+                upload.add(ObjectKind.DIR, object_id, data)
+        s.db.put_objects((i, int(ObjectKind.DIR), data) for i, data in some if i not in base.index)
     for object_id, kind, data in s.db.staged():
         if not known(object_id):
             upload.add(ObjectKind(kind), object_id, data)
@@ -491,3 +504,8 @@ def _add_trees(
     upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
     s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
     return root, snapshot_id
+
+
+def _ascending(tree: Mapping[bytes, Entry]) -> Iterable[tuple[bytes, Entry]]:
+    """A tree by its paths as bytes."""
+    return tree.items() if isinstance(tree, Large) else ((path, tree[path]) for path in sorted(tree))

@@ -126,6 +126,11 @@ def unpack_row(data: bytes) -> Row:
     return row
 
 
+def unpack_entry(data: bytes) -> Entry:
+    """The entry that `pack_entry` made these bytes of."""
+    return unpack_row(data).entry
+
+
 def is_packed_file(data: bytes, st: os.stat_result) -> bool:
     """Whether this stat proves that a file or symlink still has the bytes of a packed row; without unpacking it."""
     return data[20:64] == _pack_stat(

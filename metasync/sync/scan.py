@@ -17,19 +17,21 @@ import errno
 import os
 import stat as stat_
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
+from metasync.large import HELD_MAX, Large
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
 from metasync.sync.fsio import READ_FLAGS, Disk, WorkTree, split
 from metasync.sync.oddnames import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PREFIX, is_odd, why_not_taken
-from metasync.sync.rows import Row, is_unchanged, row_of
+from metasync.sync.rows import Row, is_unchanged, pack_entry, pack_row, row_of, unpack_entry, unpack_row
 from metasync.sync.rulefiles import RuleFiles
 from metasync.sync.twins import Spellings
+from metasync.sync.unread import Unread, UnreadHere
 
 __all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 
@@ -55,7 +57,7 @@ class Reading(Protocol):
     def begins(self, size_bytes: int) -> None:
         """So much is going to be read."""
 
-    def broken_off(self, rows: Mapping[bytes, Row]) -> None:
+    def broken_off(self, rows: Iterable[tuple[bytes, Row]]) -> None:
         """It ends with an exception. What was read till then is true of the disk: a row for each changed file."""
 
 
@@ -102,7 +104,7 @@ class Scan:
     """
 
     tree: MutableMapping[bytes, Entry] = field(default_factory=dict)
-    put_rows: dict[bytes, Row] = field(default_factory=dict)
+    put_rows: MutableMapping[bytes, Row] = field(default_factory=dict)
     delete_rows: list[bytes] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
     deleted: list[bytes] = field(default_factory=list)
@@ -143,12 +145,15 @@ def scan(
         work.out.put_rows.update(work.rows)
     work.walk()
     if reading is not None:
-        reading.begins(sum(st.st_size for _, st in work.unread if stat_.S_ISREG(st.st_mode)))
+        reading.begins(work.unread.size_bytes)
+    if len(work.unread) > HELD_MAX:
+        work.out.tree = Large(pack_entry, unpack_entry, work.out.tree.items())
+        work.out.put_rows = Large(pack_row, unpack_row, work.out.put_rows.items())
     try:
         work.read()
     except BaseException:
         if reading is not None:
-            reading.broken_off({path: work.out.put_rows[path] for path in work.read_rows})
+            reading.broken_off(work.read_rows())
         raise
     work.miss()
     work.empty()
@@ -213,8 +218,7 @@ class _Scanner:
         self.listed: dict[bytes, int] = {}  # directories listed completely, with their device
         self.blocked: set[bytes] = set()  # here, but not taken in: what the base has there and below stays
         self.hollow: set[bytes] = set()  # directories that hold names which were not taken in
-        self.unread: list[tuple[bytes, os.stat_result]] = []
-        self.read_rows: list[bytes] = []  # of `unread`, those that were read and have a new row
+        self.unread = Unread()
         self.spellings = Spellings(tree, rows, base)
 
     # ---- stage 1: every name once
@@ -259,7 +263,7 @@ class _Scanner:
         rows_get, ignores = self.rows.get, rules.ignores if rules is not None else None
         encoding, errors = ENCODING
         clean: list[tuple[bytes, Entry]] = []
-        unread: list[tuple[bytes, os.stat_result]] = []
+        unread = UnreadHere()
         dirs: list[tuple[bytes, os.stat_result]] = []
         strange: list[tuple[bytes, str]] = []
         meant = self.spellings.of(path, self.disk.names(fd), fd) if self.work.rules.has_twins else {}
@@ -298,7 +302,7 @@ class _Scanner:
                     ):
                         clean.append((child, row.entry))
                     else:
-                        unread.append((child, st))
+                        unread.add(child, st)
                 elif kind == _DIR and len(child) <= DIR_PATH_BYTES_MAX:
                     dirs.append((child, st))
                 elif kind == _DIR:
@@ -307,7 +311,7 @@ class _Scanner:
                     strange.append((child, "neither a file nor a directory nor a symlink"))
         self.listed[path] = device
         self.out.tree.update(clean)
-        self.unread += unread
+        self.unread.add(prefix, unread)
         for child, why in strange:
             self.leave(path, child, why)
         self.count(clean)
@@ -372,17 +376,16 @@ class _Scanner:
     # ---- stage 2: what the stats do not answer for
 
     def read(self) -> None:
-        self.unread.sort(key=lambda item: item[0])
-        for path, st in self.unread:
+        for path, is_link, seen in self.unread:
             parent = split(path)[0]
             try:
-                if stat_.S_ISLNK(st.st_mode):
+                if is_link:
                     if self.covers_directory(path):
                         continue
                     entry, st = self.read_link(path)
                     self.out.counts.symlinks += 1
                 else:
-                    entry, st = self.read_file(path, st)
+                    entry, st = self.read_file(path, seen)
                     self.out.counts.files += 1
             except _Vanished:
                 self.out.busy.append(path)
@@ -398,7 +401,11 @@ class _Scanner:
                 row = row_of(entry, st, trusted=trusted)
                 if row != self.rows.get(path):
                     self.out.put_rows[path] = row
-                    self.read_rows.append(path)
+
+    def read_rows(self) -> Iterator[tuple[bytes, Row]]:
+        """Rows of what was read so far and had another one, or none."""
+        rows = self.out.put_rows.items()
+        return ((path, row) for path, row in rows if row.entry.kind is not Kind.DIR and row is not self.rows.get(path))
 
     def covers_directory(self, path: bytes) -> bool:
         """A symlink where the base has a directory with something in it: often data moved to another disk.
@@ -414,10 +421,10 @@ class _Scanner:
         )
         return True
 
-    def read_file(self, path: bytes, seen: os.stat_result) -> tuple[Entry, os.stat_result]:
+    def read_file(self, path: bytes, seen: os.stat_result | None) -> tuple[Entry, os.stat_result]:
         """Reads a file that the walk has `seen`: what was opened is that file, unchanged, if it has its stat then.
 
-        If not, it is looked at before it is read as well.
+        If not, or if that is not known any more, it is looked at before it is read as well.
         """
         parent, name = split(path)
         for turn in range(READS_MAX):
@@ -425,13 +432,13 @@ class _Scanner:
                 above = self.work.dir(parent)
                 fd = self.disk.open(name, READ_FLAGS, above)
             try:
-                st = self.disk.fstat(fd) if turn else seen
+                st = self.disk.fstat(fd) if turn or seen is None else seen
                 if not stat_.S_ISREG(st.st_mode):
                     raise _Vanished
                 got = self.ingest(fd, st)
                 after = self.disk.fstat(fd)
             except OSError:
-                if turn:
+                if turn or seen is None:
                     raise
                 continue  # it may be a directory by now
             finally:

@@ -17,7 +17,9 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
+from metasync.large import Large
 from metasync.localdb import TREE_KEY, State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
@@ -46,6 +48,11 @@ def note_settled(
     if db.count_rows() != len(tree) + 1:
         return
     gone = set(gone)
+    if differing is None and not rows and not gone and isinstance(put, Large) and isinstance(tree, Large):
+        seen = ((path, row.entry) for path, row in put.items() if path)
+        if b"" in put and all(a == b for a, b in zip_longest(seen, tree.items())):
+            db.set(TREE_KEY, root)
+        return
 
     def holds(path: bytes) -> bool:
         row = None if path in gone else put.get(path) or rows.get(path)

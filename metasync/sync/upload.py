@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
+from itertools import chain
 from typing import Any
 
 from metasync.effects import Task
 from metasync.events import Listener, Progress
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Located
 from metasync.store.balance import Balance
-from metasync.store.index import Index, IndexSegment, PackRecord, make_segments
+from metasync.store.idset import IdSet
+from metasync.store.index import Index, IndexSegment, PackRecord, pack_objects, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer, record_of
 from metasync.sync.kept import KeptPack
@@ -69,8 +70,8 @@ class Upload:
         self._to_read_bytes: int | None = None
         self._read_bytes: Callable[[], int] = lambda: 0
         self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
-        self._own: set[bytes] = set()
-        self._records: list[tuple[PackRecord, tuple[Located, ...]]] = []
+        self._own = IdSet()
+        self._records: list[tuple[PackRecord, bytes]] = []  # with their objects, packed
         self._resumed: list[KeptPack] = []
         self._kept: dict[bytes, int] = {}  # objects of an earlier push -> which of `_resumed` holds them
         self._used: set[int] = set()
@@ -105,7 +106,6 @@ class Upload:
         """Takes an object to be stored. Blocks while too much is under way."""
         if object_id in self:
             return
-        self._own.add(object_id)
         self._waiting_bytes += len(data)
         if self._begin is not None:
             begin, self._begin = self._begin, None
@@ -113,7 +113,7 @@ class Upload:
         if self._packer is None:
             balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
             choose, spread = (balance.choose, balance.even_packs) if balance.matters else (None, 1)
-            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose, spread)
+            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose, spread, self._own)
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
@@ -124,7 +124,7 @@ class Upload:
         while not self._has_room(size, most):
             self._look()
         self._harvest()
-        self._records.append((record_of(pack, self.generation), pack.footer.objects))
+        self._records.append((record_of(pack, self.generation), pack_objects(pack.footer.objects)))
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append((future, pack.data if self._least is not None else b""))
@@ -229,9 +229,10 @@ class Upload:
         """True when what it stored, and what it is going to, may be named by a state with this fence and epoch."""
         return self.generation >= min_generation and self.form.epoch == epoch
 
-    def index_segments(self) -> list[IndexSegment]:
+    def index_segments(self) -> Iterator[IndexSegment]:
         """The index segments of all packs sent so far: one as a rule, none when there are no packs."""
-        return make_segments([*(self._resumed[n][:2] for n in sorted(self._used)), *self._records])
+        used = (self._resumed[n] for n in sorted(self._used))
+        return segments_of(chain(((kept.record, pack_objects(kept.objects)) for kept in used), self._records))
 
 
 def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:

@@ -1,0 +1,147 @@
+"""A mapping that may be larger than memory: what does not fit lies in a temporary file, in the order of its keys.
+
+For what a push or a scan holds per file while it runs. The file belongs to the process, has no name, and goes with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, ValuesView
+from typing import Generic, TypeVar
+
+from metasync.errors import WorkspaceError
+
+V = TypeVar("V")
+
+HELD_MAX = 20_000  # entries in memory: some 10 MB of rows
+PAGE = 2_000  # read at a time
+_GONE = object()
+
+_INSERT = "INSERT OR REPLACE INTO large VALUES (?, ?)"
+_DELETE = "DELETE FROM large WHERE key = ?"
+
+
+class Large(MutableMapping[bytes, V], Generic[V]):
+    """Iteration ascends, and shows what was there when it began, or later. `close` it. For one thread.
+
+    `pack` and `unpack` make bytes of a value and a value of bytes. `WorkspaceError` where the temporary file fails.
+    """
+
+    def __init__(
+        self, pack: Callable[[V], bytes], unpack: Callable[[bytes], V], items: Iterable[tuple[bytes, V]] = ()
+    ) -> None:
+        self._pack = pack
+        self._unpack = unpack
+        self._held: dict[bytes, V | object] = {}
+        self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._run("PRAGMA journal_mode = OFF")
+        self._run("CREATE TABLE large (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        for key, value in items:
+            self[key] = value
+
+    def close(self) -> None:
+        self._held.clear()
+        self._db.close()
+
+    def _run(self, sql: str, values: tuple[object, ...] = ()) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as e:
+            raise _failed(e) from e
+
+    def _settle(self) -> None:
+        """Writes what is held."""
+        held, self._held = self._held, {}
+        if not held:
+            return
+        try:
+            self._db.execute("BEGIN")
+            gone = ((key,) for key, value in held.items() if value is _GONE)
+            self._db.executemany(_DELETE, gone)
+            kept = ((key, self._pack(held[key])) for key in sorted(held) if held[key] is not _GONE)  # type: ignore[arg-type]
+            self._db.executemany(_INSERT, kept)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as e:
+            raise _failed(e) from e
+
+    def __getitem__(self, key: bytes) -> V:
+        value = self._held.get(key)
+        if value is None:
+            found = self._run("SELECT value FROM large WHERE key = ?", (key,))
+            if not found:
+                raise KeyError(key)
+            return self._unpack(found[0][0])
+        if value is _GONE:
+            raise KeyError(key)
+        return value  # type: ignore[return-value]
+
+    def __contains__(self, key: object) -> bool:
+        value = self._held.get(key)  # type: ignore[call-overload]
+        return (
+            bool(self._run("SELECT 1, NULL FROM large WHERE key = ?", (key,))) if value is None else value is not _GONE
+        )
+
+    def __setitem__(self, key: bytes, value: V) -> None:
+        self._held[key] = value
+        if len(self._held) > HELD_MAX:
+            self._settle()
+
+    def __delitem__(self, key: bytes) -> None:
+        self[key]
+        self._held[key] = _GONE
+
+    def pairs(self) -> Iterator[tuple[bytes, V]]:
+        """All keys with their values, ascending."""
+        self._settle()
+        page = self._run("SELECT key, value FROM large ORDER BY key LIMIT ?", (PAGE,))
+        while page:
+            for key, value in page:
+                yield key, self._unpack(value)
+            sql = "SELECT key, value FROM large WHERE key > ? ORDER BY key LIMIT ?"
+            page = self._run(sql, (page[-1][0], PAGE))
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._settle()
+        page = self._run("SELECT key, NULL FROM large ORDER BY key LIMIT ?", (PAGE,))
+        while page:
+            for key, _ in page:
+                yield key
+            page = self._run("SELECT key, NULL FROM large WHERE key > ? ORDER BY key LIMIT ?", (page[-1][0], PAGE))
+
+    def __len__(self) -> int:
+        self._settle()
+        return int(self._run("SELECT COUNT(*), NULL FROM large")[0][0])
+
+    def keys(self) -> KeysView[bytes]:
+        return KeysView(self)
+
+    def items(self) -> ItemsView[bytes, V]:
+        return _Items(self)
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+
+class _Items(ItemsView[bytes, V]):
+    def __init__(self, large: Large[V]) -> None:
+        super().__init__(large)
+        self._pairs = large.pairs
+
+    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+        return self._pairs()
+
+
+class _Values(ValuesView[V]):
+    def __init__(self, large: Large[V]) -> None:
+        super().__init__(large)
+        self._pairs = large.pairs
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for _, value in self._pairs())
+
+
+def _failed(cause: sqlite3.Error) -> WorkspaceError:
+    return WorkspaceError(
+        f"A temporary file for the names of many files failed: {cause}.",
+        next_step="Give more room to the folder for temporary files (TMPDIR), and run again; nothing was lost.",
+    )

@@ -1,0 +1,228 @@
+"""What holds very many entries in little memory is like what Python has for few."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from content_kit import IDS, digest, file_entry, walk
+from workdir import Workspace, ingest, write
+
+import metasync.large
+from metasync.errors import WorkspaceError
+from metasync.large import Large
+from metasync.objects import walk as walk_module
+from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.objects.packfile import Located
+from metasync.objects.walk import build, build_nodes, flatten
+from metasync.store import index
+from metasync.store.idset import IdSet
+from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
+from metasync.sync import scan as scanning
+from metasync.sync.names import unportable
+from metasync.sync.rows import pack_entry, unpack_entry
+from metasync.sync.unread import Unread, UnreadHere
+
+DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
+
+
+def large() -> Large[int]:
+    return Large(lambda n: b"%d" % n, int)
+
+
+@pytest.mark.parametrize("held", [0, 1, 5, 10_000])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_large_mapping_is_like_a_dict(held: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metasync.large, "HELD_MAX", held)
+    monkeypatch.setattr(metasync.large, "PAGE", 3)
+    rng = random.Random(seed)
+    both: tuple[Any, dict[bytes, int]] = (large(), {})
+    for _ in range(60):
+        key, n = b"%d" % rng.randrange(12), rng.randrange(5)
+        kind = rng.randrange(4)
+        for into in both:
+            if kind == 0:
+                into[key] = n
+            elif kind == 1:
+                into.pop(key, None)
+            elif kind == 2:
+                into.update({key: n, b"x": 3})
+            else:
+                into.setdefault(key, n)
+        assert (both[0].get(key), key in both[0]) == (both[1].get(key), key in both[1])
+        if rng.random() < 0.3:
+            assert list(both[0].items()) == sorted(both[1].items())
+            assert list(both[0]) == sorted(both[1])
+            assert list(both[0].values()) == [n for _, n in sorted(both[1].items())]
+            assert (len(both[0]), both[0] == both[1]) == (len(both[1]), True)
+            assert both[0].keys() - both[1].keys() == set()
+    with pytest.raises(KeyError):
+        both[0][b"none"]
+    with pytest.raises(KeyError):
+        del both[0][b"none"]
+    both[0].close()
+
+
+def test_a_temporary_file_that_fails_is_told() -> None:
+    broken = large()
+    broken[b"a"] = 1
+    broken.close()
+    with pytest.raises(WorkspaceError, match="temporary file"):
+        broken[b"b"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_set_of_ids_is_like_a_set(seed: int) -> None:
+    rng = random.Random(seed)
+    ids, plain = IdSet(), set()
+    for _ in range(6000):
+        one = digest(rng.randrange(5000))
+        assert (one in ids) == (one in plain)
+        ids.add(one)
+        plain.add(one)
+    assert len(ids) == len(plain)
+    assert all(i in ids for i in plain)
+    assert not any(digest(n) in ids for n in range(5000, 9000))
+
+
+def test_ids_that_begin_alike_are_told_apart() -> None:
+    ids = IdSet()
+    alike = [b"\xff" * 15 + bytes([n]) * 17 for n in range(200)]
+    for one in alike[::2]:
+        ids.add(one)
+    assert [one in ids for one in alike] == [True, False] * 100
+
+
+@pytest.mark.parametrize("held", [0, 1, 3, 5, 6])
+def test_what_is_unread_comes_back_whole(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.sync.unread.HELD_MAX", held)
+    (tmp_path / "file").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to("file")
+    file, link = (tmp_path / "file").lstat(), (tmp_path / "link").lstat()
+    unread = Unread()
+    for prefix, files, links in [(b"", b"ba", b"l"), (b"d/", b"x", b""), (b"c/", b"", b"lk"), (b"e/", b"", b"")]:
+        here = UnreadHere()
+        for names, st in ((files, file), (links, link)):
+            for n in range(len(names)):
+                here.add(prefix + names[n : n + 1], st)
+        unread.add(prefix, here)
+    wanted = [(b"a", False), (b"b", False), (b"c/k", True), (b"c/l", True), (b"d/x", False), (b"l", True)]
+    assert sorted((path, is_link) for path, is_link, _ in unread) == wanted
+    if held >= 6:
+        assert [path for path, _, _ in unread] == [path for path, _ in wanted]
+    known = [path for path, is_link, seen in unread if seen is file and not is_link]
+    assert len(known) == {0: 0, 1: 0, 3: 2, 5: 3, 6: 3}[held]
+    assert (len(unread), unread.size_bytes) == (6, 12)
+
+
+@pytest.mark.parametrize("most", [1, 300, 20_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_nodes_built_one_by_one_are_those_of_the_tree(most: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    tree = {b"%05d" % n: file_entry(n) for n in rng.sample(range(9000), rng.choice([5, 900, 4000]))}
+    for n in rng.sample(range(9000), 30):
+        tree[b"%05d" % n] = DIR
+        tree.update({b"%05d/%s" % (n, name): file_entry(n) for name in rng.sample([b"a", b"a-", b"b", b"c"], 2)})
+        tree[b"%05d/d" % n] = DIR
+        tree[b"%05d-x" % n] = file_entry(1)
+    monkeypatch.setattr(walk_module, "BUILDING_ENTRIES_MAX", 20_000)
+    root, nodes = build(tree, IDS)
+    monkeypatch.setattr(walk_module, "BUILDING_ENTRIES_MAX", max(most, 2000))  # fewer might be one node after all
+    made = list(build_nodes(sorted(tree.items()), IDS))
+    assert made[-1][0] == root
+    assert dict(made) == nodes
+    assert walk(flatten(root), dict(made))[0] == tree
+
+
+def test_a_path_without_a_directory_above_it_is_no_tree() -> None:
+    for tree in ({b"a/b": DIR}, {b"a": file_entry(1), b"a/b": DIR}, {b"a": DIR, b"a/b/c": DIR}):
+        with pytest.raises(KeyError):
+            build(tree, IDS)
+
+
+def pack_of(n: int, objects: int) -> tuple[PackRecord, tuple[Located, ...]]:
+    one = make_record(n)
+    rng = random.Random(n)
+    return one, tuple(
+        Located(ObjectKind.BLOB, rng.randbytes(32), 0, i, 1, 0) for i in range(objects)
+    )  # fmt: skip
+
+
+def make_record(n: int) -> PackRecord:
+    from metasync.objects.packfile import HEADER_BYTES, Segment
+
+    return PackRecord(digest(n), n, 1 << 20, bytes(HEADER_BYTES), (Segment(1 << 18, 1 << 20, digest(1)),))
+
+
+def test_packed_objects_make_the_segments_that_the_values_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs = [pack_of(n, 300) for n in range(5)]
+    packs[2] = (packs[2][0], packs[2][1] + packs[0][1][:5])  # the same object in two packs
+    whole = make_segment(packs)
+    (packed,) = segments_of((record, pack_objects(objects)) for record, objects in packs)
+    assert encode_segment(packed) == encode_segment(whole)
+    assert decode_segment(encode_segment(packed)).raw_objects() == whole.raw_objects()
+    for record, objects in packs:
+        for one in objects:
+            assert (record, one) in packed.find(one.id)
+    monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 650)
+    several = list(segments_of((record, pack_objects(objects)) for record, objects in packs))
+    assert [len(s.packs) for s in several] == [2, 2, 1]
+    assert sum(map(len, several)) == len(whole)
+
+
+@pytest.mark.parametrize("twin", [b"d/B", b"e", b"D", "d/ä".encode(), None])
+def test_twins_are_found_among_many_names(twin: bytes | None) -> None:
+    names = [b"d", b"d-", b"d/a", b"d/b", b"d/c/b", b"d/c", "d/Ä".encode(), b"E", b"f/b", b"f"]
+    names += [twin] if twin else []
+    some: Large[Entry] = Large(pack_entry, unpack_entry, ((name, DIR) for name in names))
+    found = unportable(names, some, ascending=True)
+    assert found == unportable(names, names)
+    assert bool(found) == (twin is not None)
+
+
+def test_a_scan_of_many_files_finds_what_one_of_few_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Workspace(tmp_path / "w") as work:
+        write(work.root, {b"d%d/f%d" % (i, j): b"%d" % j for i in range(4) for j in range(9)})
+        (work.root / "link").symlink_to("x")
+        few = work.scan(store=False)
+        monkeypatch.setattr(scanning, "HELD_MAX", 10)
+        monkeypatch.setattr("metasync.sync.unread.HELD_MAX", 10)
+        monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
+        many = work.scan()
+        assert isinstance(many.tree, Large)
+        assert many.tree == few.tree
+        assert many.put_rows.keys() == few.put_rows.keys()
+        assert many.counts == few.counts
+        work.base = dict(many.tree)
+        work.tree.tick_past(work.tree.clock_ns(), 1.0)
+        assert work.scan(ingest=ingest).tree == few.tree
+
+
+def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reading:
+        rows: dict[bytes, Any]
+
+        def begins(self, size_bytes: int) -> None:
+            self.size_bytes = size_bytes
+
+        def broken_off(self, rows: Any) -> None:
+            self.rows = dict(rows)
+
+    monkeypatch.setattr(scanning, "HELD_MAX", 3)
+    monkeypatch.setattr("metasync.sync.unread.HELD_MAX", 3)
+    with Workspace(tmp_path / "w") as work:
+        write(work.root, {b"d/%d" % n: b"%d" % n for n in range(9)})
+        reading, left = Reading(), [5]
+
+        def some(fd: int, st: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return ingest(fd, st)
+
+        with pytest.raises(KeyboardInterrupt):
+            work.scan(ingest=some, reading=reading)
+        assert sorted(reading.rows) == [b"d/%d" % n for n in range(5)]
+        assert reading.size_bytes == 9
