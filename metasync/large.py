@@ -6,8 +6,9 @@ For what a push or a scan holds per file while it runs. The file belongs to the 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, ValuesView
-from typing import Generic, TypeVar
+import zlib
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, Sequence, ValuesView
+from typing import Generic, TypeVar, overload
 
 from metasync.errors import WorkspaceError
 
@@ -145,3 +146,51 @@ def _failed(cause: sqlite3.Error) -> WorkspaceError:
         f"A temporary file for the names of many files failed: {cause}.",
         next_step="Give more room to the folder for temporary files (TMPDIR), and run again; nothing was lost.",
     )
+
+
+class Paths(Sequence[bytes]):
+    """Very many paths, or other bytes without a NUL, in a few megabytes. Equal to a tuple of the same."""
+
+    def __init__(self, paths: Iterable[bytes]) -> None:
+        self._blocks: list[bytes] = []
+        self._count = 0
+        some: list[bytes] = []
+        for path in paths:
+            some.append(path)
+            if len(some) == PAGE:
+                self._add(some)
+                some = []
+        if some:
+            self._add(some)
+
+    def _add(self, some: list[bytes]) -> None:
+        self._blocks.append(zlib.compress(b"\0".join(some), 1))
+        self._count += len(some)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        for block in self._blocks:
+            yield from zlib.decompress(block).split(b"\0")
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[bytes, ...]: ...
+    def __getitem__(self, at: int | slice) -> bytes | tuple[bytes, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(*at.indices(self._count)))
+        place = range(self._count)[at]
+        return zlib.decompress(self._blocks[place // PAGE]).split(b"\0")[place % PAGE]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Paths, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"<{self._count:,} paths>"

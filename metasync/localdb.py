@@ -105,6 +105,9 @@ class State(Protocol):
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
         """Those of the objects that are cached."""
 
+    def objects_there(self, ids: Collection[bytes]) -> frozenset[bytes]:
+        """Which of the objects are cached; none of them is read."""
+
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         """Caches `(id, kind, data)`; objects are immutable, so one that is there stays."""
 
@@ -295,6 +298,9 @@ class LocalDb:
                 sql = f"SELECT id, data FROM objects WHERE id IN ({marks})"  # noqa: S608
                 out.update(self._typed(sql, some, bytes, bytes))
         return out
+
+    def objects_there(self, ids: Collection[bytes]) -> frozenset[bytes]:
+        return frozenset(i for i in ids if self._execute("SELECT 1 FROM objects WHERE id = ?", (i,)))
 
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         rows = ((object_id, int(kind), data) for object_id, kind, data in objects)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
+from metasync.large import Paths
 
 if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
     from metasync.sync.reports import Changes, ConflictReport, PullReport, PushReport, Skipped, Trailing
@@ -329,7 +330,7 @@ def value(x: Any) -> Any:
         return text(x)
     if isinstance(x, Mapping):
         return {str(k): value(v) for k, v in x.items()}
-    if isinstance(x, tuple | list):
+    if isinstance(x, tuple | list | Paths):
         return [value(v) for v in x]
     return x
 

@@ -1,3 +1,4 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
 """What holds very many entries in little memory is like what Python has for few."""
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 from content_kit import IDS, digest, file_entry, walk
 from workdir import Workspace, ingest, write
+from workspace_kit import Lab, lab, tree_of  # noqa: F401
+from workspace_kit import write as lab_write
 
 import metasync.large
 from metasync.errors import WorkspaceError
-from metasync.large import Large
+from metasync.large import Large, Paths
+from metasync.localdb import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.objects.packfile import Located
@@ -22,6 +26,7 @@ from metasync.store.idset import IdSet
 from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
 from metasync.sync import scan as scanning
 from metasync.sync.names import unportable
+from metasync.sync.pull import summary, summary_of_new
 from metasync.sync.rows import pack_entry, unpack_entry
 from metasync.sync.unread import Unread, UnreadHere
 
@@ -226,3 +231,52 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
             work.scan(ingest=some, reading=reading)
         assert sorted(reading.rows) == [b"d/%d" % n for n in range(5)]
         assert reading.size_bytes == 9
+
+
+def test_very_many_paths_are_like_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metasync.large, "PAGE", 4)
+    for count in (0, 1, 4, 5, 8, 21):
+        plain = tuple(b"d/%d" % n for n in range(count))
+        paths = Paths(iter(plain))
+        assert paths == plain
+        assert paths == Paths(plain)
+        assert paths != (*plain, b"x")
+        assert (len(paths), tuple(paths), bool(paths)) == (count, plain, bool(plain))
+        assert [paths[i] for i in range(-count, count)] == [plain[i] for i in range(-count, count)]
+        assert (paths[1:7], paths[:3], paths[-2:], paths[::-1]) == (plain[1:7], plain[:3], plain[-2:], plain[::-1])
+        with pytest.raises(IndexError):
+            paths[count]
+        assert hash(paths) == hash(plain)
+
+
+def test_what_is_new_is_told_alike_for_many_and_few() -> None:
+    tree = {b"d": DIR, b"d/e": DIR, b"d/f": file_entry(1), b"d-": DIR, b"x": file_entry(2), b"d/e/g": DIR}
+    many = Large(pack_entry, unpack_entry, tree.items())
+    told = summary_of_new(many)
+    assert told == summary_of_new(tree) == summary((p, None, e) for p, e in tree.items())
+    assert told.added == (b"d-", b"d/e/g", b"d/f", b"x")
+
+
+def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ways of a million files, with bounds for a few: pushed, changed, cloned."""
+    monkeypatch.setattr(scanning, "HELD_MAX", 5)
+    monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
+    monkeypatch.setattr(metasync.large, "PAGE", 4)
+    monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
+    monkeypatch.setattr("metasync.sync.push.NODES_TOGETHER", 2)
+    urls = lab.urls("one", "two", "three")
+    w = lab.init(urls)
+    files = {f"d{i}/f{j}": b"%d %d" % (i, j) for i in range(6) for j in range(7)}
+    lab_write(w.directory, files)
+    (w.directory / "empty").mkdir()
+    first = w.push()
+    assert sorted(first.changes.added) == sorted([*(name.encode() for name in files), b"empty"])
+    assert w._db.get(TREE_KEY) is not None
+    lab_write(w.directory, {f"e{i}/f": b"%d" % i for i in range(9)})
+    (w.directory / "d0" / "f0").unlink()
+    second = w.push()
+    assert (len(second.changes.added), second.changes.deleted) == (9, (b"d0/f0",))
+    other = lab.clone(urls)
+    assert tree_of(other.directory) == tree_of(w.directory)
+    assert w.push().version is None
+    assert w.check(read_data=True).problems == ()

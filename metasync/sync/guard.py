@@ -52,6 +52,8 @@ class Loss(NamedTuple):
 
 def loss(tree: Mapping[bytes, Entry], changes: Mapping[bytes, Entry | None]) -> Loss:
     """What `changes` (path to its new entry; None: nothing) take from `tree`."""
+    if not tree:
+        return Loss()
     gone = [(path, was) for path in sorted(changes) if _is_file(was := tree.get(path)) and not _is_file(changes[path])]
     if not gone:
         return Loss()

@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 
@@ -260,12 +261,12 @@ def unportable(new: Iterable[bytes], tree: Collection[bytes], *, ascending: bool
     What lies in other directories than the new paths may be left out of it. `ascending`: it comes by paths as bytes,
     and then less is held.
     """
-    fresh = list(new)
+    fresh = new if isinstance(new, Collection) else list(new)
     if not fresh:
         return []
     found: dict[bytes, str] = {}
-    for start in range(0, len(fresh), _LOOKED_AT_TOGETHER):
-        some = fresh[start : start + _LOOKED_AT_TOGETHER]
+    paths = iter(fresh)
+    while some := list(islice(paths, _LOOKED_AT_TOGETHER)):
         short = max(map(len, some)) <= _PLAIN_BYTES_MAX
         if not (short and _is_plain(b"/" + b"\0/".join(some) + b"\0")):
             found.update((path, why) for path in some if (why := _why_odd(path)))
@@ -309,7 +310,7 @@ def _why_odd(path: bytes) -> str:
     return ""
 
 
-def _twins(fresh: list[bytes], tree: Collection[bytes], ascending: bool) -> dict[bytes, bytes]:
+def _twins(fresh: Iterable[bytes], tree: Collection[bytes], ascending: bool) -> dict[bytes, bytes]:
     """New paths that have a twin in the tree, with that twin."""
     if not _may_be_twins(tree, ascending):
         return {}

@@ -7,12 +7,13 @@ what a pull does with news, and what a push does when another was faster.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
+from metasync.large import Large, Paths
 from metasync.localdb import Conflict as LocalConflict
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
@@ -54,15 +55,23 @@ class Plan:
     texts: dict[bytes, MergedText] = field(default_factory=dict)
 
 
-def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> list[bytes]:
+def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> Collection[bytes]:
     """Paths at which two trees differ. Entries that are one object are equal at no cost."""
     if isinstance(tree, Edited) and tree.base is base:
         return [p for p, e in tree.changes.items() if base.get(p) != e]
     if not base:
-        return list(tree)
+        return tree.keys()
     out = [p for p, e in tree.items() if base.get(p) is not e and base.get(p) != e]
     out += [p for p in base if p not in tree]
     return out
+
+
+def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
+    """The same where nothing was there before."""
+    if not isinstance(tree, Large):
+        return summary((path, None, entry) for path, entry in tree.items())
+    above = {path.rpartition(b"/")[0] for path in tree}  # no parent of these is not among them: it is in the tree
+    return Changes(added=Paths(path for path in tree if path not in above))
 
 
 def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Changes:

@@ -31,7 +31,7 @@ from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
 from metasync.sync.noted import KEPT_KEY
 from metasync.sync.part import Some, near
-from metasync.sync.pull import changed, integrate, noted, summary
+from metasync.sync.pull import changed, integrate, noted, summary, summary_of_new
 from metasync.sync.quiet import Begun, Walk
 from metasync.sync.reports import Changes, PullReport, PushReport, Skipped
 from metasync.sync.rows import Row, load_rows, store_rows
@@ -236,8 +236,10 @@ def _found(
 
 
 def _unportable(new: Iterable[bytes], seen: Scan) -> tuple[Skipped, ...]:
+    if isinstance(seen.tree, Large):
+        return noted(unportable(new, seen.tree, ascending=True))
     fresh = list(new)
-    return noted(unportable(fresh, near(seen.tree, fresh), ascending=isinstance(seen.tree, Large)))
+    return noted(unportable(fresh, near(seen.tree, fresh)))
 
 
 def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
@@ -347,7 +349,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if news is not None:
             base = news
             s.db.set(BASE_KEY, base.state.encode())
-    changes = summary((p, before.get(p), e) for p, e in _found(before, seen, differing))
+    changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing) if before else summary_of_new(seen.tree)
     tree_root = master = None
     if differing or staged:
         _complete(s, base, a, seen, before, differing)

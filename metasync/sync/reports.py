@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Paths by what happened to them, sorted."""
+    """Paths by what happened to them, sorted: tuples, or where they are very many what is equal to one."""
 
-    added: tuple[bytes, ...] = ()
-    modified: tuple[bytes, ...] = ()
-    deleted: tuple[bytes, ...] = ()
+    added: Sequence[bytes] = ()
+    modified: Sequence[bytes] = ()
+    deleted: Sequence[bytes] = ()
 
     def __len__(self) -> int:
         return len(self.added) + len(self.modified) + len(self.deleted)

@@ -126,6 +126,10 @@ class SimDb:
         objects = self.tables["objects"]
         return {i: objects[i][1] for i in ids if i in objects}
 
+    def objects_there(self, ids: Collection[bytes]) -> frozenset[bytes]:
+        self._step()
+        return frozenset(i for i in ids if i in self.tables["objects"])
+
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         there = self.tables["objects"]
         self._all("objects", ((i, (int(kind), data)) for i, kind, data in objects if i not in there))
