@@ -37,7 +37,7 @@ from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
-from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed
+from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, write_part
 from metasync.sync.noted import INODES_KEY, PLAN_KEY
 from metasync.sync.outcome import rows_after
 from metasync.sync.place import Placer
@@ -164,7 +164,7 @@ class Checkout:
             fd = self.disk.open(name, APPEND_FLAGS, above) if i in self._parts else stage.create(i)
             try:
                 parts = self._parts.setdefault(i, {})
-                self.disk.write(fd, data, offset)
+                write_part(self.disk, fd, data, offset)
                 parts[offset] = len(data)
             finally:
                 self.disk.close(fd)

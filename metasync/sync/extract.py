@@ -34,6 +34,7 @@ from metasync.sync.fsio import (
     check_path,
     dress,
     split,
+    write_part,
 )
 from metasync.sync.history import History, is_below
 from metasync.sync.oddnames import folds_to_state
@@ -330,7 +331,7 @@ class Staged:
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
         fd = self.disk.open(self.numbers[path], WRITE_FLAGS, self.fd)
         try:
-            self.disk.write(fd, data, offset)
+            write_part(self.disk, fd, data, offset)
         finally:
             self.disk.close(fd)
 

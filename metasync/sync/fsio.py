@@ -28,6 +28,7 @@ from metasync.sync.oddnames import ENCODING, STATE_NAME, folds_to_state
 
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
 COPY_BYTES = 1 << 20
+HOLE_BYTES_MIN = 64 << 10  # a smaller one is not worth the calls
 
 _FOLLOW_NOT = os.O_NOFOLLOW | os.O_CLOEXEC
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | _FOLLOW_NOT
@@ -88,6 +89,11 @@ def _libc() -> tuple[Any, Any, Callable[[], int]]:
     return rename2, syncfs, ctypes.get_errno
 
 
+_FALLOCATE = None if _DARWIN else getattr(_LIBC, "fallocate64", None)
+_PUNCH_HOLE = 2 | 1  # and keeps the size
+if _FALLOCATE is not None:
+    _FALLOCATE.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
 # The file system (EINVAL), the kernel (ENOSYS) or a network protocol (ENOTSUP) does not know the flag.
 _UNKNOWN_FLAG = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 # No hard links here: FAT, exFAT, some network and FUSE file systems; EMLINK: too many links to this one.
@@ -109,6 +115,19 @@ def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) ->
     raise OSError(code, os.strerror(code), new)
 
 
+def _punch(fd: int, offset: int, size: int) -> bool:
+    """Makes a hole in a file. False: that is not known here."""
+    return _FALLOCATE is not None and _FALLOCATE(fd, _PUNCH_HOLE, offset, size) == 0
+
+
+def write_part(disk: Disk, fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes a piece of a file. One of zeros alone becomes a hole, so that a sparse file stays one."""
+    if len(data) >= HOLE_BYTES_MIN and not (data[0] or data[-1]) and bytes(data).count(0) == len(data):
+        disk.write_zeros(fd, len(data), offset)
+    else:
+        disk.write(fd, data, offset)
+
+
 class Disk:
     """System calls, one each. `dir_fd` is the descriptor of the directory a name is in. All raise OSError."""
 
@@ -128,6 +147,12 @@ class Disk:
         while done < len(data):
             rest = memoryview(data)[done:]
             done += os.pwrite(fd, rest, offset + done)
+
+    def write_zeros(self, fd: int, size: int, offset: int) -> None:
+        """Makes these bytes zeros; where the file system has holes, one. Never makes the file shorter."""
+        self.write(fd, b"\0", offset + size - 1)  # not ftruncate: others may be writing behind that
+        if not _punch(fd, offset, size):
+            self.write(fd, bytes(size), offset)
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)

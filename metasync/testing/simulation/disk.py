@@ -268,6 +268,9 @@ class SimDisk(Disk):
         old = node.data.ljust(offset, b"\0")
         self.volume.write(node, old[:offset] + new + old[offset + len(new) :])
 
+    def write_zeros(self, fd: int, size: int, offset: int) -> None:
+        self.write(fd, bytes(size), offset)
+
     def read(self, fd: int, size: int, offset: int) -> bytes:
         self._step()
         return self.node(fd).data[offset : offset + size]
