@@ -5,7 +5,10 @@ For what a push or a scan holds per file while it runs. The file belongs to the 
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, Sequence, ValuesView
 from typing import Generic, TypeVar, overload
@@ -16,6 +19,7 @@ V = TypeVar("V")
 
 HELD_MAX = 20_000  # entries in memory: some 10 MB of rows
 PAGE = 2_000  # read at a time
+SPOOL_BYTES_HELD = 4 << 20
 _GONE = object()
 
 _INSERT = "INSERT OR REPLACE INTO large VALUES (?, ?)"
@@ -141,11 +145,53 @@ class _Values(ValuesView[V]):
         return (value for _, value in self._pairs())
 
 
-def _failed(cause: sqlite3.Error) -> WorkspaceError:
+def _failed(cause: Exception) -> WorkspaceError:
     return WorkspaceError(
-        f"A temporary file for the names of many files failed: {cause}.",
+        f"A temporary file for what is known of many files failed: {cause}.",
         next_step="Give more room to the folder for temporary files (TMPDIR), and run again; nothing was lost.",
     )
+
+
+class Spool:
+    """Bytes that are put away, and read again by where they are: in memory while they are few, else in a file."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._fd = -1
+        self._end = 0
+
+    def put(self, data: bytes) -> slice:
+        """Where it is. `WorkspaceError` where the temporary file fails."""
+        place = slice(self._end, self._end + len(data))
+        if self._fd < 0 and place.stop <= SPOOL_BYTES_HELD:
+            self._held += data
+        else:
+            try:
+                self._write(data)
+            except OSError as e:
+                raise _failed(e) from e
+        self._end = place.stop
+        return place
+
+    def _write(self, data: bytes) -> None:
+        if self._fd < 0:
+            self._fd, name = tempfile.mkstemp()
+            weakref.finalize(self, os.close, self._fd)
+            os.unlink(name)
+            data, self._held = bytes(self._held) + data, bytearray()
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def get(self, place: slice) -> bytes:
+        """What was put away there. `WorkspaceError` where the temporary file fails."""
+        if self._fd < 0:
+            return bytes(self._held[place])
+        try:
+            data = os.pread(self._fd, place.stop - place.start, place.start)
+        except OSError as e:
+            raise _failed(e) from e
+        assert len(data) == place.stop - place.start
+        return data
 
 
 class Paths(Sequence[bytes]):

@@ -15,7 +15,7 @@ from workspace_kit import write as lab_write
 
 import metasync.large
 from metasync.errors import WorkspaceError
-from metasync.large import Large, Paths
+from metasync.large import Large, Paths, Spool
 from metasync.localdb import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
@@ -280,3 +280,23 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     assert tree_of(other.directory) == tree_of(w.directory)
     assert w.push().version is None
     assert w.check(read_data=True).problems == ()
+
+
+@pytest.mark.parametrize("held", [0, 10, 1 << 20])
+def test_what_is_put_away_comes_back(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", held)
+    spool, rng = Spool(), random.Random(1)
+    put = [(data, spool.put(data)) for data in (rng.randbytes(n) for n in (5, 0, 7, 300, 1))]
+    assert [spool.get(place) for _, place in put] == [data for data, _ in put]
+    late = spool.put(b"late")
+    assert (spool.get(put[2][1]), spool.get(late)) == (put[2][0], b"late")
+
+
+def test_a_place_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", 2)
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(WorkspaceError, match="No space left"):
+        Spool().put(b"abc")

@@ -41,7 +41,7 @@ def test_pieces_in_any_order_and_again_are_the_file(
 ) -> None:
     rng = random.Random(seed)
     if not punches:
-        monkeypatch.setattr(fsio, "_FALLOCATE", None)
+        monkeypatch.setattr(fsio, "_fallocate", lambda: None)
     size = HOLE_BYTES_MIN + 777
     pieces = [bytes(size), rng.randbytes(size), bytes(size - 1) + b"x", b"x" + bytes(size), bytes(size), bytes(5)]
     rng.shuffle(pieces)

@@ -36,7 +36,7 @@ TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
-SEGMENT_OBJECTS_MAX = 500_000  # what a push puts into one segment: about 20 MiB
+SEGMENT_OBJECTS_MAX = 200_000  # what a push puts into one segment: about 8 MiB, and five times as much to make it
 ROOT_SEGMENTS_MAX = 1 << 10
 _OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
 _PACK_AT = ID_BYTES + 1  # where the pack stands in it
@@ -196,16 +196,28 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
     _check_records(segments)
     dead = {t for s in segments for t in s.tombstones}
-    keep: dict[tuple[bytes, int], tuple[PackRecord, list[Located]]] = {}
+    keep: dict[tuple[bytes, int], tuple[PackRecord, bytearray]] = {}
     for s in segments:
+        into: list[bytearray | None] = []
         for record in s.packs:
-            if (record.generation, record.name) not in dead:
-                before = keep.get((record.name, record.generation))
-                keep[record.name, record.generation] = (record, before[1] if before else [])
-        for record, located in s:
-            if (record.generation, record.name) not in dead:
-                keep[record.name, record.generation][1].append(located)
-    return make_segment(keep.values(), () if final else dead)
+            if (record.generation, record.name) in dead:
+                into.append(None)
+                continue
+            before = keep.get((record.name, record.generation))
+            keep[record.name, record.generation] = (record, before[1] if before else bytearray())
+            into.append(keep[record.name, record.generation][1])
+        objects = s.raw_objects()
+        for at in range(0, len(objects), _OBJECT.size):
+            packed = into[int.from_bytes(objects[at + _PACK_AT : at + _PACK_AT + 4], "big")]
+            if packed is not None:
+                packed += objects[at : at + _PACK_AT] + bytes(4) + objects[at + _PACK_AT + 4 : at + _OBJECT.size]
+    return _segment(((record, _sorted(bytes(packed))) for record, packed in keep.values()), () if final else dead)
+
+
+def _sorted(packed: bytes) -> bytes:
+    """The objects of one pack that came from several segments."""
+    objects = [packed[at : at + _OBJECT.size] for at in range(0, len(packed), _OBJECT.size)]
+    return packed if all(map(lt, objects, objects[1:])) else b"".join(sorted(set(objects)))
 
 
 def encode_segment(s: IndexSegment) -> bytes:

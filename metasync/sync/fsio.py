@@ -89,10 +89,19 @@ def _libc() -> tuple[Any, Any, Callable[[], int]]:
     return rename2, syncfs, ctypes.get_errno
 
 
-_FALLOCATE = None if _DARWIN else getattr(_LIBC, "fallocate64", None)
 _PUNCH_HOLE = 2 | 1  # and keeps the size
-if _FALLOCATE is not None:
-    _FALLOCATE.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+@cache
+def _fallocate() -> Any:
+    """The system's call, where it has one; loaded when a hole is first to be made."""
+    import ctypes
+
+    found = None if _DARWIN else getattr(ctypes.CDLL(None), "fallocate64", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return found
+
 
 # The file system (EINVAL), the kernel (ENOSYS) or a network protocol (ENOTSUP) does not know the flag.
 _UNKNOWN_FLAG = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -117,7 +126,8 @@ def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) ->
 
 def _punch(fd: int, offset: int, size: int) -> bool:
     """Makes a hole in a file. False: that is not known here."""
-    return _FALLOCATE is not None and _FALLOCATE(fd, _PUNCH_HOLE, offset, size) == 0
+    fallocate = _fallocate()
+    return fallocate is not None and fallocate(fd, _PUNCH_HOLE, offset, size) == 0
 
 
 def write_part(disk: Disk, fd: int, data: bytes | memoryview, offset: int) -> None:

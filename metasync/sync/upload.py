@@ -16,6 +16,7 @@ from typing import Any
 
 from metasync.effects import Task
 from metasync.events import Listener, Progress
+from metasync.large import Spool
 from metasync.objects.model import ObjectKind
 from metasync.store.balance import Balance
 from metasync.store.idset import IdSet
@@ -71,7 +72,8 @@ class Upload:
         self._read_bytes: Callable[[], int] = lambda: 0
         self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
         self._own = IdSet()
-        self._records: list[tuple[PackRecord, bytes]] = []  # with their objects, packed
+        self._records: list[tuple[PackRecord, slice]] = []  # and where in `_objects` theirs are, packed
+        self._objects = Spool()
         self._resumed: list[KeptPack] = []
         self._kept: dict[bytes, int] = {}  # objects of an earlier push -> which of `_resumed` holds them
         self._used: set[int] = set()
@@ -124,7 +126,7 @@ class Upload:
         while not self._has_room(size, most):
             self._look()
         self._harvest()
-        self._records.append((record_of(pack, self.generation), pack_objects(pack.footer.objects)))
+        self._records.append((record_of(pack, self.generation), self._objects.put(pack_objects(pack.footer.objects))))
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append((future, pack.data if self._least is not None else b""))
@@ -232,7 +234,8 @@ class Upload:
     def index_segments(self) -> Iterator[IndexSegment]:
         """The index segments of all packs sent so far: one as a rule, none when there are no packs."""
         used = (self._resumed[n] for n in sorted(self._used))
-        return segments_of(chain(((kept.record, pack_objects(kept.objects)) for kept in used), self._records))
+        own = ((record, self._objects.get(place)) for record, place in self._records)
+        return segments_of(chain(((kept.record, pack_objects(kept.objects)) for kept in used), own))
 
 
 def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:
