@@ -458,7 +458,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 on_tree=lambda tree: sizes.extend(e.size for e in tree.values() if e.kind is not Kind.DIR),
                 before=lambda: found.append(arrival.finish()),
             )
-            newest, problem = found[0]
+            newest, problem = found[-1]
             if newest.master == arrival.newest.state.master:  # what was agreed since is this device itself, as a rule
                 s.db.set(BASE_KEY, newest.encode())
             else:

@@ -17,6 +17,7 @@ from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import WorkspaceError
 from metasync.events import Notice
+from metasync.sync import checkout
 from metasync.sync.checkout import FILE_BYTES, Checkout
 from metasync.sync.fsio import Disk
 from metasync.workspace import CloneReport, Workspace
@@ -105,8 +106,11 @@ def state_of(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / ".metasync").iterdir() if p.name in ("tmp", "left"))
 
 
-@pytest.mark.parametrize("parts", [1, 20, 65, 69])
-def test_an_interrupted_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+@pytest.mark.parametrize(("parts", "whole"), [(1, True), (20, True), (65, True), (69, True), (40, False)])
+def test_an_interrupted_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch, parts: int, whole: bool) -> None:
+    """`whole`: on a disk where directories come with all that is in them, or on another."""
+    if not whole:
+        monkeypatch.setattr(checkout, "may_come_whole", lambda _: False)
     tree = files()
     w = published(lab, tree)
     undo = stop_after(monkeypatch, parts)
@@ -257,6 +261,35 @@ VICTIM = textwrap.dedent(
     Workspace.clone(sys.argv[1], name="docs", backends=sys.argv[2:], passphrase=sys.stdin.read())
     """
 )
+
+
+def test_a_large_file_for_reading_only_that_was_complete(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened for writing once more, which its own mode would not allow anybody but the superuser."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"huge": bytes_of("huge")(9 * MB)})
+    (w.directory / "huge").chmod(0o444)
+    w.push("first")
+    real_apply, real_finish = Checkout.apply, Checkout.finish
+    modes: list[int] = []
+
+    def apply(self: Checkout, *a: Any) -> Any:
+        raise Stop
+
+    def finish(self: Checkout, path: bytes) -> None:
+        staged = lab.root / "desktop/.metasync/tmp/0"
+        modes.append(staged.stat().st_mode & 0o777)
+        real_finish(self, path)
+
+    monkeypatch.setattr(Checkout, "finish", finish)
+    monkeypatch.setattr(Checkout, "apply", apply)
+    with pytest.raises(Stop):
+        cloned(lab)
+    monkeypatch.setattr(Checkout, "apply", real_apply)
+    delivered = watched(monkeypatch)
+    cloned(lab)
+    assert delivered == []
+    assert [mode & 0o200 for mode in modes] == [0o200, 0o200]
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
 
 
 def test_a_killed_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

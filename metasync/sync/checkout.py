@@ -37,7 +37,7 @@ from metasync.errors import WorkspaceError
 from metasync.localdb import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
-from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, write_part
+from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part
 from metasync.sync.noted import INODES_KEY, PLAN_KEY
 from metasync.sync.outcome import rows_after
 from metasync.sync.place import Placer
@@ -216,12 +216,13 @@ class Checkout:
                 return False
             stage = self._stage_of()
             stage.take(i, *found)
-            if entry.root:
-                self._parts[i] = dict(parts)
-                return True
             name, above = stage.at(i)
             fd = self.disk.open(name, READ_FLAGS, above)
             try:
+                if entry.root:
+                    set_mode(self.disk, fd, 0o600)  # it may have been complete, and for reading only
+                    self._parts[i] = dict(parts)
+                    return True
                 self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
             finally:
                 self.disk.close(fd)
@@ -241,10 +242,11 @@ class Checkout:
         self.plan = None
 
     def _close(self) -> None:
-        for held in (self._stage, self._left):
-            if held is not None:
-                held.close()
-        self._stage = self._left = None
+        with self._lock:  # somebody may still be delivering
+            for held in (self._stage, self._left):
+                if held is not None:
+                    held.close()
+            self._stage = self._left = None
 
     def apply(self, commit: Callable[[], None] | None = None) -> Applied:
         """Carries the plan out, once all is staged.

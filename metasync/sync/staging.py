@@ -222,19 +222,17 @@ class Leftovers:
         old = self._changes[i].new if i is not None else None
         if i is None or old is None or (old.content, old.size, old.root) != (entry.content, entry.size, entry.root):
             return None
-        name, parent = b"%d" % i, b""
-        if (top := self._top.get(i)) is not None:
+        places = [(b"", b"%d" % i)]
+        if (top := self._top.get(i)) is not None:  # with its directory, unless the disk then was one where none is
             above, name = split(path)
-            parent = b"%d%b" % (top, above[len(self._changes[top].path) :])
-        try:
-            fd = self._dirs.dir(parent)
-            st = self.disk.look(name, fd)
-        except OSError:
-            return None
-        if st is None or not stat_.S_ISREG(st.st_mode):
-            return None
-        fits = st.st_size <= entry.size if entry.root else st.st_size == entry.size
-        return (name, fd) if fits else None
+            places.insert(0, (b"%d%b" % (top, above[len(self._changes[top].path) :]), name))
+        for parent, name in places:
+            with suppress(OSError):
+                fd = self._dirs.dir(parent)
+                st = self.disk.lstat(name, fd)
+                if stat_.S_ISREG(st.st_mode) and (st.st_size == entry.size or (entry.root and st.st_size < entry.size)):
+                    return name, fd
+        return None
 
 
 def leave(tree: WorkTree) -> bool:
