@@ -945,9 +945,9 @@ def test_a_file_that_changes_while_it_is_read(lab: Lab, monkeypatch: pytest.Monk
     real = scan._Scanner.read_file
     reads = 0
 
-    def read(self: Any, path: bytes) -> Any:
+    def read(self: Any, path: bytes, *seen: Any) -> Any:
         if path != b"busy.log":
-            return real(self, path)
+            return real(self, path, *seen)
         ingest = self.ingest
 
         def appending(fd: int, st: os.stat_result) -> Any:
@@ -960,7 +960,7 @@ def test_a_file_that_changes_while_it_is_read(lab: Lab, monkeypatch: pytest.Monk
 
         self.ingest = appending
         try:
-            return real(self, path)
+            return real(self, path, *seen)
         finally:
             self.ingest = ingest
 
@@ -1067,7 +1067,7 @@ def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkey
     from metasync.sync.lock import WorkspaceLock
 
     w = started(lab)
-    monkeypatch.setattr(WorkspaceLock.acquire, "__kwdefaults__", {"wait_s": 0.3, "waiting": None})
+    monkeypatch.setattr(WorkspaceLock.acquire, "__kwdefaults__", {"wait_s": 0.3, "waiting": None, "presses": True})
     with WorkspaceLock(w.directory / ".metasync").acquire("metasync push"):
         with pytest.raises(WorkspaceError) as e:
             w.pull()
