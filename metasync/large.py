@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, Sequence, ValuesView
@@ -175,6 +174,8 @@ class Spool:
 
     def _write(self, data: bytes) -> None:
         if self._fd < 0:
+            import tempfile  # few pushes hold so much, and each would load it
+
             self._fd, name = tempfile.mkstemp()
             weakref.finalize(self, os.close, self._fd)
             os.unlink(name)

@@ -195,7 +195,10 @@ def _fence_on_removed() -> Iterator[None]:
 
 @mutant("epoch-name", "an absence counts that was found under the name of another key epoch", needs("rotation"))
 def _epoch_name() -> Iterator[None]:
-    with rewritten(learn, "get_recent", ("decided.epoch != current.epoch", "False")):
+    older = ("decided.epoch != current.epoch", "False")
+    jumped = ("(decided.epoch, decided.config) == (current.epoch, current.config)", "decided.config == current.config")
+    beside = ("(value.config, value.epoch) == (self.base.config, self.base.epoch)", "value.config == self.base.config")
+    with rewritten(learn, "get_recent", older, jumped), rewritten(Instance, "is_last", beside):
         yield
 
 
@@ -203,18 +206,24 @@ def _epoch_name() -> Iterator[None]:
 
 _TRUSTED: Final = "(yield from floors.trusted(m, acceptor_id, instance.v))"
 
+_VOUCHING: Final = "(yield from _vouching(m, instance, acceptor_id))"
+_VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "floor"}}'
+
 
 @mutant("no-floor", "the floor is not looked at before a create is trusted", slept_over_a_floor)
 def _no_floor() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for name in ("append", "_beside", "_read_taken"):
+        for name in ("append", "_read_taken"):
             stack.enter_context(rewritten(logform, name, (_TRUSTED, "True")))
+        stack.enter_context(rewritten(logform, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
+        stack.enter_context(MUTANTS["learn-no-floor"].broken())  # every push looks for news by now, and would see it
         yield
 
 
 @mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', slept_over_a_floor)
 def _learn_no_floor() -> Iterator[None]:
-    with rewritten(logform, "look", (_TRUSTED, "True")):
+    beside = "branches |= yield from _vouching(m, instance, acceptor_id)", f"branches |= {_VOUCHING_FLOORLESS}"
+    with rewritten(logform, "look", beside, (_TRUSTED, "True")):
         yield
 
 
