@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from metasync import ways
 from metasync.backends._base import Backend, BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
-from metasync.sync.identity import PLACE_KEY
+from metasync.localdb import LocalDb
+from metasync.sync.identity import PLACE_KEY, place_now
 from metasync.sync.lock import WorkspaceLock
 from metasync.testing.racing import RacingBackend
 from metasync.workspace import Workspace
@@ -247,6 +250,31 @@ def test_without_blocks_a_copied_folder_works_as_ever(lab: Lab) -> None:
     copy = lab.keep(Workspace.open(lab.root / "copy"))
     write(copy.directory, {"b": b"b\n"})
     assert copy.push().version is not None
+
+
+@pytest.mark.parametrize("how", ["init", "clone"])
+def test_a_folder_that_was_never_opened_knows_its_place(racing: Lab, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It may be copied at any moment from the first on, and the copy is to know that it is one."""
+    first = racing.init(racing.urls(*URLS), device="d0")
+
+    class Died(BaseException):
+        pass
+
+    def die(*_a: object, **_k: object) -> None:
+        raise Died
+
+    monkeypatch.setattr("metasync.connections.IdentityGuard.__init__", die)
+    begun = (
+        partial(racing.init, racing.urls("u", "v", "w"), name="another")
+        if how == "init"
+        else partial(racing.clone, racing.urls(*URLS))
+    )
+    with pytest.raises(Died):
+        begun(device="new")
+    monkeypatch.undo()
+    state_dir = racing.root / "new" / ".metasync"
+    with contextlib.closing(LocalDb.open(state_dir / "state.db")) as db:
+        assert db.get(PLACE_KEY) == place_now(state_dir) != first._db.get(PLACE_KEY)
 
 
 def test_a_workspace_from_before_records_its_place_once(racing: Lab) -> None:

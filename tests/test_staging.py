@@ -253,3 +253,16 @@ def test_a_write_between_its_making_and_its_row_is_seen(tmp_path: Path) -> None:
         checkout.apply()
         work.base = entries(NEW)
         assert work.scan().tree[b"d/n"].content != entries(NEW)[b"d/n"].content
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed there")
+def test_nothing_stays_open_of_a_checkout_that_broke_off(tmp_path: Path) -> None:
+    def held() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    Workspace(tmp_path / "first").close()
+    before = held()
+    with Workspace(tmp_path / "case") as work:
+        checked_out(work, Checkout(work.db, work.tree), NEW)
+        during = held()
+    assert before == held() < during

@@ -126,6 +126,8 @@ def write_local(
     more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
+    from metasync.sync.identity import PLACE_KEY, place_now
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         building = folder / f"{STATE_DIR}.new"
@@ -142,6 +144,7 @@ def write_local(
             db.set(LINKS_KEY, encode_links(links))
             db.set(BASE_KEY, state.encode())
             db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
+            db.set(PLACE_KEY, place_now(building))  # before anybody can copy it
             db.set(UNFINISHED_KEY, b"1" if unfinished else None)
             db.set(CLONING_KEY, b"1" if unfinished else None)
             for key, value in more.items():

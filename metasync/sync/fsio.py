@@ -410,6 +410,7 @@ class WorkTree(DirTree):
     def __init__(self, root: bytes, disk: Disk | None = None) -> None:
         self.rules: Rules = ANY
         self._state: dict[bytes, int] = {}
+        self._trees: list[DirTree] = []
         self._clock_fd = -1
         shown = os.fsdecode(root)
         disk = disk or Disk()
@@ -433,6 +434,9 @@ class WorkTree(DirTree):
                 self.disk.close(fd)
         self._state.clear()
         self._clock_fd = -1
+        for tree in self._trees:
+            tree.close()
+        self._trees.clear()
         super().close()
 
     def __enter__(self) -> WorkTree:
@@ -450,6 +454,13 @@ class WorkTree(DirTree):
                 self.disk.mkdir(name, above)
             fd = self._state[name] = self.disk.open(name, DIR_FLAGS, above)
         return fd
+
+    def state_tree(self, name: bytes) -> DirTree:
+        """The directories below `name` in `.metasync`, which is there. Closed with this one at the latest."""
+        self._trees = [tree for tree in self._trees if tree.root_fd >= 0]
+        tree = DirTree(name, self.disk.open(name, DIR_FLAGS, self.state_dir()), self.disk)
+        self._trees.append(tree)
+        return tree
 
     def forget_state(self, name: bytes) -> None:
         """Closes the directory `name` of `.metasync`: another one is to have that name."""

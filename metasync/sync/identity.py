@@ -39,8 +39,8 @@ def place_now(state_dir: Path) -> bytes:
 class IdentityGuard:
     """The guard of one open workspace. Called from several threads.
 
-    Opening a workspace for the first time records its place; `init` and `clone` do so at once. `place()` is where it
-    lies now; `lock()` takes its lock, or raises `WorkspaceError` at once.
+    `init` and `clone` record the place; opening a workspace that has none, of an older version, does so too. `place()`
+    is where it lies now; `lock()` takes its lock, or raises `WorkspaceError` at once.
     """
 
     def __init__(

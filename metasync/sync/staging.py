@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, DirTree, Disk, WorkTree, split
+from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree, split
 from metasync.sync.plan import LEFT, Change, Plan
 
 TMP = b"tmp"
@@ -69,7 +69,7 @@ class Stage:
         self.whole = dict(whole)
         self.apart: set[int] = set()
         self._top = {i: top for top, members in self.whole.items() for i in members}
-        self._dirs = DirTree(TMP, tree.disk.open(TMP, DIR_FLAGS, tree.state_dir()), tree.disk)
+        self._dirs = tree.state_tree(TMP)
         self._last: tuple[bytes | None, int] = None, -1  # the directory that was asked for last
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class Leftovers:
         self._changes = changes
         self._number = {c.path: i for i, c in enumerate(changes) if c.is_awaited}
         self._top = {i: top for top, members in whole_dirs(changes, unfit).items() for i in members}
-        self._dirs = DirTree(LEFT_DIR, tree.disk.open(LEFT_DIR, DIR_FLAGS, tree.state_dir()), tree.disk)
+        self._dirs = tree.state_tree(LEFT_DIR)
 
     def close(self) -> None:
         self._dirs.close()

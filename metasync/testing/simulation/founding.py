@@ -11,6 +11,7 @@ from metasync.effects import Task
 from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
 from metasync.sync.found import Founded, NewBackend, found
+from metasync.sync.identity import PLACE_KEY
 from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 from metasync.testing.simulation.db import Tables, empty_tables
@@ -71,7 +72,7 @@ def next_secret(world: World, b: Beginning, name: str) -> Secret:
     return b.founded.keys, device, device.certified(b.admin, b.founded.keys.ns_id)
 
 
-def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, *, unfinished: bool) -> Tables:
+def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, place: bytes, *, unfinished: bool) -> Tables:
     """What `init`, or the first half of `clone`, leaves in `.metasync`."""
     made, tables = b.founded, empty_tables()
     links = {s.name: Link(url_of(s.name), FOLDER, s.identity.hex()) for s in stores}
@@ -81,6 +82,7 @@ def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, *, unfini
         CONFIG_KEY: made.config.encode(),
         LINKS_KEY: encode_links(links),
         BASE_KEY: made.state.encode(),
+        PLACE_KEY: place,
     }
     if unfinished:
         tables["kv"] |= {UNFINISHED_KEY: b"1", CLONING_KEY: b"1"}

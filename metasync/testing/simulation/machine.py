@@ -96,7 +96,7 @@ class SimMachine(Machine):
         return self._secret
 
     def place(self, directory: Path) -> bytes:
-        return hashlib.sha256(self._client.encode()).digest()
+        return place_of(self._client)
 
     def keep_secret(
         self, directory: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate
@@ -115,6 +115,11 @@ class SimMachine(Machine):
         presses: bool = True,
     ) -> contextlib.AbstractContextManager[WorkspaceLock]:
         return contextlib.nullcontext(WorkspaceLock(directory))  # never taken: no two commands of a client at once
+
+
+def place_of(client: str) -> bytes:
+    """Where a client's `.metasync` lies: on a machine of its own."""
+    return hashlib.sha256(client.encode()).digest()
 
 
 def workspace(world: World, boot: Boot, tables: Tables, machine: SimMachine) -> Workspace:

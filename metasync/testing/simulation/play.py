@@ -14,6 +14,7 @@ from metasync.testing.simulation import checks, seams
 from metasync.testing.simulation.client import Agreed, Client, Operation
 from metasync.testing.simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
 from metasync.testing.simulation.lies import Liar
+from metasync.testing.simulation.machine import place_of
 from metasync.testing.simulation.network import Hold, Lines, Rates, Store
 from metasync.testing.simulation.plan import Fault, Plan, Pounce, Step
 from metasync.testing.simulation.thief import Thief
@@ -206,7 +207,7 @@ class Play:
         self.witness.on_moment = self._pounce
         for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
             client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
-            client.tables = local_state(b, list(first.values()), client.secret, unfinished=n > 0)
+            client.tables = local_state(b, list(first.values()), client.secret, place_of(client.name), unfinished=n > 0)
             make_state_dir(client.volume)
 
     def _openers(self) -> Iterator[bytes]:
