@@ -16,13 +16,20 @@ from metasync.large import Large
 from metasync.localdb import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync import push as pushing
+from metasync.sync.fsio import WorkTree
 from metasync.sync.rows import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
 from metasync.sync.session import Session
-from metasync.sync.settled import is_settled, note_settled
+from metasync.sync.settled import differences, note_settled
 from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
 
 FILES = {"a": b"aaaa", "b/c": b"c", "b/d/e": b"e", ".hidden": b"h", "päth~1": b"p", "Two": b"2"}
+
+
+def is_settled(tree: WorkTree, db: LocalDb, root: bytes | None) -> bool:
+    """Whether stats tell that the folder is the tree of this root, and nothing else."""
+    found = differences(tree, db, root)
+    return found is not None and not found
 
 
 def tick() -> None:

@@ -95,12 +95,6 @@ class Differing:
         self.names.setdefault(parent, []).append(name)
 
 
-def is_settled(work: WorkTree, db: State, root: bytes | None) -> bool:
-    """Whether the folder holds what the tree of this root says, every bit of it, and nothing else. Stores nothing."""
-    found = differences(work, db, root)
-    return found is not None and not found
-
-
 def differences(work: WorkTree, db: State, root: bytes | None) -> Differing | None:
     """Where the folder may differ from the tree of this root; None: that can't be told by stats. Stores nothing."""
     if root is None or db.get(TREE_KEY) != root or work.rules.has_twins:
