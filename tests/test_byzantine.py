@@ -15,10 +15,12 @@ from paxos_world import Faults, Process, Store, Workspace, World, change, make_w
 from test_paxos import History, broken, check, client, patience
 
 from metasync.config import byzantine_f, quorum
-from metasync.consensus import Group, State
+from metasync.consensus import Change, Group, State
 from metasync.consensus import instance as instance_module
+from metasync.consensus.member import decode_memory
 from metasync.effects import Op, Reply, Sleep
-from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError
+from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.keys.ring import rotated_keys
 
 RUNS = int(os.environ.get("METASYNC_PAXOS_RUNS", "320")) // 2
 LIES = ("omit", "cut", "deaf", "apart", "replay", "swap", "yes")
@@ -261,6 +263,40 @@ def test_a_store_that_shows_another_past_is_named_by_what_others_saw_there(world
     assert [name for name, _ in two.evidence] == ["c"], two.evidence
     assert "which device" in two.evidence[0][1]
     assert saved == world.stores["c"]
+
+
+def test_what_was_seen_before_a_rotation_is_asked_for_under_the_keys_of_then(world: World, ws: Workspace) -> None:
+    """Also by a later process, which has the claim but not whose it is: a sound store is not taken for a rolled back
+    one."""
+    ws.keys = rotated_keys(ws.keys, b"2" * 32)
+    one, two, three = group_of(ws, 1), group_of(ws, 2, 1), group_of(ws, 3, 2)
+    rotation = Change(b"1" * 16, master=b"1" * 32, epoch=2)
+    rotated = world.do(one.propose(ws.genesis, lambda: rotation)).state
+    world.run()
+    for name in "ab":  # a look ends with a quorum: with and without each, all are seen
+        world.stuck = {name}
+        assert world.do(three.get_recent(ws.genesis)) == rotated
+    world.stuck = {"c"}
+    newest = world.do(three.propose(rotated, lambda: change(b"2" * 16))).state
+    world.stuck = set()
+
+    def away(who: str, op: Op, store: Store) -> Reply:  # for the second device, until its process ends
+        gone = who == "two" and op.kind == "get" and "/px/" in op.path
+        return Reply(error=UnreachableError("no way there")) if gone else store.do(op)
+
+    world.liars["c"] = away
+    process = world.start("two", _looks(two, ws.genesis, 4))
+    world.run(lambda: process.done)
+    claims = [(ws.links[m.seen.acceptor_id], m.epoch) for m in decode_memory(two.memory) if m.seen.v == rotated.v]
+    assert claims == [("c", newest.epoch)]
+    del world.liars["c"]
+    again = group_of(ws, 4, 1, memory=two.memory)
+    world.do(again.read_births(newest))
+    for _ in range(12):
+        assert world.do(again.get_recent(newest)) == newest
+        world.run()
+    assert again.evidence == ()
+    assert standing(again, "c") == "ok: "
 
 
 def _looks(group: Group, known: State, times: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.consensus import JOURNAL_KEY, Change, State
-from metasync.errors import ExcludedError
+from metasync.errors import ExcludedError, NoQuorumError, UsageError
 from metasync.store.contents import Contents
 from metasync.sync import joining
 from metasync.sync.checkout import Checkout
@@ -142,3 +142,27 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
     assert {p: n.data for p, n in tree_of(d.directory).items() if n.kind == "file"} == {
         name.encode(): data for name, data in FILES.items()
     }
+
+
+def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers were lost, not the entry: the next command finds it, and the device set that only backends hold."""
+    w = published(lab)
+    real = joining._entering
+
+    def unnoticed(*a: Any) -> Any:
+        yield from real(*a)
+        raise NoQuorumError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(joining, "_entering", unnoticed)
+        folder = lab.root / "desktop"
+        report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
+    assert "no answer" in report.problem
+    later = lab.clone(lab.urls("a", "b", "c"), device="later")  # the newest device set is another one by now
+    d = lab.reopen(lab.keep(report.workspace))
+    with pytest.raises(UsageError):
+        d.backend_set("a", new_name="b")  # finds it, and reads nothing of the version at which this device entered
+    d = lab.reopen(d)
+    write(d.directory, {"five": b"5"})
+    assert d.push("from the new device").version == 4
+    agree_on_files(w, d, later)

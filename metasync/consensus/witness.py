@@ -75,8 +75,8 @@ def audit(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     teller = m.told_by.get(acceptor_id)
     told = f", which device {teller.hex()[:8]} saw," if teller else ""
     epochs = [remembered.epoch]
-    if teller and remembered.epoch - 1 in dict(m.keys.epoch_keys):
-        epochs.append(remembered.epoch - 1)  # it may be of the version before a rotation
+    if remembered.epoch - 1 in dict(m.keys.epoch_keys):
+        epochs.append(remembered.epoch - 1)  # if another device saw it: it may be of the version before a rotation
     for epoch in epochs:
         path = m.seen_place(instance, epoch, seen)
         for _ in range(AUDIT_TRIES):

@@ -302,6 +302,7 @@ class Seat:
 
         The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
         """
+        self.devices_of(state)  # a folder opens with the device set of what it is at, which others may have followed
         with self.db.transaction():
             if state.master != self.base_state().master:  # else it was a change of keys or devices, and holds no files
                 self.drop_kept()

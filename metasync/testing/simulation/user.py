@@ -69,7 +69,7 @@ class User:
         self.volume = volume
         self.own: set[bytes] = set()
         self.written: set[bytes] = set()
-        self.moved: set[bytes] = set()  # contents that this user gave another name
+        self.moved: set[bytes] = set()  # contents that this user gave another name or other permissions
         self._serial = 0
 
     def has(self, volume: Volume) -> None:
@@ -98,7 +98,9 @@ class User:
             elif what < 0.95:
                 self._rename(disk, rng.choice(files), self._new_path(rng, tree))
             else:
-                above, name = self._above(disk, rng.choice(files))
+                path = rng.choice(files)
+                above, name = self._above(disk, path)
+                self.moved.add(tree[path].data)
                 disk.chmod(name, above, rng.choice((0o644, 0o600, 0o755)))
         except OSError:
             pass  # a name this disk does not take, a directory in the way: the user tries something else
