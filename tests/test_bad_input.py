@@ -29,6 +29,7 @@ from workspace_kit import (
     write,
 )
 
+from metasync import workspace
 from metasync.consensus import DEADLINE_S, Change
 from metasync.errors import (
     DamagedError,
@@ -1067,7 +1068,7 @@ def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkey
     from metasync.sync.lock import WorkspaceLock
 
     w = started(lab)
-    monkeypatch.setattr(WorkspaceLock.acquire, "__kwdefaults__", {"wait_s": 0.3, "waiting": None, "presses": True})
+    monkeypatch.setattr(workspace, "WAIT_S", 0.3)
     with WorkspaceLock(w.directory / ".metasync").acquire("metasync push"):
         with pytest.raises(WorkspaceError) as e:
             w.pull()

@@ -23,6 +23,7 @@ from crash_kit import (
     same_trees,
 )
 
+from metasync import workspace
 from metasync.errors import WorkspaceError
 from metasync.workspace import Workspace
 
@@ -216,9 +217,7 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metasync.sync import lock
-
-    monkeypatch.setattr(lock.WorkspaceLock.acquire, "__kwdefaults__", {"wait_s": 0.2, "waiting": None})
+    monkeypatch.setattr(workspace, "WAIT_S", 0.2)
     place = tmp_path / "d"
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP

@@ -1,6 +1,6 @@
 """`kill -9` at any moment of init, push, pull and clone: the next run goes on, and no file is a mixture.
 
-METASYNC_CRASH_KILLS: how many kills of each command (25); METASYNC_CRASH_SEED replays one run.
+METASYNC_CRASH_KILLS: how many kills of each command (16); METASYNC_CRASH_SEED replays one run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from metasync.workspace import Workspace
 
 quiet_environment()
 
-KILLS = int(os.environ.get("METASYNC_CRASH_KILLS", "25"))
+KILLS = int(os.environ.get("METASYNC_CRASH_KILLS", "16"))
 SEED = int(os.environ.get("METASYNC_CRASH_SEED", "20261120"))
 MISSES_MAX = 4  # a run that ends before the kill is tried again, sooner
 

@@ -15,6 +15,7 @@ from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birt
 from metasync.consensus.entries import Kind, Round, entry_path, hint_path, open_entry
 from metasync.consensus.genesis import genesis_path
 from metasync.consensus.instance import Instance
+from metasync.consensus.logform import read_beyond
 from metasync.consensus.meta import meta_path
 from metasync.consensus.reconfig import give_state
 from metasync.consensus.states import ZERO_ID, skip_version, successor
@@ -793,3 +794,16 @@ def test_one_store_and_one_device_cannot_make_up_what_is_far_ahead(world: World,
     world.stores["a"][thief.place(log, entry.idx)] = data
     world.stuck = {"c"}  # so that the store that lies is asked
     assert world.do(group_of(ws, 2, 1).get_recent(known)) == state
+
+
+def test_an_acceptor_that_is_named_while_it_is_read_is_asked_no_more(world: World, ws: Workspace) -> None:
+    """Another log told between two requests that this one was rolled back."""
+    group = group_of(ws, 1)
+    push(world, ws, group, ws.genesis)
+    m, a = group.member, ws.acceptor_of("a")
+    assert m.instance is not None
+    assert world.do(read_beyond(m, m.instance, a))
+    forget_requests(world)
+    m.rolled_back[a] = "entry 1 of version 1 is gone"
+    assert not world.do(read_beyond(m, m.instance, a))
+    assert most_requests(world) == 0

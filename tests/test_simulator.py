@@ -263,7 +263,7 @@ def test_a_machine_that_sleeps_takes_nothing_in_and_goes_on() -> None:
 def test_a_failing_seed_is_told_shrunk_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulator, "SHRINK_RUNS", 25)
+    monkeypatch.setattr(simulator, "SHRINK_RUNS", 8)
     kept = tmp_path / "kept.jsonl"
     with MUTANTS["overwrite"].broken():
         assert simulator.main(["--seeds", "1", "--first", "1", "--jobs", "1", "--keep", str(kept)]) == 1

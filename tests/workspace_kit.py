@@ -24,6 +24,7 @@ import pytest
 from metasync import ways
 from metasync.backends._base import Backend, BackendUrl
 from metasync.cli import main
+from metasync.consensus import Group
 from metasync.keys.slots import Cost
 from metasync.sync import status
 from metasync.sync.fsio import Disk
@@ -173,6 +174,7 @@ class Lab:
         """Gives up on a quorum after so many seconds."""
         for task in (Seat.ask_newest, Seat.looking.__wrapped__):  # type: ignore[attr-defined]
             self._monkeypatch.setattr(task, "__kwdefaults__", {"deadline_s": deadline_s})
+        self._monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": deadline_s})
         self._monkeypatch.setattr(status, "DEADLINE_S", deadline_s)
 
     def cli(self, *words: str, cwd: str = "laptop") -> Ran:

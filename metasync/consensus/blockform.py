@@ -291,6 +291,8 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
     me = m.identity.device_id
     path = block_path(m.keys, journal.epoch, journal.era, acceptor_id, journal.v, me, journal.idx)
     backend = m.backend_of(instance, acceptor_id)
+    if backend is None:
+        return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
     error: BackendError | None = None
     for attempt in range(CREATE_TRIES):
         if attempt:
@@ -304,7 +306,6 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
                     return _other_bytes(m, instance, acceptor_id, journal, found)
                 return _confirmed(m, instance, acceptor_id, journal)
         if error is None or attempt:
-            assert backend is not None
             reply: Reply = yield Op(backend, "put", path, journal.data, timeout_s=OP_TIMEOUT_S)
             error = reply.error
             if error is None:

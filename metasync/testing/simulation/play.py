@@ -391,11 +391,14 @@ class Play:
                 client.link(actor, client.rng())
                 op = client.operate(actor, Step("sync", number), client.rng())
                 client.close()
-                if op.outcome != "ok" and self._cut_off(op):
-                    continue
+                if op.outcome != "ok" and (client.revoked or self._cut_off(op)):
+                    continue  # revoked: by what was in doubt until one of these rounds finished it
                 if op.outcome != "ok" and number:
                     raise Violation(f"after all faults, {client.name}'s sync ended with {op.outcome}: {op.error}")
-            clients = [c for c in clients if c not in self._lost]
+            clients = [c for c in clients if c not in self._lost and not c.revoked]
+            if not clients:
+                self.world.count("nobody was left")
+                return
             if self._agree(clients):
                 self.world.count("rounds to converge", number + 1)
                 break
