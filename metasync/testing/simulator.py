@@ -127,10 +127,10 @@ def kind_of(failure: str) -> str:
     return " ".join(words[:5])
 
 
-def made_smaller(plan: Plan, failure: str, runs: int = SHRINK_RUNS) -> Plan:
+def made_smaller(plan: Plan, failure: str) -> Plan:
     """The smallest plan found that fails alike."""
     wanted = kind_of(failure)
-    return shrunk(plan, lambda p: kind_of(simulated(p).failure) == wanted, runs)
+    return shrunk(plan, lambda p: kind_of(simulated(p).failure) == wanted, SHRINK_RUNS)
 
 
 def report_failure(outcome: Outcome, keep: Path | None) -> None:
