@@ -78,9 +78,10 @@ def test_a_temporary_file_that_fails_is_told() -> None:
         broken[b"b"]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_set_of_ids_is_like_a_set(seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("few", [0, 1, 700, 1 << 15])
+def test_a_set_of_ids_is_like_a_set(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.store.idset.FEW", few)
+    rng = random.Random(few)
     ids, plain = IdSet(), set()
     for _ in range(6000):
         one = digest(rng.randrange(5000))
@@ -92,7 +93,9 @@ def test_a_set_of_ids_is_like_a_set(seed: int) -> None:
     assert not any(digest(n) in ids for n in range(5000, 9000))
 
 
-def test_ids_that_begin_alike_are_told_apart() -> None:
+@pytest.mark.parametrize("few", [0, 50])
+def test_ids_that_begin_alike_are_told_apart(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metasync.store.idset.FEW", few)
     ids = IdSet()
     alike = [b"\xff" * 15 + bytes([n]) * 17 for n in range(200)]
     for one in alike[::2]:

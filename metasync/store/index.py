@@ -412,7 +412,7 @@ class Index:
         return out
 
     def __contains__(self, object_id: bytes) -> bool:
-        return bool(self.find(object_id))
+        return bool(self.segments and self.find(object_id))
 
     def inside(self, record: PackRecord) -> list[Located]:
         """All objects of a pack."""

@@ -275,24 +275,28 @@ def unportable(new: Iterable[bytes], tree: Collection[bytes], *, ascending: bool
     return [Odd(path, found[path]) for path in sorted(found)]
 
 
-def _may_be_twins(tree: Collection[bytes], ascending: bool) -> bool:
-    """Whether two of these may be twins."""
+def _suspects(tree: Collection[bytes], ascending: bool) -> list[bytes]:
+    """All paths that may have a twin in this tree, and hardly any other: no two of the rest are twins."""
+    out: dict[bytes, None] = {}
     if not ascending:
-        return len({_folded(path) for path in tree}) != len(tree)
-    open_: list[tuple[bytes, set[bytes]]] = []  # directories with the names met in them: below the last no more come
+        met: dict[bytes, bytes] = {}
+        for path in tree:
+            first = met.setdefault(_folded(path), path)
+            if first is not path:
+                out[first] = out[path] = None
+        return list(out)
+    open_: list[tuple[bytes, dict[bytes, bytes]]] = []  # directories with the names met: below the last no more come
     for path in tree:
         parent, slash, name = path.rpartition(b"/")
         prefix = parent + slash
         while open_ and not prefix.startswith(open_[-1][0]):
             open_.pop()
         if not open_ or open_[-1][0] != prefix:
-            open_.append((prefix, set()))
-        names = open_[-1][1]
-        before = len(names)
-        names.add(_folded(name))
-        if len(names) == before:
-            return True
-    return False
+            open_.append((prefix, {}))
+        first = open_[-1][1].setdefault(_folded(name), path)
+        if first is not path:
+            out[first] = out[path] = None
+    return list(out)
 
 
 def _folded(path: bytes) -> bytes:
@@ -312,11 +316,9 @@ def _why_odd(path: bytes) -> str:
 
 def _twins(fresh: Iterable[bytes], tree: Collection[bytes], ascending: bool) -> dict[bytes, bytes]:
     """New paths that have a twin in the tree, with that twin."""
-    if not _may_be_twins(tree, ascending):
-        return {}
     groups: dict[tuple[bytes, bytes], list[bytes]] = {}
-    for path in tree:
+    for path in _suspects(tree, ascending):
         parent, _, name = path.rpartition(b"/")
-        groups.setdefault((parent, key(name, _TWINS)), []).append(path)
+        groups.setdefault((parent, _folded(name)), []).append(path)
     crowded = {path: group for group in groups.values() if len(group) > 1 for path in group}
     return {path: min(p for p in crowded[path] if p != path) for path in fresh if path in crowded}

@@ -114,8 +114,13 @@ class Client:
 
     def link(self, actor: Actor, rng: random.Random) -> None:
         """The user tells this device the ways to backends that others added."""
-        if self.workspace is not None and not self.revoked and _unlinked(self.workspace):
+        if self.lacks_a_way and not self.revoked:
             self.operate(actor, Step("link", rng.getrandbits(32)), rng)
+
+    @property
+    def lacks_a_way(self) -> bool:
+        """Whether the running process knows of backends that it has to be told the ways to."""
+        return self.workspace is not None and bool(_unlinked(self.workspace))
 
     def _restore(self) -> None:
         """The machine's disk fails, and its backup takes its place."""
