@@ -357,14 +357,15 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     s.listener(Phase("upload"))
     upload.seal()
     with storing_index(s, base, upload) as stored:
+        fresh = seen.tree if not before else (p for p in differing if p in seen.tree and p not in before)
+        odd = _unportable(fresh, seen)
+        store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
         upload.finish(but=LAST_BYTES)
         s.listener(Phase("agree"))
         with s.preparing(base.state):
             devices = joining.changed_devices(s, base.state, base.devices)
             upload.finish()
             stored_as = stored()
-    odd = _unportable(seen.tree if not before else (p for p in differing if p not in before and p in seen.tree), seen)
-    store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
     trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     root = stored_as[-1] if stored_as else None
