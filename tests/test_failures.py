@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from workspace_kit import Lab, flip, lab, tree_of, wipe, write  # noqa: F401
+from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, wipe, write  # noqa: F401
 
+from metasync.consensus import State
 from metasync.errors import NoQuorumError
 from metasync.sync import push as push_module
 from metasync.sync import replaced as replaced_module
@@ -300,6 +301,32 @@ def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
     w = lab.reopen(w)
     write(w.directory, {"f.txt": b"later\npushed\none\n"})
     return w, d
+
+
+@pytest.mark.parametrize("change", ["keys", "backends"])
+def test_a_change_that_comes_upon_an_own_push_in_doubt(lab: Lab, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """A first look still finds the push open, the next one that it was agreed: what follows stands on it."""
+    w, d = in_doubt(lab)
+    settle = Session.settle_journal
+    looks: list[Session] = []
+
+    def open_at_first(self: Session, latest: State | None = None) -> int | None:
+        looks.append(self)
+        return settle(self, latest) if len(looks) > 1 else None
+
+    with monkeypatch.context() as m:
+        m.setattr(Session, "settle_journal", open_at_first)
+        if change == "keys":
+            w.key_rotate(PASSPHRASE, kdf=CHEAP)
+        else:
+            w.backend_set("a", new_name="one")
+    w = lab.reopen(w)
+    report = w.push()
+    assert report.version is not None
+    assert report.pulled is None
+    assert w.conflicts() == ()
+    d.pull()
+    assert tree_of(d.directory)[b"f.txt"].data == b"later\npushed\none\n"
 
 
 def test_a_pull_that_hears_of_its_own_push_only_as_it_looks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,6 @@ from metasync.consensus import (
     birth_digest,
     birth_path,
     check_step,
-    decode_journal,
     encode_birth,
 )
 from metasync.effects import Op, Reply
@@ -38,7 +37,7 @@ from metasync.sync import keycopies, places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES, take_away
 from metasync.sync.noted import UNFINISHED_KEY
-from metasync.sync.seat import BASE_KEY, META_KIND, local_value
+from metasync.sync.seat import BASE_KEY, META_KIND
 from metasync.sync.session import Agreed, Session
 from metasync.sync.state_reports import BackendChange, Moving
 
@@ -83,15 +82,11 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
         if dry_run:
             return _report(wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new))
         digest = _prepared(s, wanted, base, new)
-        pending = s.db.get(JOURNAL_KEY)
         decided = s.propose(base.state, Change(op_id=op_id, config=digest))
         if decided.mine:
             s.db.set(JOURNAL_KEY, None)
             after = _settle(s, base.state, decided.state)
             return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=_moving(base, old, new))
-        journal = local_value(decode_journal, pending) if pending is not None else None
-        if journal is not None and journal.op_id == decided.state.op_id and journal.base == s.base_state():
-            s.adopt(decided.state)  # a push of this device, whose end it had not seen
         base = s.load(decided.state)
     raise WorkspaceError(
         f"others pushed {ATTEMPTS_MAX} times while the backends were to be changed; nothing was changed",

@@ -259,12 +259,22 @@ class Seat:
         return self.group.propose(base, lambda: change, op_id=change.op_id)
 
     def propose(self, base: State, change: Change) -> Decided:
-        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome."""
+        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
+
+        A push that never learned its end may be what is agreed in the place of `change`: then the folder is at that.
+        """
+        pending = self.db.get(JOURNAL_KEY)
+        journal = local_value(decode_journal, pending) if pending is not None else None
+        if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
+            self.settle_journal(base)
         try:
             decided: Decided = self.runtime.run(self.proposing(base, change))
         finally:
             self.note_standings()
         self.remember(decided.state)
+        won = journal is not None and not decided.mine and journal.op_id == decided.state.op_id
+        if won and journal is not None and journal.base.hash == self.base_state().hash:
+            self.adopt(decided.state)
         return decided
 
     def settle_journal(self, latest: State | None = None) -> int | None:
