@@ -225,6 +225,7 @@ class Channel:
                     self._count(call, -1)
                 if moved is not None:
                     self._gauge.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
+                call = None  # while this thread waits no pack is held
                 call = self._await()
                 if call is None:
                     self._threads -= 1

@@ -16,7 +16,7 @@ from metasync.errors import WorkspaceError
 
 V = TypeVar("V")
 
-HELD_MAX = 20_000  # entries in memory: some 10 MB of rows
+HELD_MAX = 5_000  # entries in memory: some 3 MB of rows
 PAGE = 2_000  # read at a time
 SPOOL_BYTES_HELD = 4 << 20
 _GONE = object()

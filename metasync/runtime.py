@@ -71,6 +71,7 @@ class _Pool:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            job = None  # while this thread waits nothing is held of what it did: a pack, and what lies in it
             with self._lock:
                 self._pending -= 1
 

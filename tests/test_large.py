@@ -212,8 +212,8 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
     class Reading:
         rows: dict[bytes, Any]
 
-        def begins(self, size_bytes: int) -> None:
-            self.size_bytes = size_bytes
+        def begins(self, size_bytes: int, files: int) -> None:
+            self.size_bytes, self.files = size_bytes, files
 
         def broken_off(self, rows: Any) -> None:
             self.rows = dict(rows)
@@ -233,7 +233,7 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             work.scan(ingest=some, reading=reading)
         assert sorted(reading.rows) == [b"d/%d" % n for n in range(5)]
-        assert reading.size_bytes == 9
+        assert (reading.size_bytes, reading.files) == (9, 9)
 
 
 def test_very_many_paths_are_like_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def push(world: World, ws: Workspace, group: Group, base: State, times: int = 1)
 
 def stored(world: World, group: Group, base: State, data: bytes, generation: int) -> Ref:
     """Stores one meta object; its name."""
-    return list(world.do(group.put_index(base, [], lambda _: data, generation=generation)))[-1]  # type: ignore[no-any-return]
+    return world.do(group.put_index(base, [], lambda _: data, generation=generation))[0][-1]  # type: ignore[no-any-return]
 
 
 def forget_requests(world: World) -> None:

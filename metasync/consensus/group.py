@@ -33,6 +33,7 @@ from metasync.keys.derive import RecordKind
 from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.ring import WorkspaceKeys
 
+META_BYTES_TOGETHER: Final = 4 << 20  # of index segments under way when the next one waits: few pushes have more
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
 CONSTS_KEPT: Final = 8  # configs and device sets in memory: the agreement reads one, and so does who works with it
 
@@ -284,27 +285,39 @@ class Group:
     # meta objects
 
     def put_index(
-        self, base: State, leaves: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes], *, generation: int
+        self,
+        base: State,
+        leaves: Iterable[Callable[[], bytes]],
+        make_root: Callable[[Sequence[Ref]], bytes],
+        *,
+        generation: int,
     ) -> Task:
-        """Stores meta objects and one that names them, all side by side. -> {Ref: plaintext}, the last one the root's.
+        """Stores meta objects and one that names them. -> (their Refs, the last one the root's; the root's plaintext).
 
-        Names are known before anything is stored, and nobody reads the root before a state names it: which stands first
-        does not matter. It ends once enough acceptors hold each.
+        All side by side, unless they are so large that some must be let go of before the next are made. `leaves` give
+        the plaintexts, each once, in a worker. Nobody reads the root before a state names it: which stands first does
+        not matter. It ends once enough acceptors hold each.
         """
 
         def task() -> Task:
-            out: dict[Ref, bytes] = {}
-            sealed: dict[Ref, bytes] = {}
-            for plaintext in leaves:
-                digest, data = yield from self._sealed(RecordKind.META, plaintext, base)
-                out[ref := Ref(generation, digest)] = plaintext
-                sealed[ref] = data
-            plaintext = make_root(list(out))
-            digest, data = yield from self._sealed(RecordKind.META, plaintext, base)
-            out[ref := Ref(generation, digest)] = plaintext
-            sealed[ref] = data
-            yield Gather({ref.hash.hex(): self._put_meta(base, ref, data) for ref, data in sealed.items()})
-            return out
+            refs: list[Ref] = []
+            waiting: dict[str, Task] = {}
+            size = 0
+            for leaf in leaves:
+                if size > META_BYTES_TOGETHER:
+                    yield Gather(waiting)
+                    waiting, size = {}, 0
+                digest, data = yield from self._sealed(RecordKind.META, leaf, base)
+                refs.append(Ref(generation, digest))
+                waiting[digest.hex()] = self._put_meta(base, refs[-1], data)
+                size += len(data)
+                del data  # held by its task, which may end before the next leaf is made
+            root = make_root(refs)
+            digest, data = yield from self._sealed(RecordKind.META, lambda: root, base)
+            refs.append(Ref(generation, digest))
+            waiting[digest.hex()] = self._put_meta(base, refs[-1], data)
+            yield Gather(waiting)
+            return refs, root
 
         return task()
 
@@ -327,7 +340,7 @@ class Group:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
 
         def task() -> Task:
-            digest, sealed = yield from self._sealed(RecordKind.CONST, plaintext, base)
+            digest, sealed = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
             yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
             self._keep_const(digest, plaintext)
             return digest
@@ -458,9 +471,9 @@ class Group:
         m.barred.clear()  # whom this version admits is another question
         return m.instance
 
-    def _sealed(self, kind: RecordKind, plaintext: bytes, base: State) -> Task:
+    def _sealed(self, kind: RecordKind, plaintext: Callable[[], bytes], base: State) -> Task:
         random, keys = (yield Random(32)), self.member.keys
-        return (yield Work(lambda: seal_object(keys, kind, plaintext, era=base.era, epoch=base.epoch, random=random)))
+        return (yield Work(lambda: seal_object(keys, kind, plaintext(), era=base.era, epoch=base.epoch, random=random)))
 
     def _put(self, base: State, path_of: Callable[[bytes], str], sealed: bytes, what: str) -> Task:
         m = self.member

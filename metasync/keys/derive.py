@@ -118,10 +118,12 @@ def seal(
     """
     if len(header.random) != 32:
         raise ValueError("a record's header takes 32 random bytes")
-    inner = u32(len(plaintext)) + plaintext
-    inner += bytes(-(HEADER_BYTES + 16 + len(inner)) % pad_to)
+    padding = bytes(-(HEADER_BYTES + 16 + 4 + len(plaintext)) % pad_to)
+    inner = b"".join((u32(len(plaintext)), plaintext, padding))
     head = header.encode()
-    return head + _aead(parent, header).encrypt(_NONCE, inner, head + binding)
+    sealed = _aead(parent, header).encrypt(_NONCE, inner, head + binding)
+    del inner  # a record may have megabytes
+    return head + sealed
 
 
 def unseal(

@@ -17,7 +17,8 @@ class IdSet:
     def __init__(self) -> None:
         self._few: set[bytes] | None = set()
         self._slots = bytearray()
-        self._mask = 0
+        self._size = 0  # slots
+        self._expected = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -29,6 +30,10 @@ class IdSet:
         if self._few is not None:
             return key in self._few
         return self._slots[(at := self._place(key)) : at + KEY_BYTES] == key
+
+    def reserve(self, more: int) -> None:
+        """Up to about so many more are going to be added: it grows at once, when it does, to have room for them."""
+        self._expected = (len(self) + more + more // 16) * 4 // 3 + 1  # directories come on top
 
     def add(self, object_id: bytes) -> None:
         key = object_id[:KEY_BYTES]
@@ -42,13 +47,13 @@ class IdSet:
             return
         self._slots[at : at + KEY_BYTES] = key
         self._count += 1
-        if self._count * 4 > (self._mask + 1) * 3:
-            self._grow()
+        if self._count * 4 > self._size * 3:
+            self._resize(max(2 * self._size, self._expected))
 
     def _move(self, few: set[bytes]) -> None:
         self._few = None
-        self._slots = bytearray(_FIRST * KEY_BYTES)
-        self._mask = _FIRST - 1
+        self._size = max(_FIRST, 2 * len(few), self._expected)
+        self._slots = bytearray(self._size * KEY_BYTES)
         for key in few:
             self.add(key)
 
@@ -56,16 +61,16 @@ class IdSet:
         """Where a key stands, or would. Its first bytes are as good as random."""
         if key == _EMPTY:
             raise ValueError("no object has this id")
-        slots, mask = self._slots, self._mask
-        n = int.from_bytes(key[:8], "big") & mask
+        slots, size = self._slots, self._size
+        n = int.from_bytes(key[:8], "big") % size
         while (found := slots[n * KEY_BYTES : (n + 1) * KEY_BYTES]) != key and found != _EMPTY:
-            n = (n + 1) & mask
+            n = n + 1 if n + 1 < size else 0
         return n * KEY_BYTES
 
-    def _grow(self) -> None:
+    def _resize(self, size: int) -> None:
         old = self._slots
-        self._slots = bytearray(2 * len(old))
-        self._mask = 2 * self._mask + 1
+        self._slots = bytearray(size * KEY_BYTES)
+        self._size = size
         for at in range(0, len(old), KEY_BYTES):
             if (key := bytes(old[at : at + KEY_BYTES])) != _EMPTY:
                 place = self._place(key)

@@ -144,6 +144,11 @@ def pack_objects(objects: Iterable[Located]) -> bytes:
     )
 
 
+def packed_ids(packed: bytes) -> Iterator[bytes]:
+    """The ids of packed objects."""
+    return (packed[at : at + ID_BYTES] for at in range(0, len(packed), _OBJECT.size))
+
+
 def make_segment(
     packs: Iterable[tuple[PackRecord, Sequence[Located]]], tombstones: Iterable[tuple[int, bytes]] = ()
 ) -> IndexSegment:
@@ -163,7 +168,9 @@ def _segment(packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tup
             for at in _between(packed, first, first + _SORTED_TOGETHER):
                 some.add(packed[at : at + _PACK_AT] + number + packed[at + _PACK_AT + 4 : at + _OBJECT.size])
         objects += b"".join(sorted(some))
-    return IndexSegment(tuple(p for p, _ in listed), bytes(objects), tuple(sorted(set(tombstones))))
+    records = tuple(p for p, _ in listed)
+    del listed[:]  # of a large segment nothing is held three times
+    return IndexSegment(records, bytes(objects), tuple(sorted(set(tombstones))))
 
 
 def _between(packed: bytes, first: int, end: int) -> range:
@@ -184,12 +191,18 @@ def segments_of(packs: Iterable[tuple[PackRecord, bytes]]) -> Iterator[IndexSegm
     size = 0
     for pack in packs:
         if some and size + len(pack[1]) > SEGMENT_OBJECTS_MAX * _OBJECT.size:
-            yield _segment(some)
-            some, size = [], 0
+            yield _segment(_taken(some))
+            size = 0
         some.append(pack)
         size += len(pack[1])
     if some:
-        yield _segment(some)
+        yield _segment(_taken(some))
+
+
+def _taken(some: list[tuple[PackRecord, bytes]]) -> Iterator[tuple[PackRecord, bytes]]:
+    """All of a list, which is empty afterwards."""
+    while some:
+        yield some.pop()
 
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
@@ -224,13 +237,17 @@ def encode_segment(s: IndexSegment) -> bytes:
     """Bytes of a segment: format, then a zstd frame of its tables."""
     import zstandard
 
+    objects = s.raw_objects()
     parts = [u32(len(s.packs))]
     for p in s.packs:
         parts += [p.name, u64(p.generation), u64(p.size), p.header, u8(p.size_class), u8(p.k), u8(p.n)]
         parts += [u32(len(p.segments)), *(u32(g.stored_bytes) + u32(g.raw_bytes) + g.digest for g in p.segments)]
         parts.append(encode_tags(p.tags))
-    parts += [u32(len(s)), s.raw_objects(), u32(len(s.tombstones)), *(u64(g) + name for g, name in s.tombstones)]
-    return u8(FORMAT) + zstandard.ZstdCompressor(level=3).compress(b"".join(parts))
+    before = b"".join((*parts, u32(len(s))))
+    after = u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones)
+    size = len(before) + len(objects) + len(after)
+    frame = zstandard.ZstdCompressor(level=3).compressobj(size=size)
+    return b"".join((u8(FORMAT), *map(frame.compress, (before, objects, after)), frame.flush()))
 
 
 def decode_segment(data: bytes) -> IndexSegment:

@@ -19,7 +19,6 @@ from metasync.effects import Gather, Op, Reply, Urgency, Work
 from metasync.errors import BackendError, FullError, NotFoundError, UnreachableError
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Located
 from metasync.store.estimates import Estimates, timed
 from metasync.store.index import PackRecord
 from metasync.store.packs import PackFormat, SealedPack
@@ -72,7 +71,6 @@ class Stored(NamedTuple):
     """
 
     record: PackRecord
-    objects: tuple[Located, ...]
     holders: tuple[str, ...]
     copies: int
     elsewhere: bool
@@ -158,16 +156,16 @@ class Transfer:
         if wanted < copies:
             order[:copies] = sorted(order[:copies], key=lambda p: self.room.sending.get(p.name, 0))
         cargo = _Cargo(pack.name, pack.data, generation, Urgency.SOON)
-        trees = _is_small_trees(pack)
+        trees, record = _is_small_trees(pack), record_of(pack, generation)
+        del pack  # what lies in it takes as much memory again
         put = self._put if trees else self._put_if_it_fits
         yield from self._spread([p for p in order if p.name not in self.down], put, cargo, wanted, holders)
         if trees:
             full = [p for p in order if isinstance(self.down.get(p.name), FullError) and p.name not in holders]
             yield from self._spread(full, self._put_with_reserve, cargo, wanted, holders)
         if not holders:
-            raise _no_room(self.down, len(pack.data))
-        record = record_of(pack, generation)
-        return Stored(record, pack.footer.objects, tuple(holders), copies, not home.issuperset(holders))
+            raise _no_room(self.down, record.size)
+        return Stored(record, tuple(holders), copies, not home.issuperset(holders))
 
     def complete(
         self, name: bytes, generation: int, size: int, holders: Sequence[bytes], data: bytes | None

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 from metasync.codec import Reader, bytes32, u32, u64
 from metasync.errors import FormatError, UpgradeError, WorkspaceError
 from metasync.localdb import LocalDb
-from metasync.objects.packfile import Located
-from metasync.store.index import Index, PackRecord, decode_segment, encode_segment, make_segments
+from metasync.store.index import Index, PackRecord, decode_segment, encode_segment, pack_objects, segments_of
 from metasync.sync.trailing import Trail, decode_trails, encode_trails
 
 COUNT_KEY: Final = "stored notes"  # how many notes there are; each lies under this key and its number
@@ -27,10 +26,13 @@ NOTE_BYTES_MAX: Final = 1 << 30  # of one note: what encodes an index segment
 
 
 class KeptPack(NamedTuple):
-    """A pack that an earlier push stored. `trail`: where copies are missing, if not all of them were waited for."""
+    """A pack that an earlier push stored. `trail`: where copies are missing, if not all of them were waited for.
+
+    `objects`: what lies in it, as `pack_objects` has it.
+    """
 
     record: PackRecord
-    objects: tuple[Located, ...]
+    objects: bytes
     trail: Trail | None
 
 
@@ -96,7 +98,7 @@ def _count(db: LocalDb) -> int:
 def _encode(packs: Sequence[KeptPack]) -> list[bytes]:
     trails = {k.trail.key: k.trail for k in packs if k.trail is not None}
     out = []
-    for segment in make_segments((k.record, k.objects) for k in packs):
+    for segment in segments_of((k.record, k.objects) for k in packs):
         keys = [(p.generation, p.name) for p in segment.packs]
         out.append(bytes32(encode_trails([trails[k] for k in keys if k in trails])) + encode_segment(segment))
     return out
@@ -106,4 +108,4 @@ def _decode(note: bytes) -> list[KeptPack]:
     r = Reader(note, "packs of an earlier push", CONTEXT_BYTES)
     trails = {t.key: t for t in decode_trails(r.bytes32(NOTE_BYTES_MAX))}
     segment = decode_segment(note[r.pos :])
-    return [KeptPack(p, tuple(segment.inside(p)), trails.get((p.generation, p.name))) for p in segment.packs]
+    return [KeptPack(p, pack_objects(segment.inside(p)), trails.get((p.generation, p.name))) for p in segment.packs]

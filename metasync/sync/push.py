@@ -111,7 +111,8 @@ class _Read:
     upload: Upload
     ingest: Ingest
 
-    def begins(self, size_bytes: int) -> None:
+    def begins(self, size_bytes: int, files: int) -> None:
+        self.upload.reserve(files)
         self.upload.expect(size_bytes, lambda: self.ingest.bytes_read)
 
     def broken_off(self, rows: Iterable[tuple[bytes, Row]]) -> None:

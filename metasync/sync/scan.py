@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from metasync.large import HELD_MAX, Large
+from metasync.large import Large
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge
@@ -31,7 +31,7 @@ from metasync.sync.oddnames import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PRE
 from metasync.sync.rows import Row, is_unchanged, pack_entry, pack_row, row_of, unpack_entry, unpack_row
 from metasync.sync.rulefiles import RuleFiles
 from metasync.sync.twins import Spellings
-from metasync.sync.unread import Unread, UnreadHere
+from metasync.sync.unread import HELD_MAX, Unread, UnreadHere
 
 __all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 
@@ -54,8 +54,8 @@ Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
 class Reading(Protocol):
     """Who wants to know how the reading of a scan fares."""
 
-    def begins(self, size_bytes: int) -> None:
-        """So much is going to be read."""
+    def begins(self, size_bytes: int, files: int) -> None:
+        """So much is going to be read, of so many files and symlinks."""
 
     def broken_off(self, rows: Iterable[tuple[bytes, Row]]) -> None:
         """It ends with an exception. What was read till then is true of the disk: a row for each changed file."""
@@ -145,7 +145,7 @@ def scan(
         work.out.put_rows.update(work.rows)
     work.walk()
     if reading is not None:
-        reading.begins(work.unread.size_bytes)
+        reading.begins(work.unread.size_bytes, len(work.unread))
     if len(work.unread) > HELD_MAX:
         work.out.tree = Large(pack_entry, unpack_entry, work.out.tree.items())
         work.out.put_rows = Large(pack_row, unpack_row, work.out.put_rows.items())

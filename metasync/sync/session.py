@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import chain
 
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
@@ -251,16 +252,18 @@ class Session(Seat):
 
     @contextlib.contextmanager
     def putting_index(
-        self, base: State, segments: Sequence[bytes], make_root: Callable[[Sequence[Ref]], bytes]
+        self, base: State, segments: Sequence[Callable[[], bytes]], make_root: Callable[[Sequence[Ref]], bytes]
     ) -> Iterator[Callable[[], list[Ref]]]:
         """Stores segments and the root that names them on enough acceptors, beside what the caller does, who gets what
-        waits for it and returns their names, the root's last."""
+        waits for it and returns their names, the root's last. Each segment is asked for twice, also in other threads.
+        """
         with self.runtime.beside(self.group.put_index(base, segments, make_root, generation=base.gen)) as put:
 
             def stored() -> list[Ref]:
-                objects: dict[Ref, bytes] = put()
-                self.db.put_objects((ref.hash, META_KIND, data) for ref, data in objects.items())
-                return list(objects)
+                refs, root = put()
+                parts = chain((segment() for segment in segments), [root])
+                self.db.put_objects((ref.hash, META_KIND, data) for ref, data in zip(refs, parts, strict=True))
+                return list(refs)
 
             yield stored
 

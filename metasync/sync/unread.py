@@ -7,7 +7,7 @@ import stat as stat_
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metasync.large import HELD_MAX
+HELD_MAX = 20_000  # stats in memory: some 10 MB. What is known of more files than these lies in a temporary file
 
 
 class _Names(NamedTuple):

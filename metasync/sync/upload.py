@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from metasync.effects import Task
 from metasync.events import Listener, Progress
@@ -20,7 +20,7 @@ from metasync.large import Spool
 from metasync.objects.model import ObjectKind
 from metasync.store.balance import Balance
 from metasync.store.idset import IdSet
-from metasync.store.index import Index, IndexSegment, PackRecord, pack_objects, segments_of
+from metasync.store.index import Index, IndexSegment, PackRecord, pack_objects, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer, record_of
 from metasync.sync.kept import KeptPack
@@ -34,6 +34,18 @@ UPLOADING_BYTES_MAX = 48 << 20  # of all of them, each sent to its R backends fr
 def uploading_bytes_max(backends: int) -> int:
     """How much may be under way to so many backends."""
     return min(UPLOADING_BYTES_MAX, UPLOADING_BYTES_EACH * backends)
+
+
+class _Sent(NamedTuple):
+    """A pack that is on its way: where `Upload._objects` has what lies in it, and how many bytes that is unpacked.
+
+    `data`: the pack's bytes, where it will lack copies.
+    """
+
+    future: Future[Any]
+    place: slice
+    raw_bytes: int
+    data: bytes
 
 
 class Upload:
@@ -88,7 +100,7 @@ class Upload:
         self._look = look
         self._trails: dict[bytes, Trail] = {}
         self._at_hand_bytes = 0
-        self._running: deque[tuple[Future[Any], bytes]] = deque()  # with the pack's bytes where it will lack copies
+        self._running: deque[_Sent] = deque()
         self._uploading_bytes = 0
         self._changed = threading.Condition()
         self._packer: Packer | None = None
@@ -126,10 +138,12 @@ class Upload:
         while not self._has_room(size, most):
             self._look()
         self._harvest()
-        self._records.append((record_of(pack, self.generation), self._objects.put(pack_objects(pack.footer.objects))))
+        place = self._objects.put(pack_objects(pack.footer.objects))
+        self._records.append((record_of(pack, self.generation), place))
+        raw_bytes = sum(located.length for located in pack.footer.objects)
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
-        self._running.append((future, pack.data if self._least is not None else b""))
+        self._running.append(_Sent(future, place, raw_bytes, pack.data if self._least is not None else b""))
 
     def _has_room(self, size: int, most: int) -> bool:
         """Counts a pack as under way, once there is room for it; False: not yet."""
@@ -149,11 +163,11 @@ class Upload:
     def _harvest(self) -> None:
         """Takes what has ended meanwhile; raises what the storing of a pack raised."""
         for _ in range(len(self._running)):
-            future, data = self._running.popleft()
-            if future.done():
-                self._take(future.result(), data)
+            sent = self._running.popleft()
+            if sent.future.done():
+                self._take(sent.future.result(), sent)
             else:
-                self._running.append((future, data))
+                self._running.append(sent)
 
     def seal(self) -> None:
         """Has all that was added sent: `index_segments` is complete, though not all of it may be stored yet."""
@@ -165,30 +179,34 @@ class Upload:
         """Waits until all that was added is stored, or all `but` so many bytes; raises what storing a pack raised."""
         self.seal()
         while self._running and (not but or self._uploading_bytes > but):
-            future, data = self._running[0]
-            if wait([future], timeout=LOOK_EVERY_S)[0]:
+            sent = self._running[0]
+            if wait([sent.future], timeout=LOOK_EVERY_S)[0]:
                 self._running.popleft()
-                self._take(future.result(), data)
+                self._take(sent.future.result(), sent)
             else:
                 self._look()
 
-    def _take(self, stored: Stored, data: bytes) -> None:
-        self._waiting_bytes -= sum(located.length for located in stored.objects)
+    def _take(self, stored: Stored, sent: _Sent) -> None:
+        self._waiting_bytes -= sent.raw_bytes
         self.bytes_stored += stored.record.size
-        self.stored.append(stored._replace(objects=()))
+        self.stored.append(stored)
         trail = trail_of(stored, self.transfer)
-        self._noted(KeptPack(stored.record, stored.objects, trail))
+        self._noted(KeptPack(stored.record, self._objects.get(sent.place), trail))
         if trail is not None and self._least is not None:
             self._trails[trail.name] = trail
-            if self._at_hand_bytes + len(data) <= KEPT_BYTES_MAX:
-                self._at_hand_bytes += len(data)
-                self.at_hand[trail.name] = data
+            if self._at_hand_bytes + len(sent.data) <= KEPT_BYTES_MAX:
+                self._at_hand_bytes += len(sent.data)
+                self.at_hand[trail.name] = sent.data
         self._tell()
 
     def _tell(self) -> None:
         total = self._to_read_bytes
         done = self.bytes_stored if total is None else min(self._read_bytes() - self._waiting_bytes, total)
         self._listener(Progress("upload", max(done, 0), total, "B"))
+
+    def reserve(self, objects: int) -> None:
+        """About so many more are going to be added: the set of their ids need not grow on the way."""
+        self._own.reserve(objects)
 
     def expect(self, to_read_bytes: int, read_bytes: Callable[[], int]) -> None:
         """Progress counts from here on what was read and is stored, of so many bytes that a scan is going to read.
@@ -201,11 +219,12 @@ class Upload:
 
     def save(self, wait_s: float) -> None:
         """Has noted what a push that failed has stored; waits so long for what is under way."""
-        wait([future for future, _ in self._running], timeout=wait_s)
+        wait([sent.future for sent in self._running], timeout=wait_s)
         while self._running:
-            future, data = self._running.popleft()
+            sent = self._running.popleft()
+            future = sent.future
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._take(future.result(), data)
+                self._take(future.result(), sent)
 
     def resume(self, kept: Iterable[KeptPack]) -> tuple[int, int]:
         """Counts packs as stored that an earlier push left behind, those of which this push needs an object.
@@ -214,7 +233,7 @@ class Upload:
         """
         for pack in kept:
             if pack.trail is None or self._least is not None:
-                self._kept.update((located.id, len(self._resumed)) for located in pack.objects)
+                self._kept.update((object_id, len(self._resumed)) for object_id in packed_ids(pack.objects))
                 self._resumed.append(pack)
         return len(self._resumed), sum(pack.record.size for pack in self._resumed)
 
@@ -235,7 +254,7 @@ class Upload:
         """The index segments of all packs sent so far: one as a rule, none when there are no packs."""
         used = (self._resumed[n] for n in sorted(self._used))
         own = ((record, self._objects.get(place)) for record, place in self._records)
-        return segments_of(chain(((kept.record, pack_objects(kept.objects)) for kept in used), own))
+        return segments_of(chain(((kept.record, kept.objects) for kept in used), own))
 
 
 def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:
