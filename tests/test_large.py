@@ -78,12 +78,15 @@ def test_a_temporary_file_that_fails_is_told() -> None:
         broken[b"b"]
 
 
+@pytest.mark.parametrize("more", [0, 100, 3500, 9000])
 @pytest.mark.parametrize("few", [0, 1, 700, 1 << 15])
-def test_a_set_of_ids_is_like_a_set(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_of_ids_is_like_a_set(few: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metasync.store.idset.FEW", few)
     rng = random.Random(few)
     ids, plain = IdSet(), set()
-    for _ in range(6000):
+    for turn in range(6000):
+        if turn in (0, 2000):
+            ids.reserve(more)
         one = digest(rng.randrange(5000))
         assert (one in ids) == (one in plain)
         ids.add(one)
@@ -91,6 +94,21 @@ def test_a_set_of_ids_is_like_a_set(few: int, monkeypatch: pytest.MonkeyPatch) -
     assert len(ids) == len(plain)
     assert all(i in ids for i in plain)
     assert not any(digest(n) in ids for n in range(5000, 9000))
+
+
+def test_a_set_of_ids_grows_once_where_it_is_told_how_many_come() -> None:
+    ids = IdSet()
+    ids.reserve(100_000)
+    sizes = set()
+    for n in range(106_000):
+        ids.add(digest(n))
+        sizes.add(len(ids._slots))
+    assert len(sizes) == 2
+    assert max(sizes) < 23 * 106_000
+    ids.add(digest(-1))
+    for n in range(106_000, 110_000):
+        ids.add(digest(n))
+    assert all(digest(n) in ids for n in range(-1, 110_000))
 
 
 @pytest.mark.parametrize("few", [0, 50])
@@ -266,6 +284,9 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
     monkeypatch.setattr(metasync.large, "PAGE", 4)
     monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
+    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", 50)
+    monkeypatch.setattr("metasync.store.packs.SPREAD_BYTES_LEAST", 100)
+    monkeypatch.setattr("metasync.consensus.group.META_BYTES_TOGETHER", 0)
     monkeypatch.setattr("metasync.sync.push.NODES_TOGETHER", 2)
     urls = lab.urls("one", "two", "three")
     w = lab.init(urls)
@@ -275,6 +296,8 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     first = w.push()
     assert sorted(first.changes.added) == sorted([*(name.encode() for name in files), b"empty"])
     assert w._db.get(TREE_KEY) is not None
+    with w._session("check") as s:
+        assert len(s.base().root.items) > 1
     lab_write(w.directory, {f"e{i}/f": b"%d" % i for i in range(9)})
     (w.directory / "d0" / "f0").unlink()
     second = w.push()

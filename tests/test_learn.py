@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from metasync.consensus.logform import read_beyond
 from metasync.consensus.meta import meta_path
 from metasync.consensus.reconfig import give_state
 from metasync.consensus.states import ZERO_ID, skip_version, successor
-from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError
+from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.devices import decode_device_set, make_device_set, recertified
 
@@ -807,3 +809,87 @@ def test_an_acceptor_that_is_named_while_it_is_read_is_asked_no_more(world: Worl
     m.rolled_back[a] = "entry 1 of version 1 is gone"
     assert not world.do(read_beyond(m, m.instance, a))
     assert most_requests(world) == 0
+
+
+# --- index segments and the root that names them
+
+
+class Leaves:
+    """Plaintexts; notes what lay on the backends when each was asked for."""
+
+    def __init__(self, world: World, texts: list[bytes]) -> None:
+        self.world = world
+        self.texts = texts
+        self.seen: list[list[int]] = []
+
+    def here(self) -> list[int]:
+        return [sum("/meta/" in path for path in store) for store in self.world.stores.values()]
+
+    def __iter__(self) -> Iterator[Callable[[], bytes]]:
+        return (partial(self.get, n) for n in range(len(self.texts)))
+
+    def get(self, n: int) -> bytes:
+        self.seen.append(self.here())
+        return self.texts[n]
+
+
+def put_leaves(ws: Workspace, leaves: Leaves) -> tuple[list[Ref], bytes]:
+    made = b"".join
+    group = ws.group(b"w" * 16)
+    put = group.put_index(ws.genesis, leaves, lambda refs: made(ref.hash for ref in refs), generation=0)
+    return leaves.world.do(put)  # type: ignore[no-any-return]
+
+
+def test_small_segments_and_their_root_are_stored_side_by_side(world: World, ws: Workspace) -> None:
+    leaves = Leaves(world, [b"a" * 5000, b"b" * 5000, b"c"])
+    forget_requests(world)
+    before = leaves.here()
+    refs, root = put_leaves(ws, leaves)
+    assert leaves.seen == [before] * 3, "all are made before anything is stored"
+    assert root == b"".join(ref.hash for ref in refs[:-1])
+    world.run()
+    assert {name: len(requests) for name, requests in world.requests.items()} == dict.fromkeys(NAMES, 4)
+
+
+def test_large_segments_are_stored_before_the_next_is_made(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasync.consensus.group.META_BYTES_TOGETHER", 8000)
+    texts = [b"a" * 9000, b"b" * 5000, b"c" * 5000, b"d" * 100]
+    leaves = Leaves(world, texts)
+    before = leaves.here()
+    refs, root = put_leaves(ws, leaves)
+    copies = [sum(seen) - sum(before) for seen in leaves.seen]
+    enough = ws.config.meta_copies
+    assert copies[0] == 0
+    assert copies[1] >= enough, "the first is large: it is stored before the second is made"
+    assert copies[2] - copies[1] <= len(NAMES) - enough, (
+        "the second is not, and goes with the third; the first may land"
+    )
+    assert copies[3] >= 3 * enough
+    world.run()
+    assert leaves.here() == [n + 5 for n in before]
+    stored = [world.do(ws.group(b"r" * 16).get_meta(ref)) for ref in refs]
+    assert stored == [*texts, root]
+
+
+def test_what_cannot_be_stored_ends_it_before_a_root_is_made(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasync.consensus.group.META_BYTES_TOGETHER", 8000)
+    leaves = Leaves(world, [b"a" * 9000, b"b" * 9000, b"c" * 9000])
+    rooted: list[int] = []
+    world.down.update(NAMES[1:])
+    put = ws.group(b"w" * 16).put_index(ws.genesis, leaves, lambda refs: b"%d" % rooted.append(1), generation=0)
+    with pytest.raises(NoQuorumError, match="a meta object"):
+        world.do(put)
+    assert (len(leaves.seen), rooted) == (1, [])
+
+
+def test_a_segment_that_cannot_be_read_ends_it(world: World, ws: Workspace) -> None:
+    def broken() -> bytes:
+        raise WorkspaceError("gone", next_step="-")
+
+    put = ws.group(b"w" * 16).put_index(ws.genesis, [broken], lambda refs: b"root", generation=0)
+    with pytest.raises(WorkspaceError, match="gone"):
+        world.do(put)

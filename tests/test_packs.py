@@ -323,6 +323,20 @@ def test_what_is_too_small_to_spread_is_one_pack(size):
     assert len(spread([*added, (ObjectKind.DIR, IDS.of(ObjectKind.DIR, tree), tree)], 3)) == 1
 
 
+@pytest.mark.parametrize(("added", "shrunk"), [
+    ([blob((b"text %d " % i) * 10_000) for i in range(10)], 1),  # one segment after all: it is shrunk once
+    ([blob(noise(60_000, i)) for i in range(15)], 4),  # and three in place of one
+    ([blob(noise(1000, 1))], 1),
+])  # fmt: skip
+def test_the_last_segment_is_shrunk_once_more_only_where_it_is_cut(added, shrunk, monkeypatch):
+    sizes: list[int] = []
+    really = Packer._shrinker
+    monkeypatch.setattr(Packer, "_shrinker", lambda self, g: sizes.append(g.size) or really(self, g))
+    spread(added, 3)
+    assert len(sizes) == shrunk
+    assert sum(sizes) == sum(len(data) for _, _, data in added) * (1 if shrunk == 1 else 2)
+
+
 def test_what_shrinks_stays_together():
     texts = [blob((b"text %d " % i) * 10_000) for i in range(10)]
     (pack,) = spread(texts, 3)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import pytest
@@ -478,3 +479,38 @@ def test_eight_threads_get_every_op_into_the_chain_once(stuck: bool) -> None:
     for runtime in runtimes:
         runtime.close()
     print(f"{len(chain)} versions by 8 threads in {took:.1f} s")
+
+
+class Seen(bytes):
+    """Bytes that tell when nobody holds them any more."""
+
+    let_go: threading.Event
+
+    def __del__(self) -> None:
+        self.let_go.set()
+
+
+@pytest.mark.parametrize("how", ["put", "work", "work of a task"])
+def test_an_idle_thread_holds_nothing_of_what_it_did_last(how: str) -> None:
+    """Eight connections that each held the pack they sent last are 32 MiB."""
+    let_go = threading.Event()
+
+    def made() -> Seen:
+        data = Seen(b"a pack")
+        data.let_go = let_go
+        return data
+
+    def put(data: bytes) -> Task:
+        yield Op("a", "put", "x", data)
+
+    def work(data: bytes) -> Task:
+        yield Work(lambda: len(data))
+
+    memory = Memory()
+    with Runtime({"a": memory}) as runtime:
+        if how == "work":
+            runtime.submit_work(partial(len, made())).result()
+        else:
+            runtime.run(put(made()) if how == "put" else work(made()))
+        memory.objects.clear()
+        assert let_go.wait(10)

@@ -256,8 +256,7 @@ class Packer:
 
     def finish(self) -> None:
         """Seals what is left and hands on the last packs."""
-        for piece in self._pieces(self._open[True]):
-            self._shrink(piece)
+        self._shrink_last(self._open[True])
         if self._open[False].parts:
             self._shrink(self._open[False])
         self._open = {True: _Gathering(), False: _Gathering()}
@@ -269,15 +268,21 @@ class Packer:
         while self._sealing:
             self._emit(self._sealing.popleft().result())
 
-    def _pieces(self, last: _Gathering) -> list[_Gathering]:
+    def _shrink_last(self, last: _Gathering) -> None:
         """The last small blobs as segments: as one, or, where that would be a large part of what there is, as some."""
-        if self._spread < 2 or last.size < 2 * SPREAD_BYTES_LEAST:
-            return [last] if last.parts else []
-        shrunk: _Shrunk = self._work(self._shrinker(last)).result()  # alike ones stay together: they shrink together
-        return last.cut(min(self._spread, len(shrunk.data) // SPREAD_BYTES_LEAST))
+        if not last.parts:
+            return
+        whole = self._work(self._shrinker(last))
+        if self._spread > 1 and last.size >= 2 * SPREAD_BYTES_LEAST:  # alike ones stay together: they shrink together
+            pieces = last.cut(min(self._spread, len(whole.result().data) // SPREAD_BYTES_LEAST))
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._shrink(piece)
+                return
+        self._shrink(last, whole)
 
-    def _shrink(self, gathering: _Gathering) -> None:
-        self._shrinking.append((gathering.size, self._work(self._shrinker(gathering))))
+    def _shrink(self, gathering: _Gathering, begun: Future[_Shrunk] | None = None) -> None:
+        self._shrinking.append((gathering.size, begun or self._work(self._shrinker(gathering))))
         self._shrinking_bytes += gathering.size
         while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
             self._take_shrunk()
