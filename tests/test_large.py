@@ -121,8 +121,12 @@ def test_ids_that_begin_alike_are_told_apart(few: int, monkeypatch: pytest.Monke
     assert [one in ids for one in alike] == [True, False] * 100
 
 
+@pytest.mark.parametrize("least", [0, 2, 4 << 10])
 @pytest.mark.parametrize("held", [0, 1, 3, 5, 6])
-def test_what_is_unread_comes_back_whole(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_unread_comes_back_whole(
+    held: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metasync.sync.unread.PACKED_BYTES_LEAST", least)
     monkeypatch.setattr("metasync.sync.unread.HELD_MAX", held)
     (tmp_path / "file").write_bytes(b"1234")
     (tmp_path / "link").symlink_to("file")

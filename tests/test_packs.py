@@ -33,6 +33,7 @@ from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Footer, Header, Located, Segment
 from metasync.store import packs
+from metasync.store.index import objects_at, pack_objects
 from metasync.store.packs import (
     OBJECT_BYTES_OVERHEAD,
     SEALING_MAX,
@@ -321,6 +322,16 @@ def test_what_is_too_small_to_spread_is_one_pack(size):
     tree = noise(300, 2)
     added = [blob(noise(size // 10, i)) for i in range(10)]
     assert len(spread([*added, (ObjectKind.DIR, IDS.of(ObjectKind.DIR, tree), tree)], 3)) == 1
+
+
+def test_packed_places_are_what_the_footer_says():
+    trees = [(ObjectKind.DIR, IDS.of(ObjectKind.DIR, data), data) for data in (noise(1000, i) for i in range(5))]
+    for pack in spread([*random_blobs(3000, 1000), *trees], 1):
+        _, footer = read_footer(pack.data, pack.name, pack_format())
+        assert footer == pack.footer
+        assert objects_at(pack.places) == pack_objects(footer.objects)
+        assert packfile.kinds_of(pack.places) == {o.kind for o in footer.objects}
+        assert len({o.segment for o in footer.objects}) == len(footer.segments) > 1
 
 
 @pytest.mark.parametrize(("added", "shrunk"), [

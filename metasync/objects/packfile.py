@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from metasync.codec import Reader, Tags, encode_tags, u8, u32
 from metasync.errors import FormatError, UpgradeError
-from metasync.objects.model import ObjectKind
+from metasync.objects.model import ID_BYTES, ObjectKind
 
 FORMAT = 1
 RANDOM_BYTES = 32
@@ -32,6 +32,8 @@ _HEADER = struct.Struct(">BBI32s")
 HEADER_BYTES = _HEADER.size
 _SEGMENT = struct.Struct(">II32s")
 _OBJECT = struct.Struct(">B32sIII")
+PLACE_BYTES = _OBJECT.size
+_SEGMENT_AT = 1 + ID_BYTES  # where the segment stands in it
 
 
 class Header(NamedTuple):
@@ -88,17 +90,57 @@ def decode_header(data: bytes) -> Header:
     return Header(chain, epoch, random)
 
 
+def pack_place(kind: ObjectKind, object_id: bytes, offset: int, length: int) -> bytes:
+    """Where a whole object lies in a segment, as a footer has it: a fifth of what the values take in memory.
+
+    Its segment is number 0, until `in_segment` says otherwise.
+    """
+    return _OBJECT.pack(kind, object_id, 0, offset, length)
+
+
+def in_segment(places: bytes, number: int) -> bytes:
+    """The same places (`pack_place`) in the segment of this number."""
+    if number == 0:
+        return places
+    there = u32(number)
+    return b"".join(
+        [
+            places[at : at + _SEGMENT_AT] + there + places[at + _SEGMENT_AT + 4 : at + PLACE_BYTES]
+            for at in range(0, len(places), PLACE_BYTES)
+        ]
+    )
+
+
+def kinds_of(places: bytes) -> set[int]:
+    """The kinds of objects among these places."""
+    return {kind & 15 for kind in {*places[::PLACE_BYTES]}}
+
+
+def unpack_places(places: bytes) -> tuple[Located, ...]:
+    """The values of packed places, which this process made."""
+    return tuple(
+        Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
+        for kind, object_id, segment, offset, length in _OBJECT.iter_unpack(places)
+    )
+
+
 def encode_footer(f: Footer) -> bytes:
     if any(not 0 <= o.encoding < 16 for o in f.objects):
         raise ValueError("an encoding is 0 to 15")
+    packed = (_OBJECT.pack(o.encoding << 4 | o.kind, o.id, o.segment, o.offset, o.length) for o in f.objects)
+    return encode_packed_footer(f.segments, b"".join(packed), f.tags)
+
+
+def encode_packed_footer(segments: tuple[Segment, ...], places: bytes, tags: Tags = ()) -> bytes:
+    """The bytes of a footer whose objects are packed."""
     return b"".join(
         (
             u8(FORMAT),
-            u32(len(f.segments)),
-            b"".join(_SEGMENT.pack(*s) for s in f.segments),
-            u32(len(f.objects)),
-            b"".join(_OBJECT.pack(o.encoding << 4 | o.kind, o.id, o.segment, o.offset, o.length) for o in f.objects),
-            encode_tags(f.tags),
+            u32(len(segments)),
+            b"".join(_SEGMENT.pack(*s) for s in segments),
+            u32(len(places) // PLACE_BYTES),
+            places,
+            encode_tags(tags),
         )
     )
 

@@ -23,6 +23,7 @@ from metasync.objects.model import ID_BYTES, ObjectKind
 from metasync.objects.packfile import (
     HEADER_BYTES,
     PACK_BYTES_MAX,
+    PLACE_BYTES,
     SEGMENT_RAW_BYTES_MAX,
     SEGMENTS_MAX,
     Located,
@@ -142,6 +143,16 @@ def pack_objects(objects: Iterable[Located]) -> bytes:
     return b"".join(
         sorted({_OBJECT.pack(o.id, o.encoding << 4 | o.kind, 0, o.segment, o.offset, o.length) for o in objects})
     )
+
+
+def objects_at(places: bytes) -> bytes:
+    """The same of a pack that was just made, whose places are packed (`packfile.pack_place`)."""
+    none = bytes(4)
+    starts = range(0, len(places), PLACE_BYTES)
+    objects = {
+        places[a + 1 : a + _PACK_AT] + places[a : a + 1] + none + places[a + _PACK_AT : a + PLACE_BYTES] for a in starts
+    }
+    return b"".join(sorted(objects))
 
 
 def packed_ids(packed: bytes) -> Iterator[bytes]:

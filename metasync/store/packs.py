@@ -66,12 +66,18 @@ class WorkspacePackKeys:
 
 
 class SealedPack(NamedTuple):
-    """A pack ready to travel: its name (SHA-256), its bytes, its header and what lies where in it."""
+    """A pack ready to travel: its name (SHA-256), its bytes, its header and what lies where in it (`pack_place`)."""
 
     name: bytes
     data: bytes
     header: Header
-    footer: Footer
+    segments: tuple[Segment, ...]
+    places: bytes
+
+    @property
+    def footer(self) -> Footer:
+        """The same as values."""
+        return Footer(self.segments, packfile.unpack_places(self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,11 @@ class PackFormat:
 class _Shrunk:
     raw_bytes: int
     data: bytes
-    objects: tuple[tuple[ObjectKind, bytes, int, int], ...]  # kind, id, offset, length
+    places: bytes  # of its objects (`pack_place`)
+
+    @property
+    def count(self) -> int:
+        return len(self.places) // packfile.PLACE_BYTES
 
 
 def seal_pack(
@@ -124,14 +134,13 @@ def seal_pack(
     chain = form.chains[-1]
     parts = [header]
     table: list[Segment] = []
-    objects: list[Located] = []
+    places = bytearray()
     for number, segment in enumerate(segments):
         stored = chain.seal(segment.data, form.context(header, h, number, segment.raw_bytes))
         parts.append(stored)
         table.append(Segment(len(stored), segment.raw_bytes, hashlib.sha256(stored).digest()))
-        objects.extend(Located(kind, i, number, offset, length) for kind, i, offset, length in segment.objects)
-    footer = Footer(tuple(table), tuple(objects))
-    plain = packfile.encode_footer(footer)
+        places += packfile.in_segment(segment.places, number)
+    plain = packfile.encode_packed_footer(tuple(table), bytes(places))
     at_footer = form.context(header, h, packfile.FOOTER_NUMBER, len(plain))
     stored_footer = chain.seal(chain.shrink(plain, at_footer), at_footer)
     trailer = chain.seal(
@@ -145,7 +154,7 @@ def seal_pack(
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
     name, salt = _named(parts, salt, stored_footer + trailer, choose)
     data = b"".join((*parts, salt, stored_footer, trailer))
-    return SealedPack(name, data, h, footer)
+    return SealedPack(name, data, h, tuple(table), bytes(places))
 
 
 def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:
@@ -243,14 +252,16 @@ class Packer:
         if len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
             raise ValueError(f"an object of {len(data)} bytes: no reader would unpack it")
         if len(data) >= limit:  # a large chunk travels alone; what gathered before it stays open
-            self._shrink(_Gathering([(kind, object_id, 0, len(data))], [data], len(data)))
+            alone = _Gathering()
+            alone.add(kind, object_id, data)
+            self._shrink(alone)
             return
         gathering = self._open[kind is ObjectKind.BLOB]
         if gathering.size + len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
             self._shrink(gathering)
             gathering = self._open[kind is ObjectKind.BLOB] = _Gathering()
         gathering.add(kind, object_id, data)
-        if gathering.size >= limit or len(gathering.objects) >= self._objects_max:
+        if gathering.size >= limit or len(gathering.parts) >= self._objects_max:
             self._open[kind is ObjectKind.BLOB] = _Gathering()
             self._shrink(gathering)
 
@@ -293,7 +304,7 @@ class Packer:
         def run() -> _Shrunk:
             raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
             context = Context(b"", 0, b"", len(raw), form.level)
-            return _Shrunk(len(raw), chain.shrink(raw, context), tuple(gathering.objects))
+            return _Shrunk(len(raw), chain.shrink(raw, context), bytes(gathering.places))
 
         return run
 
@@ -303,22 +314,23 @@ class Packer:
         self._place(future.result())
 
     def _place(self, segment: _Shrunk) -> None:
-        size = len(segment.data) + OBJECT_BYTES_OVERHEAD * len(segment.objects)
-        objects = self._pack_objects + len(segment.objects)
+        size = len(segment.data) + OBJECT_BYTES_OVERHEAD * segment.count
+        objects = self._pack_objects + segment.count
         full = len(self._pack) >= packfile.SEGMENTS_MAX or objects > packfile.OBJECTS_MAX
         over = self._pack_bytes + size - self._pack_bytes_max
         if self._pack and (full or over > max(0, size - over)):
             self._seal()  # a segment goes where more of it fits, so that packs have their size on average
         self._pack.append(segment)
         self._pack_bytes += size
-        self._pack_objects += len(segment.objects)
+        self._pack_objects += segment.count
 
     def _seal(self) -> None:
         if self._pack:
             segments, form, choose = self._pack, self._form, self._choose
             random = self._entropy(packfile.RANDOM_BYTES)
             salt = self._entropy(SALT_BYTES) if choose is not None else b""
-            self._sealing.append(self._work(lambda: seal_pack(segments, form, random, salt=salt, choose=choose)))
+            parts = _taken(segments)
+            self._sealing.append(self._work(lambda: seal_pack(parts, form, random, salt=salt, choose=choose)))
             self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
         while self._sealing and (len(self._sealing) > SEALING_MAX or self._sealing[0].done()):
             self._emit(self._sealing.popleft().result())
@@ -327,31 +339,33 @@ class Packer:
 class _Gathering:
     """A segment being gathered."""
 
-    __slots__ = ("objects", "parts", "size")
+    __slots__ = ("parts", "places", "size")
 
-    def __init__(
-        self,
-        objects: list[tuple[ObjectKind, bytes, int, int]] | None = None,
-        parts: list[bytes] | None = None,
-        size: int = 0,
-    ) -> None:
-        self.objects = objects if objects is not None else []
-        self.parts = parts if parts is not None else []
-        self.size = size
+    def __init__(self) -> None:
+        self.places = bytearray()  # `pack_place` of each part
+        self.parts: list[bytes] = []
+        self.size = 0
 
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        self.objects.append((kind, object_id, self.size, len(data)))
+        self.places += packfile.pack_place(kind, object_id, self.size, len(data))
         self.parts.append(data)
         self.size += len(data)
 
     def cut(self, pieces: int) -> list[_Gathering]:
         """The same objects, in order, in at most so many gatherings of about the same size, and one at least."""
         out = [_Gathering()]
-        for (kind, object_id, offset, length), data in zip(self.objects, self.parts, strict=True):
-            if out[-1].parts and (offset + length / 2) * pieces >= self.size * len(out):
+        for place, data in zip(packfile.unpack_places(bytes(self.places)), self.parts, strict=True):
+            if out[-1].parts and (place.offset + place.length / 2) * pieces >= self.size * len(out):
                 out.append(_Gathering())
-            out[-1].add(kind, object_id, data)
+            out[-1].add(place.kind, place.id, data)
         return out
+
+
+def _taken(segments: list[_Shrunk]) -> Iterator[_Shrunk]:
+    """These segments, each let go of when the next is taken."""
+    segments.reverse()
+    while segments:
+        yield segments.pop()
 
 
 def read_footer(data: bytes, name: bytes, form: PackFormat) -> tuple[Header, Footer]:

@@ -85,7 +85,7 @@ def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
     """What an index says of a sealed pack."""
     header = pack.data[: packfile.HEADER_BYTES]
-    return PackRecord(pack.name, generation, len(pack.data), header, pack.footer.segments)
+    return PackRecord(pack.name, generation, len(pack.data), header, pack.segments)
 
 
 @dataclass
@@ -254,10 +254,12 @@ class Transfer:
         return given_up.error is None and (yield from self._put(place, cargo))
 
 
+_TREES = {ObjectKind.DIR, ObjectKind.SNAPSHOT}
+
+
 def _is_small_trees(pack: SealedPack) -> bool:
     """A pack of directories and snapshots alone, and small: what a deletion or a new name makes."""
-    kinds = {o.kind for o in pack.footer.objects}
-    return kinds <= {ObjectKind.DIR, ObjectKind.SNAPSHOT} and len(pack.data) <= TREES_BYTES_MAX
+    return len(pack.data) <= TREES_BYTES_MAX and packfile.kinds_of(pack.places) <= _TREES
 
 
 def _no_room(down: dict[str, BackendError], size: int) -> BackendError:

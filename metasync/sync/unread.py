@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import stat as stat_
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 HELD_MAX = 20_000  # stats in memory: some 10 MB. What is known of more files than these lies in a temporary file
+PACKED_BYTES_LEAST = 4 << 10  # of names in one directory: of less, each call costs more than it saves
 
 
 class _Names(NamedTuple):
-    """Of one directory, ascending, with a NUL between: no name has one."""
+    """Of one directory, ascending, with a NUL between: no name has one. Compressed where there are many (`_joined`)."""
 
     prefix: bytes
     files: bytes
@@ -72,10 +74,13 @@ class Unread:
 
 
 def _joined(prefix: bytes, paths: list[bytes]) -> bytes:
-    return b"\0".join(sorted(path[len(prefix) :] for path in paths))
+    names = b"\0".join(sorted(path[len(prefix) :] for path in paths))
+    return names if len(names) < PACKED_BYTES_LEAST else b"\0" + zlib.compress(names, 1)
 
 
 def _split(names: bytes) -> Iterator[bytes]:
+    if names[:1] == b"\0":
+        names = zlib.decompress(names[1:])
     at = 0
     while at < len(names):
         end = names.find(b"\0", at)

@@ -20,7 +20,7 @@ from metasync.large import Spool
 from metasync.objects.model import ObjectKind
 from metasync.store.balance import Balance
 from metasync.store.idset import IdSet
-from metasync.store.index import Index, IndexSegment, PackRecord, pack_objects, packed_ids, segments_of
+from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer, record_of
 from metasync.sync.kept import KeptPack
@@ -138,9 +138,9 @@ class Upload:
         while not self._has_room(size, most):
             self._look()
         self._harvest()
-        place = self._objects.put(pack_objects(pack.footer.objects))
+        place = self._objects.put(objects_at(pack.places))
         self._records.append((record_of(pack, self.generation), place))
-        raw_bytes = sum(located.length for located in pack.footer.objects)
+        raw_bytes = sum(segment.raw_bytes for segment in pack.segments)
         future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append(_Sent(future, place, raw_bytes, pack.data if self._least is not None else b""))

@@ -403,11 +403,11 @@ RANDOM = bytes(range(100, 132))
 
 
 def shrunk(chain: Chain, *objects: tuple[ObjectKind, bytes, bytes]) -> _Shrunk:
-    raw, table = b"", []
+    raw, places = b"", b""
     for kind, object_id, data in objects:
-        table.append((kind, object_id, len(raw), len(data)))
+        places += packfile.pack_place(kind, object_id, len(raw), len(data))
         raw += data
-    return _Shrunk(len(raw), chain.shrink(raw, Context(b"", 0, b"", len(raw))), tuple(table))
+    return _Shrunk(len(raw), chain.shrink(raw, Context(b"", 0, b"", len(raw))), places)
 
 
 SNAPSHOT_BYTES = snapshot.encode_snapshot(FIRST)
