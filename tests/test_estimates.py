@@ -54,6 +54,27 @@ def shared_line(e: Estimates, sizes: list[int], *, at_once: int, rate: float, la
             e.end(calls[n], sizes[n], now - begun[n], now)
 
 
+def test_how_long_it_takes_until_all_is_answered() -> None:
+    e = Estimates()
+    assert e.left_s(DOWN, 0.0) == 0.0
+    assert e.latency_s(DOWN) == 0.0
+    one(e, 0, 0.1)
+    call = e.begin("a", DOWN, 10 * MIB, 100.0)
+    assert e.left_s(DOWN, 100.0) is None  # nothing is known of the line
+    e.drop(call)
+    for _ in range(SAMPLES):
+        one(e, MIB, 1.1)  # 1 MiB/s
+    calls = [e.begin("a", DOWN, 2 * MIB, 200.0), e.begin("a", DOWN, 2 * MIB, 201.0)]
+    assert e.left_s(DOWN, 201.0) == pytest.approx(3.1, rel=0.01)
+    assert e.left_s(UP, 201.0) == 0.0
+    e.end(calls[0], 2 * MIB, 3.1, 203.1)  # both had half of the line from 201.1 on
+    assert e.left_s(DOWN, 203.1) == pytest.approx(1.0, abs=0.3)
+    e.drop(calls[1])
+    assert e.left_s(DOWN, 203.1) == 0.0
+    assert e.latency_s(DOWN) == pytest.approx(0.1)
+    assert e.latency_s(UP) == 0.0
+
+
 def test_nothing_is_known_at_first() -> None:
     assert Estimates().of("a", DOWN) == Estimate(None, None)
 

@@ -110,6 +110,28 @@ class Estimates:
         first = min((at for at, _ in line.under_way.values()), default=now)
         line.recent = [s for s in (*line.recent, span) if s.end > first][-RECENT_MAX:]
 
+    def left_s(self, direction: Direction, now: float) -> float | None:
+        """In how many seconds all calls under way will have been answered, as far as lines are known; else None."""
+        most = 0.0
+        for (_, way), line in list(self._lines.items()):
+            under_way = list(line.under_way.values())
+            if way is not direction or not under_way:
+                continue
+            latency, rate = line.estimate()
+            if rate is None:
+                return None
+            first = min(begun for begun, _ in under_way) + (latency or 0.0)
+            size = float(sum(size for _, size in under_way))
+            for ended in line.recent:  # they shared the line since
+                size += ended.size * max(0.0, ended.end - max(ended.begin, first)) / (ended.end - ended.begin)
+            most = max(most, first + size / rate - now)
+        return most
+
+    def latency_s(self, direction: Direction) -> float:
+        """How long the slowest line that is known takes for a small answer; 0.0 where none is."""
+        lines = [line for (_, way), line in list(self._lines.items()) if way is direction]
+        return max((latency for line in lines if (latency := line.estimate().latency_s) is not None), default=0.0)
+
     def encode(self) -> bytes:
         """A note of all that is known: `u8` format, `u16` count, then by name and direction, ascending, `text16` name,
         `u8` direction, `u8` count and that many `u32` latencies in microseconds, `u8` count and `u64` bytes a second.

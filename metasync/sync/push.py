@@ -45,7 +45,6 @@ from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
-LAST_BYTES = 256 << 10  # of packs under way, about a round trip's worth, when others are first kept from agreeing
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
 CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
 NODES_TOGETHER = 200  # of a tree that are stored here at a time: up to 25 MB, 64 KB each as a rule
@@ -361,7 +360,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         fresh = seen.tree if not before else (p for p in differing if p in seen.tree and p not in before)
         odd = _unportable(fresh, seen)
         store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
-        upload.finish(but=LAST_BYTES)
+        upload.nearly_finish(s.runtime.clock)
         s.listener(Phase("agree"))
         with s.preparing(base.state):
             devices = joining.changed_devices(s, base.state, base.devices)

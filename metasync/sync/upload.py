@@ -19,6 +19,7 @@ from metasync.events import Listener, Progress
 from metasync.large import Spool
 from metasync.objects.model import ObjectKind
 from metasync.store.balance import Balance
+from metasync.store.estimates import Direction
 from metasync.store.idset import IdSet
 from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
@@ -27,6 +28,9 @@ from metasync.sync.kept import KeptPack
 from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
 from metasync.sync.turns import LOOK_EVERY_S
 
+LAST_BYTES = 256 << 10  # of packs under way: about a round trip's worth, however long one takes
+AHEAD_RTTS = 1.5  # round trips before its end: others are kept from agreeing for no longer than it takes to ask them
+PAUSE_LEAST_S = 0.01
 UPLOADING_BYTES_EACH = 8 << 20  # of sealed packs under way per backend: the next one flows while one is answered
 UPLOADING_BYTES_MAX = 48 << 20  # of all of them, each sent to its R backends from the same bytes
 
@@ -175,12 +179,27 @@ class Upload:
         if packer is not None:
             packer.finish()
 
-    def finish(self, *, but: int = 0) -> None:
-        """Waits until all that was added is stored, or all `but` so many bytes; raises what storing a pack raised."""
+    def nearly_finish(self, clock: Callable[[], float]) -> None:
+        """Waits until about a round trip is left until all that was added is stored, as far as the lines are known."""
+        estimates = self.transfer.estimates
+
+        def left_s() -> float:
+            if self._uploading_bytes <= LAST_BYTES:
+                return 0.0
+            left, ahead = estimates.left_s(Direction.UP, clock()), AHEAD_RTTS * estimates.latency_s(Direction.UP)
+            return LOOK_EVERY_S if left is None else max(left - ahead, 0.0)
+
+        self.finish(but=left_s)
+
+    def finish(self, *, but: Callable[[], float] = lambda: LOOK_EVERY_S) -> None:
+        """Waits until all that was added is stored, or `but` says 0.0; raises what storing a pack raised.
+
+        `but` is asked again when a pack was stored, and after as many seconds as it says.
+        """
         self.seal()
-        while self._running and (not but or self._uploading_bytes > but):
+        while self._running and (pause_s := but()) > 0:
             sent = self._running[0]
-            if wait([sent.future], timeout=LOOK_EVERY_S)[0]:
+            if wait([sent.future], timeout=min(LOOK_EVERY_S, max(pause_s, PAUSE_LEAST_S)))[0]:
                 self._running.popleft()
                 self._take(sent.future.result(), sent)
             else:
