@@ -111,15 +111,19 @@ class Estimates:
         line.recent = [s for s in (*line.recent, span) if s.end > first][-RECENT_MAX:]
 
     def left_s(self, direction: Direction, now: float) -> float | None:
-        """In how many seconds all calls under way will have been answered, as far as lines are known; else None."""
+        """In how many seconds all calls under way may have been answered, as far as lines are known; else None.
+
+        Rather too few: each line is taken to bear half as much above its mean as it bore at its best of late.
+        """
         most = 0.0
         for (_, way), line in list(self._lines.items()):
             under_way = list(line.under_way.values())
             if way is not direction or not under_way:
                 continue
-            latency, rate = line.estimate()
-            if rate is None:
+            latency, mean = line.estimate()
+            if mean is None:
                 return None
+            rate = (mean + max(line.rates)) / 2
             first = min(begun for begun, _ in under_way) + (latency or 0.0)
             size = float(sum(size for _, size in under_way))
             for ended in line.recent:  # they shared the line since
