@@ -87,6 +87,12 @@ class State(Protocol):
     def packed_row(self, path: bytes) -> bytes | None:
         """One of them; None if there is none at this path."""
 
+    def packed_rows_at(self, paths: Collection[bytes]) -> dict[bytes, bytes]:
+        """Those that there are at these paths."""
+
+    def packed_rows_with(self, at: int, pieces: Collection[bytes]) -> dict[bytes, bytes]:
+        """Those that have one of these pieces, which are all of one length, at byte `at`. Every row is looked at."""
+
     def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """The next rows behind a path, in the order of their paths as bytes; `end`: those before it alone."""
 
@@ -236,6 +242,16 @@ class LocalDb:
                 )
         return found
 
+    def _among(self, sql: str, values: Collection[bytes], *others: int) -> dict[bytes, bytes]:
+        """What a statement finds for these values, which stand where it has {}, and `others` before them."""
+        wanted = list(values)
+        out: dict[bytes, bytes] = {}
+        with self._lock:
+            for start in range(0, len(wanted), QUERY_IDS_MAX):
+                some = wanted[start : start + QUERY_IDS_MAX]
+                out.update(self._typed(sql.format(",".join("?" * len(some))), (*others, *some), bytes, bytes))
+        return out
+
     def _many(self, sql: str, values: Iterable[tuple[Any, ...]]) -> None:
         with self.transaction():
             try:
@@ -259,6 +275,13 @@ class LocalDb:
     def packed_row(self, path: bytes) -> bytes | None:
         found = self._typed("SELECT data FROM rows WHERE path = ?", (path,), bytes)
         return found[0][0] if found else None
+
+    def packed_rows_at(self, paths: Collection[bytes]) -> dict[bytes, bytes]:
+        return self._among("SELECT path, data FROM rows WHERE path IN ({})", paths)
+
+    def packed_rows_with(self, at: int, pieces: Collection[bytes]) -> dict[bytes, bytes]:
+        size = len(next(iter(pieces), b""))
+        return self._among("SELECT path, data FROM rows WHERE substr(data, ?, ?) IN ({})", pieces, at + 1, size)
 
     def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
         if end is None:
@@ -289,15 +312,7 @@ class LocalDb:
         return found[0][0] if found else None
 
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
-        wanted = list(ids)
-        out: dict[bytes, bytes] = {}
-        with self._lock:
-            for start in range(0, len(wanted), QUERY_IDS_MAX):
-                some = tuple(wanted[start : start + QUERY_IDS_MAX])
-                marks = ",".join("?" * len(some))
-                sql = f"SELECT id, data FROM objects WHERE id IN ({marks})"  # noqa: S608
-                out.update(self._typed(sql, some, bytes, bytes))
-        return out
+        return self._among("SELECT id, data FROM objects WHERE id IN ({})", ids)
 
     def objects_there(self, ids: Collection[bytes]) -> frozenset[bytes]:
         return frozenset(i for i in ids if self._execute("SELECT 1 FROM objects WHERE id = ?", (i,)))

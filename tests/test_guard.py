@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import workdir
@@ -16,7 +16,7 @@ from workdir import DIR, Link
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import GuardError, WorkspaceError
-from metasync.sync.guard import NAMES_MAX, SMALL_FILES, Loss, guard, loss, stop
+from metasync.sync.guard import NAMES_MAX, SMALL_FILES, Loss, Verb, guard, loss, stop
 from metasync.workspace import Workspace
 
 MANY = {f"d{i % 4}/file-{i:02}": b"content %d" % i for i in range(30)}  # more than SMALL_FILES
@@ -57,6 +57,28 @@ def test_more_than_half_of_a_tree_or_all_of_it(files: int, deleted: int, push: b
             guard("push", taken, force=False)
     else:
         guard("push", taken, force=False)
+
+
+@pytest.mark.parametrize("deleted", [1, 2, 9, 10, 11, 12, 20, 21, 40])
+def test_a_count_of_as_many_files_as_matter_decides_alike(deleted: int) -> None:
+    for files in range(deleted, 90):
+        tree = entries(**{f"f{n:02}": b"%d" % n for n in range(files)}, z=DIR)
+        taken = loss(tree, {b"f%02d" % n: None for n in range(deleted)})
+        for verb in get_args(Verb):
+            one, other = stop(verb, taken), stop(verb, taken._replace(files=files))
+            assert (one and (one.message, one.files)) == (other and (other.message, other.files))
+
+
+def test_few_deletions_need_no_count_of_all() -> None:
+    class Counted(dict[bytes, Any]):
+        def values(self) -> Any:
+            for value in super().values():
+                asked.append(value)
+                yield value
+
+    asked: list[Any] = []
+    loss(Counted(entries(**{f"f{n}": b"%d" % n for n in range(1000)})), {b"f7": None})
+    assert len(asked) <= SMALL_FILES + 1
 
 
 def test_files_and_links_count_and_directories_do_not() -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from workdir import QuietDisk, Workspace, ingest, write
 
+from metasync import localdb
 from metasync.localdb import TREE_KEY, LocalDb, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync import part as parts
 from metasync.sync import settled
 from metasync.sync.part import Edited, FromRows, Part, children, near
 from metasync.sync.pull import changed
-from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.sync.rows import Row, files_with, load_rows, rows_at, store_rows
 from metasync.sync.scan import Scan, scan
 from metasync.sync.settled import differences, note_settled
 from metasync.sync.survey import survey, survey_part
@@ -322,6 +323,31 @@ def test_rows_come_in_the_order_of_paths(db: State) -> None:
     assert [p for p, _ in db.packed_rows_after(b"a", 2)] == [b"a-", b"a.b"]
     assert [p for p, _ in db.packed_rows_after(b"a/", 100, b"a0")] == [b"a/b", b"a/b/c"]
     assert [p for p, _ in db.packed_rows_after(b"\xff\xff", 5)] == []
+
+
+def test_rows_are_found_by_path_and_by_content(db: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(localdb, "QUERY_IDS_MAX", 2)
+    contents = [bytes([n]) * 32 for n in range(1, 6)]
+    files = {b"f%d" % n: ROW._replace(entry=ROW.entry._replace(content=c)) for n, c in enumerate(contents)}
+    link = ROW._replace(entry=Entry(Kind.SYMLINK, 0, 1, 32, contents[0]))
+    store_rows(db, [(b"", TOP), *files.items(), (b"again", files[b"f1"]), (b"link", link)])
+    assert rows_at(db, [b"f0", b"f2", b"none", b"f4", b""]) == {
+        b"": TOP,
+        **{p: files[p] for p in (b"f0", b"f2", b"f4")},
+    }
+    assert rows_at(db, []) == {}
+    found = sorted(files_with(db, {*contents[:3], b"\0" * 32}))
+    assert found == [(contents[0], b"f0"), (contents[1], b"again"), (contents[1], b"f1"), (contents[2], b"f2")]
+    assert list(files_with(db, set())) == []
+
+
+def test_what_is_held_stays_when_rows_are_written(db: State) -> None:
+    store_rows(db, [(b"", TOP), *((p, ROW) for p in (b"a", b"b", b"c"))])
+    tree = FromRows(db, {b"c": None}, 2)
+    tree.hold([b"", b"a", b"c", b"new"])
+    other = ROW._replace(entry=ROW.entry._replace(size=99))
+    store_rows(db, [(p, other) for p in (b"a", b"b", b"c", b"new")])
+    assert [tree.get(p) for p in (b"", b"a", b"b", b"c", b"new")] == [None, ROW.entry, other.entry, None, None]
 
 
 @pytest.mark.parametrize("page", [1, 2, 2000])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from metasync.errors import GuardError
@@ -33,6 +34,7 @@ class Loss(NamedTuple):
 
     deleted  paths that lose their file, and its bytes come nowhere else; ascending
     renamed  how many more paths lose it, while the same bytes come to another path
+    files    counted no further than it takes to know that these are few of them
     """
 
     deleted: tuple[bytes, ...] = ()
@@ -69,7 +71,9 @@ def loss(tree: Mapping[bytes, Entry], changes: Mapping[bytes, Entry | None]) -> 
             come[_bytes_of(entry)] -= 1  # each copy that comes stands for one that goes
         else:
             deleted.append(path)
-    return Loss(tuple(deleted), len(gone) - len(deleted), sum(map(_is_file, tree.values())))
+    most = max(SMALL_FILES, SHARE * len(deleted)) + 1
+    files = sum(1 for _ in islice(filter(_is_file, tree.values()), most))
+    return Loss(tuple(deleted), len(gone) - len(deleted), files)
 
 
 def stop(verb: Verb, taken: Loss) -> GuardError | None:

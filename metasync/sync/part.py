@@ -14,7 +14,7 @@ from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, 
 
 from metasync.localdb import State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.rows import Row, unpack_row
+from metasync.sync.rows import Row, rows_at, unpack_row
 from metasync.sync.settled import PAGE_ROWS, Differing
 
 _LAST = b"\xff" * 5000  # behind every name
@@ -114,7 +114,7 @@ class FromRows(Mapping[bytes, Entry]):
     """The agreed tree as the rows tell it, without the root. `known`: what they told of the paths whose rows may be
     written meanwhile; None: nothing was there. `count`: how many entries there were."""
 
-    def __init__(self, db: State, known: Mapping[bytes, Entry | None], count: int) -> None:
+    def __init__(self, db: State, known: dict[bytes, Entry | None], count: int) -> None:
         self._db = db
         self._known = known
         self._count = count
@@ -128,6 +128,12 @@ class FromRows(Mapping[bytes, Entry]):
         if entry is None:
             raise KeyError(path)
         return entry
+
+    def hold(self, paths: Iterable[bytes]) -> None:
+        """Remembers what is at these paths: their rows may be written from now on."""
+        wanted = [path for path in paths if path and path not in self._known]
+        rows = rows_at(self._db, wanted)
+        self._known.update((path, rows[path].entry if path in rows else None) for path in wanted)
 
     def pairs(self) -> Iterator[tuple[bytes, Entry]]:
         """All paths with their entries, a page at a time."""

@@ -17,7 +17,7 @@ from metasync.sync.merge import conflict_name
 from metasync.sync.names import is_spelling, key
 from metasync.sync.plan import LEFT, Applied, Change, Plan
 from metasync.sync.replaced import COPIES_MAX, move_aside
-from metasync.sync.rows import Row, is_unchanged, load_rows, same_file, same_stat
+from metasync.sync.rows import Row, is_unchanged, rows_at, same_file, same_stat
 from metasync.sync.staging import Stage
 from metasync.sync.touch import touch
 from metasync.sync.twins import Presence, twin_here
@@ -468,13 +468,11 @@ class Placer:
         A file in the place of one is in the way, like any other. A symlink is not: it may lead to the directory.
         """
         made = False
-        rows: Mapping[bytes, Row] | None = None
         self.tree.forget()  # descriptors of directories that are gone
         for path in down_to(directory)[1:]:
             parent, name = split(path)
-            if rows is None:
-                rows = load_rows(self.db)
-            mode = stat_.S_IMODE(rows[path].mode) if path in rows else 0o755
+            row = rows_at(self.db, [path]).get(path)
+            mode = stat_.S_IMODE(row.mode) if row is not None else 0o755
             try:
                 above = self.tree.dir(parent)
                 st = self.disk.look(name, above)

@@ -25,15 +25,15 @@ from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
 from metasync.sync.merge import Merge, merge
 from metasync.sync.noted import KEPT_KEY, UNFINISHED_KEY
-from metasync.sync.part import Edited
+from metasync.sync.part import Edited, FromRows
 from metasync.sync.plan import replaceable
 from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
-from metasync.sync.rows import Row, load_rows
-from metasync.sync.scan import Scan
+from metasync.sync.rows import Row, files_with, load_rows, rows_at
+from metasync.sync.scan import Ingest, Scan
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
-from metasync.sync.settled import base_from_rows, note_settled
-from metasync.sync.survey import store_survey, survey
+from metasync.sync.settled import base_from_rows, differences, note_settled
+from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
 OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
@@ -47,7 +47,7 @@ class Plan:
 
     base: Mapping[bytes, Entry]
     scan: Scan
-    rows: dict[bytes, Row]
+    rows: Mapping[bytes, Row]  # where a checkout may write some
     theirs: Mapping[bytes, Entry]
     differing: set[bytes] | None  # paths at which `theirs` may not be what the rows say; None: at any
     merge: Merge
@@ -141,13 +141,8 @@ def _integrate_once(
     pushing: bool,
 ) -> PullReport:
     contents = s.contents(target)
-    rows = load_rows(s.db)
-    from_rows = base_from_rows(s.db, base.tree_root, rows)
-    base_tree = s.flat(base, contents) if from_rows is None else from_rows
     news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.tree_root != target.tree_root else {}
-    plan = _plan(s, rows, base_tree, news, contents)
-    if from_rows is None:
-        plan.differing = None
+    plan = _plan(s, base, news, contents)
     taken = guard.loss(plan.scan.tree, plan.merge.changes)
     if not dry_run:
         guard.guard("pull", taken, force=force)
@@ -178,16 +173,32 @@ def _integrate_once(
     )
 
 
-def _plan(
-    s: Session,
-    rows: dict[bytes, Row],
-    base_tree: dict[bytes, Entry],
-    news: Mapping[bytes, walk.Change],
-    contents: Contents,
-) -> Plan:
-    """Scans and merges. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
+@dataclass
+class _Looked:
+    """What a look at the folder has found. `rows`: as the scan leaves them; None: they are stored, and not loaded."""
+
+    base: Mapping[bytes, Entry]
+    seen: Scan
+    theirs: Mapping[bytes, Entry]
+    rows: dict[bytes, Row] | None
+    settled: bool  # the rows were the tree of the base
+
+
+def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents, ingest: Ingest) -> _Looked:
+    """Scans the folder; where its rows are the agreed tree and stats tell what differs, that alone is looked at.
+
+    The rows of the scan are stored: they are true of the disk, whatever becomes of the merge.
+    """
     s.listener(Phase("scan"))
-    ingest = s.ingest()
+    differing = differences(s.tree, s.db, base.tree_root)
+    if differing is not None:
+        seen, before, _ = survey_part(s.tree, s.db, differing, ingest)
+        store_survey(s.db, seen)
+        before.hold(news)
+        return _Looked(before, seen, Edited(before, {path: entry for path, (_, entry) in news.items()}), None, True)
+    rows = load_rows(s.db)
+    from_rows = base_from_rows(s.db, base.tree_root, rows)
+    base_tree = s.flat(base, contents) if from_rows is None else from_rows
     seen = survey(s.tree, s.db, base_tree, ingest, rows)
     store_survey(s.db, seen)
     rows.update(seen.put_rows)
@@ -199,8 +210,16 @@ def _plan(
             theirs.pop(path, None)
         else:
             theirs[path] = entry
-    paths = {*changed(base_tree, seen.tree), *news}
-    task = merge(base_tree, seen.tree, theirs, sorted(paths), twins.taken(s.tree, seen.tree, theirs))
+    return _Looked(base_tree, seen, theirs, rows, from_rows is not None)
+
+
+def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents) -> Plan:
+    """Scans and merges."""
+    ingest = s.ingest()
+    here = _look(s, base, news, contents, ingest)
+    seen, theirs = here.seen, here.theirs
+    paths = {*changed(here.base, seen.tree), *news}
+    task = merge(here.base, seen.tree, theirs, sorted(paths), twins.taken(s.tree, seen.tree, theirs))
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)
@@ -211,7 +230,26 @@ def _plan(
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
     touched = {*paths, *seen.put_rows, *seen.delete_rows}
-    return Plan(base_tree, seen, rows, theirs, touched, result, left, {t.path: texts[t.path] for t in result.text})
+    rows = here.rows
+    if rows is None:
+        assert isinstance(here.base, FromRows)
+        asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
+        here.base.hold(asked)
+        rows = rows_at(s.db, {b"", *asked})
+    merged = {t.path: texts[t.path] for t in result.text}
+    return Plan(here.base, seen, rows, theirs, touched if here.settled else None, result, left, merged)
+
+
+def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, bytes]:
+    """Where in the folder the contents of these files may be found, by their hash."""
+    tree, busy = seen.tree, seen.busy
+    if not isinstance(tree, Edited):
+        return {e.content: p for p, e in tree.items() if e.kind is Kind.FILE and p not in busy}
+    found = tree.changes
+    here = {e.content: p for p, e in found.items() if e is not None and e.kind is Kind.FILE and p not in busy}
+    rest = {e.content for e in wanted} - here.keys()
+    here.update((content, p) for content, p in files_with(s.db, rest) if p not in found and p not in busy)
+    return here
 
 
 def _check_out(
@@ -246,8 +284,7 @@ def _check_out(
             if path in wanted:
                 checkout.stage_whole(path, text.data)
         entries = {p: e for p in wanted if p not in plan.texts and (e := merged[p]) is not None}
-        here = {e.content: p for p, e in plan.scan.tree.items() if e.kind is Kind.FILE and p not in plan.scan.busy}
-        deliver(s, checkout, entries, here, contents)
+        deliver(s, checkout, entries, _sources(s, plan.scan, entries.values()), contents)
         before()
     except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
         checkout.abandon()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat as stat_
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from metasync.codec import Reader, Tags, encode_tags
@@ -160,6 +160,22 @@ def _unpack_tags(data: bytes) -> Tags:
 def load_rows(db: State) -> dict[bytes, Row]:
     """All rows by path."""
     return {path: unpack_row(data) for path, data in db.packed_rows().items()}
+
+
+def rows_at(db: State, paths: Collection[bytes]) -> dict[bytes, Row]:
+    """Those of the rows that there are at these paths."""
+    return {path: unpack_row(data) for path, data in db.packed_rows_at(paths).items()}
+
+
+def files_with(db: State, contents: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Contents, each with the path of a file that has it by its row; as many times as there are such files.
+
+    All rows are looked at, none but theirs is unpacked.
+    """
+    for path, data in db.packed_rows_with(_FIXED_BYTES, contents).items():
+        entry = unpack_row(data).entry
+        if entry.kind is Kind.FILE and entry.content in contents:
+            yield entry.content, path
 
 
 def store_rows(db: State, rows: Iterable[tuple[bytes, Row]]) -> None:

@@ -95,6 +95,16 @@ class SimDb:
         self._step()
         return self.tables["rows"].get(path)
 
+    def packed_rows_at(self, paths: Collection[bytes]) -> dict[bytes, bytes]:
+        self._step()
+        rows = self.tables["rows"]
+        return {path: rows[path] for path in paths if path in rows}
+
+    def packed_rows_with(self, at: int, pieces: Collection[bytes]) -> dict[bytes, bytes]:
+        self._step()
+        size = len(next(iter(pieces), b""))
+        return {path: data for path, data in self.tables["rows"].items() if data[at : at + size] in pieces}
+
     def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
         self._step()
         behind = sorted(p for p in self.tables["rows"] if p > path and (end is None or p < end))
