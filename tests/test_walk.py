@@ -242,6 +242,15 @@ def test_hostile_directory_nodes(case):
         walk(diff(digest(0), digest(1)), store)
 
 
+def test_a_leaf_that_two_directories_share_ends_before_the_next_one() -> None:
+    store = {digest(1): listing(b"a", b"c"), digest(2): listing(b"d", b"e"), digest(3): listing(b"b", b"e")}
+    store[digest(4)] = inner(1, (b"a", digest(1)), (b"d", digest(2)))
+    store[digest(5)] = inner(1, (b"a", digest(1)), (b"b", digest(3)))
+    for roots in ((4, 5), (5, 4)):
+        with pytest.raises(FormatError, match="out of order"):
+            walk(diff(*map(digest, roots)), store)
+
+
 def part(level: int, content: bytes, *children: tuple[bytes, int]) -> bytes:
     size = sum(n for _, n in children)
     head = bytes((1, level)) + size.to_bytes(8, "big") + content + len(children).to_bytes(4, "big")
@@ -432,6 +441,10 @@ def test_rebuild_of_long_directories(seed: int) -> None:
     assert got == wanted
     assert made.items() <= all_nodes.items()
     assert walk(flatten(got), {**nodes, **made})[0] == b
+    wanted_diff = {p: (a.get(p), b.get(p)) for p in differing(a, b)}
+    assert walk(diff(root, wanted), {**nodes, **all_nodes})[0] == wanted_diff
+    assert walk(diff(wanted, root), {**nodes, **all_nodes})[0] == {p: (y, x) for p, (x, y) in wanted_diff.items()}
+    assert walk(diff(None, root), nodes)[0] == {p: (None, entry) for p, entry in a.items()}
 
 
 def test_rebuild_of_a_long_directory_reads_and_makes_a_few_nodes() -> None:
@@ -451,6 +464,9 @@ def test_rebuild_of_a_long_directory_reads_and_makes_a_few_nodes() -> None:
     assert len(nodes) > 70
     assert len(made) <= 5
     assert Asked.got <= 8
+    Asked.got = 0
+    assert set(walk(diff(root, got), Asked({**nodes, **made}))[0]) == {b"030000"}
+    assert Asked.got <= 10, "both tops, the leaves that differ, and those before them"
 
 
 def test_rebuild_asks_a_tree_for_changed_paths_and_what_is_above_them() -> None:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
 from metasync.objects import directory, file
 from metasync.objects.ids import Ids
+from metasync.objects.leaves import Beside, Bytes, Needs, above_leaves, check_leaf, listed, load
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
 from metasync.objects.split import LEVELS_MAX
 
-Needs: TypeAlias = tuple[ObjectKind, tuple[bytes, ...]]
-Bytes: TypeAlias = Mapping[bytes, bytes]
 Tree: TypeAlias = dict[bytes, Entry]
 """A flat tree: path -> entry; directories carry content b""."""
 
@@ -172,19 +170,21 @@ Change: TypeAlias = tuple[Entry | None, Entry | None]
 
 
 def diff(a_root: bytes | None, b_root: bytes | None) -> Generator[Needs, Bytes, dict[bytes, Change]]:
-    """What differs between two trees (None: empty): path -> (entry in a, entry in b). Equal directories stay shut."""
+    """What differs between two trees (None: empty): path -> (entry in a, entry in b).
+
+    Equal directories stay shut, and so do the parts that two long directories share.
+    """
     out: dict[bytes, Change] = {}
     room = _Room()
     level: list[tuple[bytes, bytes | None, bytes | None]] = [(b"", a_root, b_root)]
-    while level:
+    while level := [(prefix, a, b) for prefix, a, b in level if a != b]:
         nodes: dict[bytes, directory.DirNode] = {}
-        yield from _leaves([i for _, a, b in level for i in (a, b) if i is not None and a != b], nodes)
+        yield from above_leaves([i for _, a, b in level for i in (a, b) if i is not None], nodes)
+        parted = [(prefix, Beside.of(a, b, nodes), Beside.of(b, a, nodes)) for prefix, a, b in level]
+        yield from load((i for _, a, b in parted for i in (*a.wanted(), *b.wanted())), nodes)
         below: list[tuple[bytes, bytes | None, bytes | None]] = []
-        for prefix, a, b in level:
-            if a == b:
-                continue
-            left = dict(_entries(a, nodes)) if a is not None else {}
-            right = dict(_entries(b, nodes)) if b is not None else {}
+        for prefix, a_part, b_part in parted:
+            left, right = a_part.entries(nodes), b_part.entries(nodes)
             for name in sorted({*left, *right}):
                 x, y = left.get(name), right.get(name)
                 if x == y:
@@ -309,28 +309,12 @@ class _Opened:
     def take(self, nodes: Mapping[bytes, directory.DirNode]) -> None:
         """Lists the leaves, all nodes above them being loaded; of a short directory, and the leaves loaded, too."""
         assert self.dir_id is not None
-        self.leaves = []
+        self.leaves = listed(self.dir_id, nodes)
         self.read = {}
-
-        def add(node_id: bytes, level: int | None, first: bytes | None) -> None:
-            if level == 0 and node_id not in nodes:
-                self.leaves.append((first or b"", node_id))
-                return
-            node = nodes[node_id]
-            if level is not None and node.level != level:
-                raise FormatError("directory object: a node at the wrong level")
-            begins = next((name for name, _ in (node.children or node.entries)), b"")
-            if first is not None and begins != first:
-                raise FormatError("directory object: a node that starts elsewhere than its parent says")
-            if not node.level:
-                self.leaves.append((begins, node_id))
-                self.read[node_id] = node.entries
-            for name, child in node.children:
-                add(child, node.level - 1, name)
-
-        add(self.dir_id, None, None)
-        if any(a >= b for (a, _), (b, _) in pairwise(self.leaves)):
-            raise FormatError("directory object: leaves out of order")
+        for at, (_, leaf_id) in enumerate(self.leaves):
+            if leaf_id in nodes:
+                check_leaf(self.leaves, at, nodes)
+                self.read[leaf_id] = nodes[leaf_id].entries
 
     def place(self, name: bytes) -> int:
         """Which leaf a name is in, or belongs in."""
@@ -395,22 +379,12 @@ def _replaced(
 def _open(wanted: list[tuple[_Opened, Iterable[bytes]]]) -> Generator[Needs, Bytes, None]:
     """Opens directories: loads all nodes above their leaves, and the leaves in which the given names belong."""
     nodes: dict[bytes, directory.DirNode] = {}
-    ids = sorted({opened.dir_id for opened, _ in wanted if opened.dir_id is not None})
-    for _ in range(LEVELS_MAX):
-        if not ids:
-            break
-        got = yield ObjectKind.DIR, tuple(ids)
-        nodes.update((i, directory.decode_node(got[i])) for i in ids)
-        inner = [nodes[i] for i in ids if nodes[i].level > 1]
-        ids = sorted({child for node in inner for _, child in node.children if child not in nodes})
-    if ids:
-        raise FormatError("directory object: more levels than there are")
+    yield from above_leaves([opened.dir_id for opened, _ in wanted if opened.dir_id is not None], nodes)
     for opened, _ in wanted:
         opened.take(nodes)
     some = {opened.leaves[opened.place(name)][1] for opened, names in wanted for name in names}
-    if more := sorted(i for i in some if i not in nodes):
-        got = yield ObjectKind.DIR, tuple(more)
-        nodes.update((i, directory.decode_node(got[i])) for i in more)
+    if some - nodes.keys():
+        yield from load(some, nodes)
         for opened, _ in wanted:
             opened.take(nodes)
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from metasync.effects import Task, Urgency
 from metasync.errors import DamagedError, MetaSyncError
+from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
-from metasync.objects.walk import Needs
 from metasync.runtime import boottime
 from metasync.store.download import Deliver, Download
 from metasync.store.index import Index, PackRecord

@@ -15,9 +15,9 @@ from metasync.codec import Reader, bytes32
 from metasync.errors import UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
+from metasync.objects.leaves import Needs
 from metasync.objects.model import Entry
 from metasync.objects.snapshot import decode_snapshot
-from metasync.objects.walk import Needs
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver
 from metasync.sync.fsio import split
