@@ -37,6 +37,7 @@ from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 
 OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
+NEWS_SHARE = 4  # where more than one in so many paths is new, a look at everything costs less
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
 
 
@@ -185,13 +186,14 @@ class _Looked:
 
 
 def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents, ingest: Ingest) -> _Looked:
-    """Scans the folder; where its rows are the agreed tree and stats tell what differs, that alone is looked at.
+    """Scans the folder; where its rows are the agreed tree, stats tell what differs, and news are few, that alone is
+    looked at.
 
     The rows of the scan are stored: they are true of the disk, whatever becomes of the merge.
     """
     s.listener(Phase("scan"))
-    differing = differences(s.tree, s.db, base.tree_root)
-    if differing is not None:
+    are_few = len(news) * NEWS_SHARE <= s.db.count_rows()
+    if are_few and (differing := differences(s.tree, s.db, base.tree_root)) is not None:
         seen, before, _ = survey_part(s.tree, s.db, differing, ingest)
         store_survey(s.db, seen)
         before.hold(news)
