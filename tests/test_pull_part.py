@@ -30,11 +30,15 @@ LINES = b"".join(b"line %d\n" % i for i in range(30))
 NAMES = ["a", "a-", "a.txt", "a0", "b", "B", "c.conflict.1.txt", "c.txt", "d", "x", "y"]
 
 
+HOT = [".", "d1", "d1/d2"]
+
+
 class Looks:
     """Which folders were looked at by stats, and how often; those in `whole` never are."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.whole: set[bytes] = set()
+        self.asked: list[bytes] = []
         self.by_stats: list[bytes] = []
         monkeypatch.setattr(pulling, "differences", self)
         monkeypatch.setattr(pulling, "NEWS_SHARE", 0)  # so that news may be many
@@ -42,6 +46,7 @@ class Looks:
     def __call__(self, work: WorkTree, *others: Any) -> Any:
         name = os.path.basename(work.root)
         found = None if name in self.whole else settled.differences(work, *others)
+        self.asked.append(name)
         if found is not None:
             self.by_stats.append(name)
         return found
@@ -86,6 +91,8 @@ class Hand:
         rng, first = self.rng, roots[0]
         dirs = sorted(d for d, _, _ in os.walk(first) if ".metasync" not in Path(d).parts)
         inside = Path(rng.choice(dirs)).relative_to(first)
+        if rng.random() < 0.6:  # where the others are at work, too
+            inside = Path(rng.choice([hot for hot in HOT if (first / hot).is_dir() and not (first / hot).is_symlink()]))
         here = sorted(p.name for p in (first / inside).iterdir() if p.name != ".metasync")
         kind, new = rng.randrange(10), inside / rng.choice(NAMES)
         at = inside / rng.choice(here) if here else None
@@ -160,8 +167,8 @@ def test_it_comes_to_what_a_look_at_everything_comes_to(lab: Lab, looks: Looks, 
     hand = Hand(rng)
     urls = lab.urls("one")
     author = lab.init(urls, replicas=1)
-    hand.some_tree([author.directory], 3)
-    write(author.directory, {"d1/d2/file.txt": LINES, "top.txt": LINES})
+    hand.some_tree([author.directory], 2)
+    write(author.directory, {"d1/d2/file.txt": LINES, "d1/x.text": LINES, "y.text": LINES})
     author.push()
     some, whole = lab.clone(urls, device="some"), lab.clone(urls, device="whole")
     some.pull()  # that the other one is a device now is a version
@@ -176,7 +183,11 @@ def test_it_comes_to_what_a_look_at_everything_comes_to(lab: Lab, looks: Looks, 
         author.push(force=True)
         if turn and rng.random() < 0.3:
             assert pulled(some, dry_run=True) == pulled(whole, dry_run=True)
-        assert pulled(some) == pulled(whole), f"turn {turn}"
+        before = len(looks.asked)
+        reports = pulled(some), pulled(whole)
+        assert reports[0] == reports[1], f"turn {turn}"
+        looks_each = 2 if isinstance(reports[0], tuple) else 1
+        assert len(looks.asked) == before + 2 * looks_each, "once, unless it was told to force it"
         assert tree_of(both[0]) == tree_of(both[1]), f"turn {turn}"
         states = [state_of(root) for root in both]
         assert states[0] == states[1], f"turn {turn}"

@@ -246,8 +246,9 @@ def test_a_leaf_that_two_directories_share_ends_before_the_next_one() -> None:
     store = {digest(1): listing(b"a", b"c"), digest(2): listing(b"d", b"e"), digest(3): listing(b"b", b"e")}
     store[digest(4)] = inner(1, (b"a", digest(1)), (b"d", digest(2)))
     store[digest(5)] = inner(1, (b"a", digest(1)), (b"b", digest(3)))
-    for roots in ((4, 5), (5, 4)):
-        with pytest.raises(FormatError, match="out of order"):
+    store[digest(6)] = inner(1, (b"a", digest(1)), (b"cc", digest(2)))
+    for roots, why in (((4, 5), "order"), ((5, 4), "order"), ((4, 6), "elsewhere"), ((6, 4), "elsewhere")):
+        with pytest.raises(FormatError, match=why):
             walk(diff(*map(digest, roots)), store)
 
 

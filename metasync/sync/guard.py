@@ -71,7 +71,7 @@ def loss(tree: Mapping[bytes, Entry], changes: Mapping[bytes, Entry | None]) -> 
             come[_bytes_of(entry)] -= 1  # each copy that comes stands for one that goes
         else:
             deleted.append(path)
-    most = max(SMALL_FILES, SHARE * len(deleted)) + 1
+    most = max(SMALL_FILES, SHARE * len(deleted))  # of a tree of so many they are neither most nor all
     files = sum(1 for _ in islice(filter(_is_file, tree.values()), most))
     return Loss(tuple(deleted), len(gone) - len(deleted), files)
 
