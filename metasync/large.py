@@ -94,10 +94,13 @@ class Large(MutableMapping[bytes, V], Generic[V]):
         self[key]
         self._held[key] = _GONE
 
-    def pairs(self) -> Iterator[tuple[bytes, V]]:
-        """All keys with their values, ascending."""
+    def pairs(self, after: bytes | None = None) -> Iterator[tuple[bytes, V]]:
+        """All keys with their values, ascending; `after`: those behind that key."""
         self._settle()
-        page = self._run("SELECT key, value FROM large ORDER BY key LIMIT ?", (PAGE,))
+        if after is None:
+            page = self._run("SELECT key, value FROM large ORDER BY key LIMIT ?", (PAGE,))
+        else:
+            page = self._run("SELECT key, value FROM large WHERE key > ? ORDER BY key LIMIT ?", (after, PAGE))
         while page:
             for key, value in page:
                 yield key, self._unpack(value)
@@ -115,6 +118,22 @@ class Large(MutableMapping[bytes, V], Generic[V]):
     def __len__(self) -> int:
         self._settle()
         return int(self._run("SELECT COUNT(*), NULL FROM large")[0][0])
+
+    def repeated(self, at: slice, begin: bytes) -> Iterator[bytes]:
+        """What stands at this place in the bytes of more than one value, of those values that begin so.
+
+        Nothing is to be written before all was taken.
+        """
+        self._settle()
+        sql = (
+            "SELECT substr(value, ?, ?) AS part FROM large WHERE substr(value, 1, ?) = ? "
+            "GROUP BY part HAVING COUNT(*) > 1"
+        )
+        try:  # not all at once: it may be every second one
+            for (part,) in self._db.execute(sql, (at.start + 1, at.stop - at.start, len(begin), begin)):
+                yield part
+        except sqlite3.Error as e:
+            raise _failed(e) from e
 
     def keys(self) -> KeysView[bytes]:
         return KeysView(self)
@@ -142,6 +161,15 @@ class _Values(ValuesView[V]):
 
     def __iter__(self) -> Iterator[V]:
         return (value for _, value in self._pairs())
+
+
+def grown(
+    held: MutableMapping[bytes, V], pack: Callable[[V], bytes], unpack: Callable[[bytes], V]
+) -> MutableMapping[bytes, V]:
+    """The same mapping, or a `Large` in the place of one that has too much to stay in memory."""
+    if isinstance(held, Large) or len(held) <= HELD_MAX:
+        return held
+    return Large(pack, unpack, held.items())
 
 
 def _failed(cause: Exception) -> WorkspaceError:

@@ -30,7 +30,6 @@ from metasync.events import Notice, ignore
 from metasync.keys.slots import COST
 from metasync.localdb import LocalDb
 from metasync.membership import Membership
-from metasync.objects.model import Kind
 from metasync.past import Past
 from metasync.preferences import Preferences
 from metasync.sync import quiet
@@ -443,34 +442,28 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             self._copying.join()
 
     def _finish_clone(self) -> CloneReport:
-        from metasync.sync import joining
+        from metasync.sync import firstcheckout, joining
         from metasync.sync import pull as pulling
 
         with self._operation("clone") as s:
             read_only = self._connections.is_read_only
             arrival = joining.arrive(s, read_only=read_only)
             found: list[tuple[State, str]] = []
-            sizes: list[int] = []
-            pulled = pulling.integrate(
-                s,
-                s.base(),
-                arrival.newest,
-                on_tree=lambda tree: sizes.extend(e.size for e in tree.values() if e.kind is not Kind.DIR),
-                before=lambda: found.append(arrival.finish()),
-            )
+            brought = firstcheckout.bring(s, arrival.newest, lambda: found.append(arrival.finish()))
+            pulled = brought.report
             newest, problem = found[-1]
-            if newest.master == arrival.newest.state.master:  # what was agreed since is this device itself, as a rule
+            if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule
                 s.db.set(BASE_KEY, newest.encode())
             else:
-                more = pulling.pull(s, arrival.newest, s.load(newest), force=True)  # nothing here is only here
+                more = pulling.pull(s, brought.agreed, s.load(newest), force=True)  # nothing here is only here
                 pulled = dataclasses.replace(more, conflicts=pulled.conflicts + more.conflicts)
             s.db.set(CLONING_KEY, None)
             return CloneReport(
                 directory=str(self.directory),
                 version=newest.v,
                 fingerprint=newest.fingerprint,
-                files=len(sizes),
-                bytes=sum(sizes),
+                files=brought.files,
+                bytes=brought.size_bytes,
                 unlinked=tuple(sorted(self._connections.agreed_names - self._connections.links.keys())),
                 read_only=read_only,
                 conflicts=pulled.conflicts,
@@ -511,7 +504,6 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
     @contextlib.contextmanager
     def _taken_up(self, what: str, seat: Seat) -> Iterator[Session]:
         """A session in the place of a seat, after finishing what an earlier process left."""
-        from metasync.sync import pull as pulling
         from metasync.sync.checkout import Checkout
         from metasync.sync.session import Session
 
@@ -522,8 +514,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         for conflict in s.settle_replaced():
             self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
         if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
+            from metasync.sync import firstcheckout
+
             self.on_event(Notice("finishing a clone that had been interrupted"))
-            pulling.integrate(s, s.base(), s.newest())
+            firstcheckout.bring(s, s.newest())
         yield s
         s.keep_estimates()
 

@@ -113,6 +113,11 @@ def _node(level: int, items: Sequence[bytes], ids: Ids) -> tuple[bytes, bytes]:
     return ids.of(ObjectKind.DIR, data), data
 
 
+def is_inner(data: bytes) -> bool:
+    """Whether the bytes of a node say that there are nodes below it."""
+    return data[1:2] not in (b"", b"\0")
+
+
 def decode_node(data: bytes) -> DirNode:
     """Reads one node; raises `FormatError` on anything that `encode_dir` would not write, `UpgradeError` if newer."""
     r = Reader(data, "directory object")

@@ -27,8 +27,8 @@ ENTRY_BYTES = 300  # what a path and its entry take, without the path's bytes
 CHUNKS_AGAIN_MAX = 1 << 22  # of nodes that one walk meets again: 16 TiB of zeros in chunks of 4 MiB
 
 
-class _Room:
-    """What is left for paths in a walk."""
+class Room:
+    """What is left for paths in one walk."""
 
     def __init__(self) -> None:
         self.left = TREE_BYTES_MAX
@@ -85,7 +85,7 @@ def _entries(root: bytes, nodes: dict[bytes, directory.DirNode]) -> tuple[tuple[
 def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
     """The whole tree below a root directory's id; None is the empty tree."""
     tree: Tree = {}
-    room = _Room()
+    room = Room()
     level = [(b"", root)] if root is not None else []
     while level:
         nodes: dict[bytes, directory.DirNode] = {}
@@ -175,7 +175,7 @@ def diff(a_root: bytes | None, b_root: bytes | None) -> Generator[Needs, Bytes, 
     Equal directories stay shut, and so do the parts that two long directories share.
     """
     out: dict[bytes, Change] = {}
-    room = _Room()
+    room = Room()
     level: list[tuple[bytes, bytes | None, bytes | None]] = [(b"", a_root, b_root)]
     while level := [(prefix, a, b) for prefix, a, b in level if a != b]:
         nodes: dict[bytes, directory.DirNode] = {}
@@ -262,7 +262,7 @@ def rebuild(
     and encoded, of long ones the nodes around the change alone; `tree` is asked for these paths and the directories
     above them. What else there is has the id that it has in the base.
     """
-    room = _Room()
+    room = Room()
     edits: dict[bytes, dict[bytes, Entry | None]] = {b"": {}}
     for path in differing:
         parent, _, name = room.take(path).rpartition(b"/")
@@ -404,7 +404,7 @@ def build_nodes(items: Iterable[tuple[bytes, Entry]], ids_of: Ids) -> Iterator[t
     Holds the directories on the way alone, and of a long one what is not in a node yet. In that order all that is
     below a directory stands together, though not behind the directory itself: "a-b" comes before "a/x".
     """
-    room = _Room()
+    room = Room()
     stack = [_Building(b"")]
     for path, entry in items:
         parent, _, name = room.take(path).rpartition(b"/")

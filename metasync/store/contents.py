@@ -69,6 +69,11 @@ class Contents:
         """Whether an object is at hand, or in a pack that the index names."""
         return object_id in self._at_hand or object_id in self.index
 
+    def size_of(self, object_id: bytes) -> int:
+        """How many bytes an object has, as the index tells; 0 for one that it does not name."""
+        places = self.index.find(object_id)
+        return places[0][1].length if places else 0
+
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
         wanted = list(dict.fromkeys(ids))
@@ -155,14 +160,13 @@ class Contents:
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
         """What else to take along: all of a small pack, its whole trees where they are small, else all in the segments
         asked for."""
-        inside = self.index.inside(record)
         if record.size <= WHOLE_BYTES_MAX:
-            return list(inside)
-        trees = [o for o in inside if o.kind is not ObjectKind.BLOB]
+            return self.index.inside(record)
+        trees = self.index.inside(record, blobs=False)
         if sum(record.segments[i].stored_bytes for i in {o.segment for o in trees}) <= TREES_BYTES_MAX:
             return trees
         read = {o.segment for o in located}
-        return [o for o in inside if o.segment in read]
+        return [o for o in self.index.inside(record) if o.segment in read]
 
     def _take_along(self, located: Located, data: memoryview) -> None:
         if sum(map(len, list(self._along.values()))) + len(data) <= ALONG_BYTES_MAX:

@@ -10,6 +10,8 @@ The index is a multimap: an object may lie in several packs. A pack leaves it by
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -35,12 +37,14 @@ TIER_SEGMENTS_MAX = 8
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
+MAP_OBJECTS_MAX = 100_000  # of an index: maps of so many ids take 17 MB; of more, tables that take a twentieth
 MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
 SEGMENT_OBJECTS_MAX = 200_000  # what a push puts into one segment: about 8 MiB, and five times as much to make it
 ROOT_SEGMENTS_MAX = 1 << 10
 _OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
 _PACK_AT = ID_BYTES + 1  # where the pack stands in it
+_HEAD_BYTES = 8  # of an id, in such a table: ids are hashes, and two that share these are told apart
 _SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
 _CHECKED_TOGETHER = 10_000  # a megabyte
@@ -76,7 +80,17 @@ class PackRecord(NamedTuple):
 class IndexSegment:
     """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
 
-    __slots__ = ("_asked", "_by_pack", "_map", "_objects", "_offsets", "packs", "tombstones")
+    __slots__ = (
+        "_asked",
+        "_by_pack",
+        "_heads",
+        "_map",
+        "_objects",
+        "_offsets",
+        "is_one_of_many",
+        "packs",
+        "tombstones",
+    )
 
     def __init__(
         self, packs: tuple[PackRecord, ...], objects: bytes, tombstones: tuple[tuple[int, bytes], ...] = ()
@@ -87,7 +101,9 @@ class IndexSegment:
         self._offsets = range(0, len(objects), _OBJECT.size)
         self._asked = 0
         self._map: dict[bytes, int] | None = None
-        self._by_pack: dict[int, list[int]] | None = None
+        self._heads: array[int] | None = None
+        self._by_pack: dict[int, array[int]] | None = None
+        self.is_one_of_many = len(self._offsets) > MAP_OBJECTS_MAX  # its index is too large for maps
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -97,14 +113,25 @@ class IndexSegment:
 
     def _first(self, object_id: bytes) -> int:
         """The number of the first record at or after an id; past the end when no record has it, in the map's case."""
-        if self._map is None:
-            self._asked += 1
-            if self._asked * MAP_AFTER < len(self._offsets):
-                return bisect_left(self._offsets, object_id, key=self._key)
+        if self._map is not None:
+            return self._map.get(object_id, len(self._offsets))
+        if self._heads is not None:
+            return self._first_by_head(self._heads, object_id)
+        self._asked += 1
+        if self._asked * MAP_AFTER < len(self._offsets):
+            return bisect_left(self._offsets, object_id, key=self._key)
+        if self.is_one_of_many:
+            self._heads = _heads(self._objects)
+        else:
             data = self._objects
-            firsts = reversed(self._offsets)
-            self._map = {data[at : at + ID_BYTES]: at // _OBJECT.size for at in firsts}
-        return self._map.get(object_id, len(self._offsets))
+            self._map = {data[at : at + ID_BYTES]: at // _OBJECT.size for at in reversed(self._offsets)}
+        return self._first(object_id)
+
+    def _first_by_head(self, heads: array[int], object_id: bytes) -> int:
+        at = bisect_left(heads, int.from_bytes(object_id[:_HEAD_BYTES], "big"))
+        while at < len(heads) and self._key(self._offsets[at]) < object_id:
+            at += 1
+        return at
 
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every place this segment knows for an object."""
@@ -115,13 +142,15 @@ class IndexSegment:
             i += 1
         return out
 
-    def inside(self, record: PackRecord) -> list[Located]:
-        """All objects of one of this segment's packs."""
+    def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
+        """All objects of one of this segment's packs; without `blobs`, the others."""
         if self._by_pack is None:
             self._by_pack = {}
             for at, (_, _, pack, _, _, _) in zip(self._offsets, _OBJECT.iter_unpack(self._objects), strict=True):
-                self._by_pack.setdefault(pack, []).append(at)
-        return [self._at(at)[1] for at in self._by_pack.get(self.packs.index(record), ())]
+                self._by_pack.setdefault(pack, array("I")).append(at)
+        places = self._by_pack.get(self.packs.index(record), ())
+        kinds = self._objects if not blobs else b""
+        return [self._at(at)[1] for at in places if blobs or kinds[at + ID_BYTES] & 15 != ObjectKind.BLOB]
 
     def _at(self, at: int) -> tuple[PackRecord, Located]:
         object_id, kind, pack, segment, offset, length = _OBJECT.unpack_from(self._objects, at)
@@ -136,6 +165,17 @@ class IndexSegment:
 
     def raw_objects(self) -> bytes:
         return self._objects
+
+
+def _heads(objects: bytes) -> array[int]:
+    """The first bytes of the ids of packed objects, as numbers."""
+    columns = bytearray(len(objects) // _OBJECT.size * _HEAD_BYTES)
+    for byte in range(_HEAD_BYTES):
+        to = byte if sys.byteorder == "big" else _HEAD_BYTES - 1 - byte
+        columns[to::_HEAD_BYTES] = objects[byte :: _OBJECT.size]
+    heads = array("Q")
+    heads.frombytes(columns)
+    return heads
 
 
 def pack_objects(objects: Iterable[Located]) -> bytes:
@@ -426,6 +466,9 @@ class Index:
     def segments(self) -> tuple[IndexSegment, ...]:
         segments = tuple(self._open())
         _check_records(segments)
+        if sum(map(len, segments)) > MAP_OBJECTS_MAX:
+            for s in segments:
+                s.is_one_of_many = True
         return segments
 
     @cached_property
@@ -442,9 +485,9 @@ class Index:
     def __contains__(self, object_id: bytes) -> bool:
         return bool(self.segments and self.find(object_id))
 
-    def inside(self, record: PackRecord) -> list[Located]:
-        """All objects of a pack."""
-        return next((s.inside(record) for s in self.segments if record in s.packs), [])
+    def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
+        """All objects of a pack; without `blobs`, the others."""
+        return next((s.inside(record, blobs=blobs) for s in self.segments if record in s.packs), [])
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind that a live pack holds, those of the newest segments first."""

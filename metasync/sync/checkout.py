@@ -323,15 +323,11 @@ class Checkout:
 
     def _check_space(self, staged: list[Change]) -> None:
         needed = sum(change.new.size + FILE_BYTES for change in staged if change.new is not None)
-        free = self.disk.free_bytes(self.tree.state_dir()) if needed else 0
-        if needed > free and self._left is not None:
-            free += self._left.bytes_of(staged)
-        if needed > free:
+        try:
+            check_room(self.tree, needed, lambda: self._left.bytes_of(staged) if self._left is not None else 0)
+        except WorkspaceError:
             self.drop_left()
-            raise WorkspaceError(
-                f"The new files need {needed:,} bytes in {os.fsdecode(self.tree.root)}, where {free:,} are free.",
-                next_step="Free some space and run again: nothing was changed.",
-            )
+            raise
 
     @contextmanager
     def _staging(self, path: bytes) -> Iterator[None]:
@@ -426,6 +422,18 @@ class Checkout:
         """Empties `.metasync/tmp/`. Only when no plan is being applied: till then, what is there may be the user's."""
         tmp = self.tree.state_dir(TMP)
         remove_all(self.disk, tmp, self.disk.names(tmp))
+
+
+def check_room(tree: WorkTree, needed: int, more: Callable[[], int] = lambda: 0) -> None:
+    """`WorkspaceError` where the folder's disk has less room than that. `more`: what would be given back."""
+    free = tree.disk.free_bytes(tree.state_dir()) if needed else 0
+    if needed > free:
+        free += more()
+    if needed > free:
+        raise WorkspaceError(
+            f"The new files need {needed:,} bytes in {os.fsdecode(tree.root)}, where {free:,} are free.",
+            next_step="Free some space and run again: nothing was changed.",
+        )
 
 
 def _is_of_others(journal: bytes) -> bool:

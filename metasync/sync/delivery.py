@@ -87,8 +87,13 @@ def deliver(
     here: Mapping[bytes, bytes],
     contents: Contents,
     on_lost: OnLost | None = None,
+    *,
+    before_bytes: int = 0,
+    all_bytes: int | None = None,
 ) -> None:
     """Stages the contents of these files. `here`: where in the folder a content may be found, by its hash.
+
+    `before_bytes`, `all_bytes`: of a larger whole that these are a part of, for telling how far it is.
 
     `ChangedMeanwhile`: a file here is not what it was, and part of another was made of it. What can be had from nowhere
     raises `DamagedError` or `UnreachableError`; with `on_lost` it is told there, and the other files are staged.
@@ -104,9 +109,10 @@ def deliver(
 
     with _named(remote, contents):
         small, parts = _where(remote, contents, lose if on_lost is not None else None)
-    total = sum(e.size for e in remote.values())
-    done = _take_left_parts(s, staging, remote, contents, parts)
-    _end_left(s, staging, [entries[path] for path in left], done)
+    total = sum(e.size for e in remote.values()) if all_bytes is None else all_bytes
+    taken = _take_left_parts(s, staging, remote, contents, parts)
+    _end_left(s, staging, [entries[path] for path in left], taken)
+    done = before_bytes + taken
     one_writer = threading.Lock()  # two threads creating files in one directory wait for each other in the kernel
     s.listener(Phase("download"))
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from metasync.sync.fsio import WorkTree
 
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
+PARTS_KEY: Final = "unfinished.parts"  # a clone that goes in parts: of which state, and up to which path it is here
+EXACT_KEY: Final = "unfinished.exact"  # up to which path the rows of these parts are known to be as agreed
 KEPT_KEY: Final = "kept"  # id of a staged snapshot (with others behind it) that the next push names as a parent
 PLAN_KEY: Final = "checkout.plan"
 INODES_KEY: Final = "checkout.inodes"  # there: the plan is being applied

@@ -111,17 +111,20 @@ def integrate(
     pushing: bool = False,
     on_tree: OnTree = lambda _: None,
     before: Callable[[], None] = lambda: None,
+    news: Mapping[bytes, walk.Change] | None = None,
 ) -> PullReport:
     """Merges an agreed state into the folder, which then is at it. `WorkspaceError` if the folder never holds still.
 
     `GuardError`, unless `force`: most of the files here would go, or, when `pushing` is what comes next, most of the
     agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
-    nothing is changed yet, and may raise.
+    nothing is changed yet, and may raise. `news`: what `walk.diff` says of the two, where that is known.
     """
     base = rebased(s, base, target)
     for _ in range(ROUNDS_MAX):
         try:
-            return _integrate_once(s, base, target, on_tree, before, dry_run=dry_run, force=force, pushing=pushing)
+            return _integrate_once(
+                s, base, target, on_tree, before, news, dry_run=dry_run, force=force, pushing=pushing
+            )
         except ChangedMeanwhile:
             continue
     raise WorkspaceError(
@@ -136,14 +139,16 @@ def _integrate_once(
     target: Agreed,
     on_tree: OnTree,
     before: Callable[[], None],
+    news: Mapping[bytes, walk.Change] | None,
     *,
     dry_run: bool,
     force: bool,
     pushing: bool,
 ) -> PullReport:
     contents = s.contents(target)
-    news = contents.walk(walk.diff(base.tree_root, target.tree_root)) if base.tree_root != target.tree_root else {}
-    plan = _plan(s, base, news, contents)
+    if news is None and base.tree_root != target.tree_root:
+        news = contents.walk(walk.diff(base.tree_root, target.tree_root))
+    plan = _plan(s, base, news or {}, contents)
     taken = guard.loss(plan.scan.tree, plan.merge.changes)
     if not dry_run:
         guard.guard("pull", taken, force=force)

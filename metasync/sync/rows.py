@@ -11,7 +11,7 @@ from typing import NamedTuple
 from metasync.codec import Reader, Tags, encode_tags
 from metasync.errors import FormatError, WorkspaceError
 from metasync.localdb import State
-from metasync.objects.model import Entry, Kind
+from metasync.objects.model import ID_BYTES, Entry, Kind
 
 
 class Row(NamedTuple):
@@ -38,6 +38,7 @@ class Row(NamedTuple):
 # kind, trusted, mode, mtime_ns, size | dev, ino, size, mtime_ns, ctime_ns, st_mode | lengths of content, root, tags
 _FIXED = struct.Struct("<BBHqQ QQQqqI HHI")
 _FIXED_BYTES = _FIXED.size
+CONTENT_AT = slice(_FIXED_BYTES, _FIXED_BYTES + ID_BYTES)  # of a file's, where its content stands
 _STAT = struct.Struct("<QQQqqI")  # the part of `_FIXED` about the stat
 _STAT_AT = slice(20, 20 + _STAT.size)
 _pack_stat = _STAT.pack
