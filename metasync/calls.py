@@ -223,6 +223,7 @@ class Channel:
             with self._changed:
                 if call is not None:
                     self._count(call, -1)
+                    call = None  # and what it sent: the next one may be long in coming
                 if moved is not None:
                     self._gauge.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
                 call = None  # while this thread waits no pack is held

@@ -306,6 +306,7 @@ class Runtime:
             except queue.Empty:
                 continue
             message()
+            del message  # and the answer in it
         with self._post_lock:
             self._drained = True
         while not self._inbox.empty():
