@@ -13,7 +13,7 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
 import metasync.large
-from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
+from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress
 from metasync.localdb import TREE_KEY
 from metasync.objects import gather
@@ -148,7 +148,15 @@ def test_what_is_in_several_files_is_fetched_once(lab: Lab, monkeypatch: pytest.
     assert len(fetched) == len(set(fetched))
 
 
-def dying(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, at: int, *, before: bool = True) -> Callable[[], None]:
+def dying(
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    at: int,
+    *,
+    before: bool = True,
+    error: BaseException | None = None,
+) -> Callable[[], None]:
     """Has the process die when something is done for the n-th time; returns what takes that back."""
     real, count = getattr(place, name), 0
 
@@ -156,7 +164,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, at: int, *, be
         nonlocal count
         count += 1
         if before and count == at:
-            raise Stop
+            raise error or Stop
         out = real(*a, **k)
         if not before and count == at:
             raise Stop
@@ -177,9 +185,7 @@ DEATHS: Mapping[str, tuple[Any, str, bool]] = {
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("death", DEATHS)
-def test_it_dies_and_goes_on(
-    lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, death: str, at: int
-) -> None:
+def test_it_dies_and_goes_on(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, death: str, at: int) -> None:
     w = published(lab)
     place, name, before = DEATHS[death]
     undo = dying(monkeypatch, place, name, at * (7 if name in ("stage_whole", "attempt") else 1), before=before)
@@ -192,3 +198,209 @@ def test_it_dies_and_goes_on(
     settled(report.workspace)
     if death == "between parts":
         assert any(isinstance(e, Notice) and "files are here already" in e.text for e in told)
+
+
+def stopped_between_parts(lab: Lab, monkeypatch: pytest.MonkeyPatch, at: int = 2) -> Path:
+    undo = dying(monkeypatch, Checkout, "apply", at, before=False)
+    with pytest.raises(Stop):
+        cloned(lab)
+    undo()
+    folder = lab.root / "desktop"
+    assert 5 < len(tree_of(folder)) < len(tree_of(lab.root / "laptop"))
+    return folder
+
+
+def test_what_the_user_does_in_between_is_kept(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in the way of what comes, of any kind; files beside it; changes of what is here already."""
+    w = published(lab)
+    folder = stopped_between_parts(lab, monkeypatch)
+    agreed = tree_of(w.directory)
+    here = sorted(path for path, node in tree_of(folder).items() if node.kind == "file")
+    (folder / os.fsdecode(here[0])).write_bytes(b"edited by the user")
+    (folder / os.fsdecode(here[1])).unlink()
+    write(folder, {"mine": b"my own", "zz/mine": b"my own too", "zz/same": b"in the way", "m": b"a file for a folder"})
+    (folder / "zz/huge").mkdir()
+    (folder / "zz/huge/inside").write_bytes(b"a folder for a file")
+    (folder / "zzz-link").write_bytes(b"a file for a link")
+    report = cloned(lab)
+    now = tree_of(folder)
+    kept = {c.path: c.kept for c in report.conflicts}
+    assert set(kept) == {b"zz/same", b"m", b"zz/huge", b"zzz-link"}
+    assert now[kept[b"zz/same"]].data == b"in the way"
+    assert now[kept[b"m"]].data == b"a file for a folder"
+    assert now[kept[b"zz/huge"] + b"/inside"].data == b"a folder for a file"
+    assert now[kept[b"zzz-link"]].data == b"a file for a link"
+    mine = {b"mine", b"zz/mine", *kept.values(), kept[b"zz/huge"] + b"/inside", here[0], here[1]}
+    assert {p: n for p, n in now.items() if p not in mine} == {p: n for p, n in agreed.items() if p not in mine}
+    assert now[here[0]].data == b"edited by the user"
+    assert here[1] not in now
+    pushed = report.workspace.push("mine")
+    assert pushed.changes.deleted == (here[1],)
+    assert pushed.changes.modified == (here[0],)
+    w.pull()
+    assert tree_of(w.directory) == tree_of(folder)
+
+
+def test_what_the_user_makes_while_a_part_is_placed(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = published(lab)
+    folder = lab.root / "desktop"
+    run, count = Placer.run, 0
+
+    def meanwhile(self: Placer) -> Any:
+        nonlocal count
+        for change in self.plan.changes:
+            if (
+                change.new is not None
+                and change.new.size > 0
+                and not (parent := folder / os.fsdecode(change.path)).parent.is_symlink()
+            ):
+                count += 1
+                parent.parent.mkdir(parents=True, exist_ok=True)
+                parent.write_bytes(b"late %d" % count)
+                break
+        return run(self)
+
+    monkeypatch.setattr(Placer, "run", meanwhile)
+    report = cloned(lab)
+    now = tree_of(folder)
+    assert count > 4
+    assert {now[c.kept].data for c in report.conflicts} == {b"late %d" % n for n in range(1, count + 1)}
+    copies = {c.kept for c in report.conflicts}
+    assert {p: n for p, n in now.items() if p not in copies} == tree_of(w.directory)
+    assert len(report.workspace._db.conflicts()) == count
+
+
+def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is not empty goes by one checkout."""
+    w = published(lab)
+    arrive = joining.arrive
+
+    def late(s: Any, **k: Any) -> Any:
+        write(lab.root / "desktop", {"a/x": b"in a", "a-b": b"mine", "mine": b"my own"})
+        return arrive(s, **k)
+
+    monkeypatch.setattr(joining, "arrive", late)
+    report = cloned(lab)
+    now = tree_of(lab.root / "desktop")
+    assert [c.path for c in report.conflicts] == [b"a-b"]
+    assert now[report.conflicts[0].kept].data == b"mine"
+    assert now[b"mine"].data == b"my own"
+    assert {p: n.data for p, n in now.items() if p not in (report.conflicts[0].kept, b"mine")} == {
+        p: n.data for p, n in tree_of(w.directory).items()
+    }
+
+
+@pytest.mark.parametrize("by", ["clone", "push", "pull"])
+def test_a_newer_version_comes_after_the_one_that_was_begun(
+    lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """What the newer one deletes is gone, though it was here."""
+    w = published(lab)
+    folder = stopped_between_parts(lab, monkeypatch)
+    gone = sorted(p for p, n in tree_of(folder).items() if n.kind == "file")[:3]
+    for path in gone:
+        (w.directory / os.fsdecode(path)).unlink()
+    (w.directory / "zz/same").unlink()
+    write(w.directory, {"zz/new": b"new", "a.txt": b"changed there", "m/deep/er/new": b"new"})
+    w.push("second")
+    if by == "clone":
+        report = cloned(lab)
+        assert report.version == w.status().newest
+        d = report.workspace
+    else:
+        d = lab.keep(Workspace.open(folder))
+        (d.push if by == "push" else d.pull)()
+        d.sync()
+    assert tree_of(folder) == tree_of(w.directory)
+    settled(d)
+
+
+def test_a_part_is_here_by_a_recovered_checkout_and_the_rows_are_not_said_to_be_the_tree(
+    lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody compared what stands there with what was agreed."""
+    published(lab)
+    undo = dying(monkeypatch, checkout, "rows_after", 2)
+    with pytest.raises(Stop):
+        cloned(lab)
+    undo()
+    report = cloned(lab)
+    assert report.workspace._db.get(TREE_KEY) is None
+    settled(report.workspace)
+
+
+def test_nobody_gets_files_who_is_not_let_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab)
+    small_parts(monkeypatch)
+    told: list[str] = []
+
+    def refused(*_: Any) -> Any:
+        told.append("asked")
+        assert [p.name for p in (lab.root / "desktop").iterdir()] == [".metasync"]
+        raise ExcludedError("revoked")
+
+    monkeypatch.setattr(joining, "_entered", refused)
+    with pytest.raises(ExcludedError):
+        cloned(lab)
+    assert told
+    assert not any(p for p in (lab.root / "desktop").iterdir())
+
+
+def test_no_room_is_told_before_anything_comes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = published(lab)
+    small_parts(monkeypatch)
+    files = [n for n in tree_of(w.directory).values() if n.kind != "dir"]
+    needed = sum(len(n.data) + checkout.FILE_BYTES for n in files)
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: needed - 1)
+    with pytest.raises(WorkspaceError, match=f"need {needed:,} bytes"):
+        cloned(lab)
+    assert [p.name for p in (lab.root / "desktop").iterdir()] == [".metasync"]
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: needed)
+    cloned(lab)
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        (Checkout, WorkspaceError("the disk is full")),
+        (firstcheckout, UnreachableError("no backend answers")),
+    ],
+)
+def test_what_fails_on_the_way_leaves_what_is_here(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, where: Any, error: MetaSyncError
+) -> None:
+    w = published(lab)
+    small_parts(monkeypatch)
+    undo = dying(monkeypatch, where, "_check_space" if where is Checkout else "deliver", 4, error=error)
+    with pytest.raises(type(error), match=error.message):
+        cloned(lab)
+    undo()
+    begun = tree_of(lab.root / "desktop")
+    assert 10 < len(begun) < len(tree_of(w.directory))
+    cloned(lab)
+    assert tree_of(lab.root / "desktop") == tree_of(w.directory)
+
+
+def test_a_copy_that_changes_while_it_serves_as_a_source(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file of the same bytes is taken from where it is; if somebody writes there, it is fetched after all."""
+    w = lab.init(lab.urls("a"))
+    twice = random.Random(3).randbytes(3 * MB)
+    write(w.directory, {"a": twice, **{f"d{i:02}": b"%d" % i for i in range(30)}, "z": twice})
+    w.push("first")
+    small_parts(monkeypatch)
+    place, done = firstcheckout._Parts._place, []
+
+    def meanwhile(self: Any, part: Any, *a: Any, **k: Any) -> None:
+        place(self, part, *a, **k)
+        if not done:
+            done.append(1)
+            os.truncate(lab.root / "desktop/a", 0)
+            (lab.root / "desktop/a").write_bytes(twice[:-1] + b"!")
+
+    monkeypatch.setattr(firstcheckout._Parts, "_place", meanwhile)
+    report = Workspace.clone(lab.root / "desktop", name="docs", backends=lab.urls("a"), passphrase=PASSPHRASE)
+    lab.keep(report.workspace)
+    assert (lab.root / "desktop/z").read_bytes() == twice
+    assert (lab.root / "desktop/a").read_bytes() == twice[:-1] + b"!"
+    assert report.conflicts == ()

@@ -14,6 +14,9 @@ from disks_kit import Casefold, Fat, Folder, Lowering, Mac, OldMac, OtherDisk, P
 from workdir import DIR, entries, read
 from workdir import Workspace as Directory
 
+import metasync.large
+from metasync.sync import firstcheckout
+
 Make = Callable[..., Pair]
 FOLDING = [Mac, OldMac, Casefold, Windows, Fat, Lowering]
 KEEPING = [Mac, Casefold, Windows, Fat]  # those that list names as they were given
@@ -483,3 +486,22 @@ def test_a_directory_under_the_name_of_its_twin_is_here(pair: Make, disk: type[O
     assert p.other.tree() == {b"a": None, b"a/x": b"1", b"a/new": b"3"}
     p.rest()
     assert set(p.agreed()) == {b"A", b"A/x", b"A/new", b"a"}
+
+
+SCENARIOS = [
+    test_of_twins_one_is_here_and_the_others_are_told,
+    test_when_the_one_that_is_here_goes_the_next_takes_its_place,
+    test_twins_among_directories_are_not_mixed,
+    test_names_that_cannot_be_held_stay_agreed,
+]
+
+
+@pytest.mark.parametrize("disk", FOLDING)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_same_where_a_clone_comes_in_parts(
+    pair: Make, disk: type[OtherDisk], scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twin, or a directory that could not come, may have been in an earlier part."""
+    monkeypatch.setattr(metasync.large, "HELD_MAX", 0)
+    monkeypatch.setattr(firstcheckout, "PART_PATHS", 1)
+    scenario(pair, disk)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.following import exclusion
@@ -23,6 +24,8 @@ from metasync.sync.session import Agreed, Session
 
 if TYPE_CHECKING:
     from metasync.sync.health import Heads
+
+AHEAD_BYTES: Final = 16 << 20  # of index segments that are read before they are asked for: held all at once
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,16 @@ def _reading_index(s: Session, state: State) -> Iterator[None]:
 
 
 def _index_files(group: Group, ref: Ref) -> Task:
-    """-> an index root and all segments that it names, by hash."""
+    """-> an index root and the segments that it names, by hash; of a very large one the first of them."""
     if ref.hash == ZERO_HASH:
         return {}
     root: bytes = yield from group.get_meta(ref)
-    items = {i.ref.hash: group.get_meta(Ref(*i.ref)) for i in decode_root(root).items}
-    got: dict[str, bytes] = yield Gather({digest.hex(): task for digest, task in items.items()})
+    listed = decode_root(root).items
+    sizes = accumulate(i.size for i in listed)
+    tasks = {
+        i.ref.hash: group.get_meta(Ref(*i.ref)) for i, upto in zip(listed, sizes, strict=True) if upto <= AHEAD_BYTES
+    }
+    got: dict[str, bytes] = yield Gather({digest.hex(): task for digest, task in tasks.items()})
     return {ref.hash: root, **{bytes.fromhex(digest): data for digest, data in got.items()}}
 
 

@@ -15,8 +15,9 @@ from metasync.localdb import State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.names import clashes, is_spelling, key, problem
+from metasync.sync.part import children
 from metasync.sync.plan import Change
-from metasync.sync.rows import Row, load_rows
+from metasync.sync.rows import Row
 
 
 def by_directory(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
@@ -98,7 +99,6 @@ def _shadowed(
     `freed`: paths that this checkout empties. `made`: directories it makes: by their names, others may be reached now.
     """
     rules = work.rules
-    known: dict[bytes, list[bytes]] | None = None
     out: dict[bytes, bytes] = {}
     for parent, names in fresh.items():
         prefix = parent + b"/" if parent else b""
@@ -110,10 +110,10 @@ def _shadowed(
         near = [name for name in here if key(name, rules) in wanted]
         held = set()
         if near:
-            known = by_directory(load_rows(db)) if known is None else known
-            rowed = {key(n, rules): n for n in sorted(known.get(parent, ()), key=lambda n: prefix + n not in freed)}
+            known = {path[len(prefix) :] for path, _ in children(db, parent)}
+            rowed = {key(n, rules): n for n in sorted(known, key=lambda n: (prefix + n not in freed, n))}
             for name in near:
-                owner = name if name in known.get(parent, ()) else rowed.get(key(name, rules), name)
+                owner = name if name in known else rowed.get(key(name, rules), name)
                 # A file of nobody's under exactly a new name is in its way, and is set aside: no twin.
                 if prefix + owner not in freed and owner not in names:
                     held.add(owner)
@@ -127,10 +127,13 @@ def _below(work: WorkTree, db: State, changes: tuple[Change, ...], unfit: Mappin
     missing = {changes[i].path for i in unfit if _is_dir(changes[i])}
     made = {change.path for change in changes if _is_dir(change)}
     presence = Presence(work, db)
+    # By the name of a directory that an earlier checkout could not bring, its twin is found, under whatever spelling.
+    absent = db.unplaced().keys() - made if work.rules.has_twins else frozenset[bytes]()
     out: dict[int, str] = {}
     for i, change in enumerate(changes):
         parent = split(change.path)[0]
-        if change.new is not None and (parent in missing or (parent not in made and presence.is_shadowed(parent))):
+        is_away = parent in missing or parent in absent
+        if change.new is not None and (is_away or (parent not in made and presence.is_shadowed(parent))):
             out[i] = "its directory is not here"
             if _is_dir(change):
                 missing.add(change.path)
@@ -143,7 +146,6 @@ class Presence:
     def __init__(self, work: WorkTree, db: State) -> None:
         self.work = work
         self.db = db
-        self._rows: Mapping[bytes, Row] | None = None
         self._shadowed: dict[bytes, bool] = {b"": False}
         self._names: dict[bytes, frozenset[bytes]] = {}
 
@@ -177,10 +179,9 @@ class Presence:
         here = next((other for other in names if key(other, rules) == key(name, rules)), None)
         if here is None or is_spelling(name, here, rules):
             return here is None
-        if self._rows is None:
-            self._rows = load_rows(self.db)
         # By its row, it is what the twin's name stands for here.
-        return path not in self._rows or (parent + b"/" + here if parent else here) in self._rows
+        listed = parent + b"/" + here if parent else here
+        return self.db.packed_row(path) is None or self.db.packed_row(listed) is not None
 
 
 def _is_dir(change: Change) -> bool:
