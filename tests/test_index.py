@@ -445,3 +445,25 @@ def test_a_frame_that_repeats_one_pack_costs_no_memory():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * len(tables)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), unique=True, max_size=80), st.booleans())
+@settings(max_examples=60)
+def test_a_large_index_finds_by_tables_what_a_small_one_finds_by_maps(numbers, blobs):
+    """Ids that share their first bytes are told apart, whether they are there or not."""
+    ids = [digest(n)[:8] + bytes([k]) * 24 for n, k in numbers]
+    absent = [digest(n)[:8] + bytes([k]) * 24 for n in range(42) for k in range(4)]
+    kinds = (ObjectKind.BLOB, ObjectKind.DIR)
+    record, _ = pack(1)
+    objects = [Located(kinds[i % 2], object_id, 0, 0, 10) for i, object_id in enumerate(ids)]
+    small, large = Index([make_segment([(record, objects)])]), Index([make_segment([(record, objects)])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "MAP_AFTER", 1 << 30)
+        patch.setattr(index, "MAP_OBJECTS_MAX", -1)
+        for object_id in [*ids, *absent]:
+            assert large.find(object_id) == small.find(object_id)
+        assert large.segments[0]._map is None
+        assert not ids or large.segments[0]._heads is not None
+    for one in (small, large):
+        wanted = [o for o in objects if blobs or o.kind is not ObjectKind.BLOB]
+        assert sorted(one.inside(record, blobs=blobs)) == sorted(wanted)

@@ -15,7 +15,7 @@ from workspace_kit import write as lab_write
 
 import metasync.large
 from metasync.errors import WorkspaceError
-from metasync.large import Large, Paths, Spool
+from metasync.large import Large, Paths, Spool, grown
 from metasync.localdb import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
@@ -330,3 +330,30 @@ def test_a_place_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.write", full)
     with pytest.raises(WorkspaceError, match="No space left"):
         Spool().put(b"abc")
+
+
+@pytest.mark.parametrize("held", [0, 2, 100])
+def test_from_a_key_on_and_what_is_there_twice(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metasync.large, "HELD_MAX", held)
+    monkeypatch.setattr(metasync.large, "PAGE", 2)
+    values = [b"1xxA", b"1xyB", b"2xxC", b"1xxD", b"1zz", b"1yzE", b"1", b"1yz"]
+    some = Large(bytes, bytes, ((b"%d" % n, value) for n, value in enumerate(values)))
+    assert [key for key, _ in some.pairs(b"3")] == [b"4", b"5", b"6", b"7"]
+    assert [key for key, _ in some.pairs(b"")] == sorted(some)
+    assert list(some.pairs(b"7")) == []
+    assert sorted(some.repeated(slice(1, 3), b"1")) == [b"xx", b"yz"]
+    assert list(some.repeated(slice(1, 3), b"2")) == []
+    some.close()
+    with pytest.raises(WorkspaceError, match="temporary file"):
+        list(some.repeated(slice(1, 3), b"1"))
+
+
+def test_a_mapping_grows_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
+    few = {b"%d" % n: n for n in range(3)}
+    assert grown(few, lambda n: b"%d" % n, int) is few
+    many = {b"%d" % n: n for n in range(4)}
+    out = grown(many, lambda n: b"%d" % n, int)
+    assert isinstance(out, Large)
+    assert out == many
+    assert grown(out, lambda n: b"%d" % n, int) is out

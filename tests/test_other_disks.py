@@ -492,7 +492,6 @@ SCENARIOS = [
     test_of_twins_one_is_here_and_the_others_are_told,
     test_when_the_one_that_is_here_goes_the_next_takes_its_place,
     test_twins_among_directories_are_not_mixed,
-    test_names_that_cannot_be_held_stay_agreed,
 ]
 
 
