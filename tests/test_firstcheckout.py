@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -404,3 +405,25 @@ def test_a_copy_that_changes_while_it_serves_as_a_source(lab: Lab, monkeypatch: 
     assert (lab.root / "desktop/z").read_bytes() == twice
     assert (lab.root / "desktop/a").read_bytes() == twice[:-1] + b"!"
     assert report.conflicts == ()
+
+
+def test_what_was_begun_before_a_restart_of_the_workspace_is_this_devices_own(
+    lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version begun may be lost with the old era: the newest one comes by one checkout, over what is here."""
+    w = published(lab)
+    folder = stopped_between_parts(lab, monkeypatch)
+    begun = firstcheckout._begun
+    asked = []
+
+    def in_another_era(s: Any, target: Any) -> Any:
+        asked.append(begun(s, dataclasses.replace(target, state=dataclasses.replace(target.state, era=7))))
+        assert s.db.get(PARTS_KEY) is None
+        return asked[-1]
+
+    monkeypatch.setattr(firstcheckout, "_begun", in_another_era)
+    report = cloned(lab)
+    assert asked == [None]
+    assert report.conflicts == ()
+    assert tree_of(folder) == tree_of(w.directory)
+    settled(report.workspace)

@@ -159,6 +159,7 @@ class _Crew:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # with the answer in it: the next one may be long in coming
             with self._lock:
                 self._idle += 1
 

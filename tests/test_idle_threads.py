@@ -1,0 +1,74 @@
+"""Threads that wait for work hold nothing of what they did last: an answer may be a pack of megabytes."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from metasync import calls
+from metasync.backends._breaker import _Crew
+from metasync.backends.memory import MemoryBackend
+from metasync.effects import Op, Work
+from metasync.runtime import Runtime, _Pool
+
+PATIENCE_S = 10.0
+
+
+class Answer:
+    """What somebody may hold."""
+
+
+def gone(ref: Callable[[], Any]) -> bool:
+    """Whether it is let go of, in a while."""
+    end = time.monotonic() + PATIENCE_S
+    while ref() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return ref() is None
+
+
+def through_a_pool(job: Callable[[], None]) -> Callable[[], None]:
+    pool = _Pool("test", 1)
+    assert pool.submit(job)
+    return pool.close
+
+
+def through_a_crew(job: Callable[[], None]) -> Callable[[], None]:
+    crew = _Crew()
+    crew.run(job)
+    return crew.close
+
+
+def through_a_runtime(job: Callable[[], None]) -> Callable[[], None]:
+    def task() -> Any:
+        yield Work(job)
+
+    runtime = Runtime({})
+    runtime.run(task())
+    return runtime.close
+
+
+@pytest.mark.parametrize("through", [through_a_pool, through_a_crew, through_a_runtime])
+def test_what_was_done_last_is_let_go_of(through: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+    answer = Answer()
+    ref = weakref.ref(answer)
+    close = through(lambda held=answer: None)  # type: ignore[misc]
+    del answer
+    try:
+        assert gone(ref)
+    finally:
+        close()
+
+
+def test_what_was_sent_last_is_let_go_of() -> None:
+    def task() -> Any:
+        return (yield Op("a", "create", "x", data=b"sent"))
+
+    with Runtime({"a": MemoryBackend("test")}) as runtime:
+        assert runtime.run(task()).value is True
+        assert gone(lambda: next((o for o in gc.get_objects() if isinstance(o, calls.Call)), None))
