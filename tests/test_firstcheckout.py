@@ -94,10 +94,13 @@ def settled(w: Workspace) -> None:
     assert w.push("nothing").version is None
 
 
-def test_the_tree_is_the_same(lab: Lab, parted: None) -> None:
+def test_the_tree_is_the_same(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     w = published(lab)
     told: list[Any] = []
+    entered, count = joining._entered, []
+    monkeypatch.setattr(joining, "_entered", lambda *a: count.append(1) or entered(*a))
     report = cloned(lab, told)
+    assert count == [1], "the device is agreed once"
     assert tree_of(lab.root / "desktop") == tree_of(w.directory)
     files = [n for n in tree_of(w.directory).values() if n.kind != "dir"]
     assert (report.files, report.bytes) == (len(files), sum(len(n.data) for n in files))
@@ -366,6 +369,7 @@ def test_no_room_is_told_before_anything_comes(lab: Lab, monkeypatch: pytest.Mon
     [
         (Checkout, WorkspaceError("the disk is full")),
         (firstcheckout, UnreachableError("no backend answers")),
+        (firstcheckout, WorkspaceError("nothing can be written")),
     ],
 )
 def test_what_fails_on_the_way_leaves_what_is_here(
@@ -379,6 +383,8 @@ def test_what_fails_on_the_way_leaves_what_is_here(
     undo()
     begun = tree_of(lab.root / "desktop")
     assert 10 < len(begun) < len(tree_of(w.directory))
+    if isinstance(error, WorkspaceError):
+        assert not any((lab.root / "desktop/.metasync/tmp").iterdir()), "the room is given back"
     cloned(lab)
     assert tree_of(lab.root / "desktop") == tree_of(w.directory)
 

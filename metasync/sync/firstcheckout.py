@@ -105,6 +105,7 @@ def _begun(s: Session, target: Agreed) -> tuple[State, bytes] | None:
     r.end()
     if state.era == target.state.era:
         return state, path
+    s.db.set(EXACT_KEY, None)
     s.db.set(PARTS_KEY, None)  # what it names may be lost: what is here of it counts as this device's own
     return None
 
