@@ -164,10 +164,10 @@ class _Values(ValuesView[V]):
 
 
 def grown(
-    held: MutableMapping[bytes, V], pack: Callable[[V], bytes], unpack: Callable[[bytes], V]
+    held: MutableMapping[bytes, V], most: int, pack: Callable[[V], bytes], unpack: Callable[[bytes], V]
 ) -> MutableMapping[bytes, V]:
-    """The same mapping, or a `Large` in the place of one that has too much to stay in memory."""
-    if isinstance(held, Large) or len(held) <= HELD_MAX:
+    """The same mapping, or a `Large` in the place of one that has more than `most` entries."""
+    if isinstance(held, Large) or len(held) <= most:
         return held
     return Large(pack, unpack, held.items())
 

@@ -42,6 +42,7 @@ def parted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metasync.large, "HELD_MAX", 8)
+    monkeypatch.setattr(firstcheckout, "WHOLE_PATHS_MAX", 8)
     monkeypatch.setattr(metasync.large, "PAGE", 3)
     monkeypatch.setattr(gather, "BATCH_BYTES", 700)
     monkeypatch.setattr(firstcheckout, "PART_PATHS", 10)

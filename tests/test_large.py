@@ -348,12 +348,11 @@ def test_from_a_key_on_and_what_is_there_twice(held: int, monkeypatch: pytest.Mo
         list(some.repeated(slice(1, 3), b"1"))
 
 
-def test_a_mapping_grows_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
+def test_a_mapping_grows_out_of_memory() -> None:
     few = {b"%d" % n: n for n in range(3)}
-    assert grown(few, lambda n: b"%d" % n, int) is few
+    assert grown(few, 3, lambda n: b"%d" % n, int) is few
     many = {b"%d" % n: n for n in range(4)}
-    out = grown(many, lambda n: b"%d" % n, int)
+    out = grown(many, 3, lambda n: b"%d" % n, int)
     assert isinstance(out, Large)
     assert out == many
-    assert grown(out, lambda n: b"%d" % n, int) is out
+    assert grown(out, 3, lambda n: b"%d" % n, int) is out

@@ -41,6 +41,7 @@ from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
 from metasync.sync.survey import store_survey, survey
 
+WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
 PART_PATHS_LEAST = 15_000  # from then on a part ends where the top of the folder has its next name
 
@@ -65,7 +66,7 @@ class _Tree:
 
     def take(self, found: list[tuple[bytes, Entry]]) -> None:
         self.paths.update(found)
-        self.paths = grown(self.paths, pack_entry, unpack_entry)
+        self.paths = grown(self.paths, WHOLE_PATHS_MAX, pack_entry, unpack_entry)
         sizes = [e.size for _, e in found if e.kind is not Kind.DIR]
         self.files += len(sizes)
         self.size_bytes += sum(sizes)
@@ -83,7 +84,7 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
         return _whole(s, target, before)
     contents = s.contents(target)
     tree = _Tree()
-    contents.walk(gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, bytes, bytes)))
+    contents.walk(gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes)))
     if begun is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
     if not isinstance(tree.paths, Large):
