@@ -84,7 +84,9 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
         return _whole(s, target, before)
     contents = s.contents(target)
     tree = _Tree()
-    contents.walk(gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes)))
+    contents.walk(
+        gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes))
+    )
     if begun is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
     if not isinstance(tree.paths, Large):
