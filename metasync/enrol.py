@@ -131,20 +131,40 @@ def enrol(
                 group = _group(start.opening, device, start.certificate, start.found)
                 _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
             places = {agreed: start.places[key] for key, agreed in names.items()}
-            links = {
-                agreed: Link(urls[n].location, inside, opened[n].identity().hex())
-                for agreed, (n, inside) in places.items()
-            }
+            links = _links(urls, opened, places, on_event)
         f = start.found
         write_local(
             folder, name, start.opening.keys, device, start.certificate, f.config, f.devices, links, f.state,
             unfinished=True,
         )  # fmt: skip
         opening.pop_all()
-    stay = {agreed: opened[n] for agreed, (n, _) in places.items() if not isinstance(opened[n], AbsentBackend)}
-    for n in opened.keys() - {n for n, _ in places.values()}:
+    stay = {places[agreed][0]: agreed for agreed in links}
+    for n in opened.keys() - stay.keys():
         opened[n].close()
-    return stay
+    return {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
+
+
+def _links(
+    urls: Mapping[str, BackendUrl],
+    opened: Mapping[str, Backend],
+    places: Mapping[str, tuple[str, str]],
+    on_event: Listener,
+) -> dict[str, Link]:
+    """This device's ways, by agreed names; without those to backends that went away meanwhile, which is told.
+
+    `BackendError` when all of them did.
+    """
+    links: dict[str, Link] = {}
+    error: BackendError | None = None
+    for agreed, (n, inside) in places.items():
+        try:
+            links[agreed] = Link(urls[n].location, inside, opened[n].identity().hex())
+        except BackendError as e:
+            error = e
+            on_event(Notice(f"{n}: {e.message}", warning=True))
+    if error is not None and not links:
+        raise error
+    return links
 
 
 def _start(

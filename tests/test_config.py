@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metasync.config import (
@@ -119,7 +119,7 @@ def test_every_config_has_one_byte_string(c: Config) -> None:
 
 
 @given(configs(), st.data())
-@settings(max_examples=80)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 def test_altered_bytes_decode_to_themselves_or_not_at_all(c: Config, data: st.DataObject) -> None:
     bad = bytearray(c.encode())
     for _ in range(data.draw(st.integers(1, 3))):

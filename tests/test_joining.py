@@ -10,12 +10,13 @@ import pytest
 from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.consensus import JOURNAL_KEY, Change, State
-from metasync.errors import ExcludedError, NoQuorumError, UsageError
+from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
 from metasync.store.contents import Contents
 from metasync.sync import joining
 from metasync.sync.checkout import Checkout
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Session
+from metasync.testing.counting import CountingBackend
 from metasync.workspace import Workspace
 
 FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}
@@ -166,3 +167,26 @@ def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytes
     write(d.directory, {"five": b"5"})
     assert d.push("from the new device").version == 4
     agree_on_files(w, d, later)
+
+
+@pytest.mark.parametrize("away", ["c", "abc"])
+def test_a_backend_that_goes_away_while_a_clone_begins(lab: Lab, monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """All of it was read, but who it is: the clone has no way to it, and says so."""
+    w = published(lab)
+    real = CountingBackend.identity
+
+    def identity(self: CountingBackend) -> bytes:
+        if any(self is lab.counts[name] for name in away):
+            raise UnreachableError("no way there")
+        return real(self)
+
+    with monkeypatch.context() as m:
+        m.setattr(CountingBackend, "identity", identity)
+        if len(away) == 3:
+            with pytest.raises(UnreachableError):
+                lab.clone(lab.urls("a", "b", "c"))
+            return
+        d = lab.clone(lab.urls("a", "b", "c"))
+    assert sorted(d._connections.links) == ["a", "b"]
+    d.link("c", lab.url("c"))
+    agree_on_files(w, d)
