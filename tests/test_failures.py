@@ -76,7 +76,7 @@ def test_what_happens_to_a_log_entry_on_its_way(lab: Lab, fault: Fault, where: s
 def test_an_outcome_that_nobody_heard_of(lab: Lab, fault: Fault) -> None:
     """No reply at all to what would have agreed it: told as unknown, found out by the next push, never agreed twice."""
     w = started(lab, "memory")
-    lab.hurry(2.0)
+    lab.hurry(2.0, proposing=True)
     write(w.directory, {"more": b"more"})
     for name in NAMES:
         lab.faults[name].plan = Plan(1, {fault: 1.0}, lambda path: "/px/" in path)
@@ -85,7 +85,7 @@ def test_an_outcome_that_nobody_heard_of(lab: Lab, fault: Fault) -> None:
     for name in NAMES:
         lab.faults[name].plan = None
         lab.faults[name].land()
-    lab.hurry(30.0)
+    lab.hurry(30.0, proposing=True)
     w = lab.reopen(w)
     report = w.push()
     assert (report.version, report.found_again) == (None, 3)
