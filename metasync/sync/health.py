@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
@@ -71,12 +71,13 @@ def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[s
     return out
 
 
-def begin_checking_births(s: Session, *, heard: Collection[str]) -> Callable[[], bool]:
+def begin_checking_unheard(s: Session) -> Callable[[], bool]:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
-    Those that vote are asked for their births with the newest state; this asks all that were not `heard` then. What is
+    Those that vote were asked for their births with the newest state; this asks those that were not heard then. What is
     returned waits for the answers; True when there are any such stores.
     """
+    heard = s.group.heard
     names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
     births = _births(s, names, votes=False)
     answers = s.runtime.start(together(_asking(births, UNHEARD_TIMEOUT_S)))
