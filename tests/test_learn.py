@@ -96,6 +96,30 @@ def test_one_version_more_costs_two_round_trips(
     assert world.now - before <= 0.101
 
 
+def test_who_was_heard_on_the_way_to_the_newest_version_need_not_be_asked_again(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend whose second answer the look does not wait for has shown its birth with the first; one that was
+    emptied has shown that it was."""
+    known = push(world, ws, group_of(ws, 1), ws.genesis)
+    push(world, ws, group_of(ws, 1), known)
+    now = {"a": ""}
+    really = world._op
+
+    def at(run: Any, op: Op) -> None:
+        now["a"] = op.backend
+        really(run, op)
+
+    monkeypatch.setattr(world, "_op", at)
+    monkeypatch.setattr(world, "_delay", lambda: 0.08 if now["a"] == "c" else 0.05)
+    looker = group_of(ws, 2, 1)
+    world.do(looker.get_recent(known))
+    assert looker.heard == {*NAMES}
+    world.stores["a"].clear()
+    world.do(looker.get_recent(known))
+    assert looker.heard == {"b", "c"}
+
+
 def test_that_nothing_follows_is_not_believed_where_the_backends_changed(
     world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

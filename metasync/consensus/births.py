@@ -24,6 +24,7 @@ def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     if backend is None:
         return False
     reply: Reply = yield Op(backend, "get", birth_path(acceptor_id), max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+    instance.heard.discard(acceptor_id)
     if isinstance(reply.error, NotFoundError):
         why = "its birth object is missing: it was emptied"
     elif reply.error is not None:
@@ -32,6 +33,7 @@ def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     elif birth_matches(reply.value, acceptor_id, instance.births[acceptor_id]):
         m.replaced.pop(acceptor_id, None)
         instance.born.add(acceptor_id)
+        instance.heard.add(acceptor_id)
         return True
     elif (stone := read_tombstone(reply.value, acceptor_id, instance.births[acceptor_id])) is not None:
         m.tombstones[acceptor_id] = stone

@@ -105,7 +105,7 @@ class Group:
         instance = self.member.instance
         if instance is None:
             return frozenset()
-        return frozenset(instance.names[a] for a in (*instance.born, *instance.heard) if a in instance.names)
+        return frozenset(instance.names[a] for a in instance.heard if a in instance.names)
 
     @property
     def enter(self) -> Callable[[State], Task]:

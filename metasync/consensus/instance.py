@@ -43,7 +43,7 @@ class Instance:
         self.ended: set[bytes] = set()  # log read to its end in this operation
         self.vouched: set[bytes] = set()  # birth seen right beside its promise
         self.beyond: set[bytes] = set()  # seen to hold nothing of the version after this one, in this operation
-        self.heard: set[bytes] = set()  # birth seen right in this operation, on the way here: it counts for no vote
+        self.heard: set[bytes] = set()  # birth seen right when asked last in this operation: it counts for no vote
         self.floored: dict[bytes, bytes] = {}  # acceptors whose floor is above v: their logs may be deleted
         self.now = 0.0  # the latest time anybody told
         self.read_at: dict[bytes, float] = {}  # when each log was last read onwards, or written
@@ -83,7 +83,7 @@ class Instance:
         It may come back as it was before, and must then not be thought to hold what it took in between.
         """
         self.logs[acceptor_id] = self._empty(acceptor_id)
-        for noted in (self.born, self.ended, self.vouched, self.beyond):
+        for noted in (self.born, self.heard, self.ended, self.vouched, self.beyond):
             noted.discard(acceptor_id)
 
     def decided(self, *, births: bool = True) -> State | None:

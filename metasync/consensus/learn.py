@@ -83,10 +83,10 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         m.remember_state(current)
         m.reached = current
         if absent_above == instance.v:
-            instance.heard = heard
+            instance.heard |= heard
             return current
         yield from _probe(m, instance, deadline)
-        heard = {*instance.born}
+        heard = {a for a in heard | instance.heard if a not in m.replaced}
         if instance.floored:
             current = (yield from _leap(m, enter, instance, current, instance.quorum)) or current
             absent_above = None
