@@ -321,12 +321,15 @@ def _dispatch(backend: Calls, op: Op) -> Any:
         return tuple(backend.list(op.path))
     if op.kind == "space":
         return tell() if (tell := getattr(backend, "space", None)) is not None else None  # an optional power
+    if op.kind == "digest":  # so is this one: whoever has it not tells the size
+        tell = getattr(backend, "digest", None)
+        return tell(op.path) if tell is not None else (backend.stat(op.path), None)
     return backend.delete(op.path)
 
 
 def _checked(op: Op, value: Any) -> Any:
     """A provider that answers with another type than promised has not answered."""
-    kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None}
+    kinds: Any = {"create": bool, "get": bytes, "stat": int, "list": tuple, "space": tuple | None, "digest": tuple}
     if op.kind == "get" and isinstance(value, (bytearray, memoryview)):
         value = bytes(value)
     if not isinstance(value, kinds.get(op.kind, type(None))):

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 from metasync.errors import BackendError
 
-OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space"]
+OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space", "digest"]
 
 
 class Urgency(IntEnum):

@@ -88,6 +88,8 @@ WRONG: dict[type[wrong.Right], tuple[str, str, str]] = {
     # the whole
     wrong.ManyIdentities: ("identity", "", DATA),
     wrong.MoreFreeThanThereIs: ("space", "", DATA),
+    wrong.TellsOldDigests: ("digest", "", DATA),
+    wrong.TellsDigestsOfTheAbsent: ("digest", "", DATA),
     wrong.EmptyWhenClosed: ("closed", "", DATA),
     wrong.ClosesAll: ("closed", "big-taken", DATA),
 }
@@ -142,10 +144,15 @@ def test_a_right_store_may_vote(kind: type) -> None:
     assert not shared.store.objects
     assert [o.name for o in report.checks] == [check.name for check in CHECKS]
     skipped = {o.name for o in report.checks if o.result == "skipped"}
-    assert skipped == {"space", "interrupted-create", "interrupted-put", "lost-reply"}
+    assert skipped == {"space", "digest", "interrupted-create", "interrupted-put", "lost-reply"}
     assert any("one process" in o.why and "this process only" in o.why for o in report.checks if o.name == "race")
     assert any("interrupted-create" in note and "this process only" in note for note in report.notes)
     assert any("quick" in note for note in report.notes), "a quick run says that it was quick"
+
+
+def test_digests_of_a_store_that_tells_them() -> None:
+    outcome = try_check(BY_NAME["digest"], store_of(wrong.TellsDigests), "scratch", scale=SMALL)
+    assert outcome.result == "passed", outcome
 
 
 def test_the_verdict_is_never_more_than_the_backends_own_list_allows() -> None:
@@ -514,7 +521,7 @@ def test_what_no_list_shows_is_removed_as_well() -> None:
 def test_what_another_process_stored_is_removed_as_well(tmp_path: Path) -> None:
     report = run(Store.at(f"file://{tmp_path}"), "scratch", scale=replace(SMALL, kills=2))
     assert report.verdict == "may vote", report.reasons
-    assert not [o for o in report.checks if o.result == "skipped"]
+    assert [o.name for o in report.checks if o.result == "skipped"] == ["digest"]
     assert os.listdir(tmp_path) == [], "with folders and half-written objects"
     assert report.free_bytes is not None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from contract_kit import SMALL, passes
 
 from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, LogForm, Probes, Space, TellsSpace
+from metasync.backends._base import Backend, Digest, DigestKind, LogForm, Probes, Space, TellsDigests, TellsSpace
 from metasync.backends._breaker import Breaker
 from metasync.backends._retry import Retrying
 from metasync.backends._throttle import BURST_S, SMALL_BYTES_MAX, Throttled
@@ -85,13 +86,18 @@ def test_contract(check: Check, wrapper: str) -> None:
 
 
 class _Full(MemoryBackend):
-    """Has both optional powers."""
+    """Has the optional powers."""
+
+    digest_kind: ClassVar[DigestKind] = "md5"
 
     def space(self) -> Space:
         return Space(1, 2)
 
     def probe(self) -> LogForm:
         return "none"
+
+    def digest(self, path: str) -> Digest:
+        return Digest(3, b"d")
 
 
 def test_optional_powers_are_those_of_the_store(wrapper: str) -> None:
@@ -102,6 +108,9 @@ def test_optional_powers_are_those_of_the_store(wrapper: str) -> None:
     assert isinstance(full, Probes)
     assert full.space() == Space(1, 2)
     assert full.probe() == "none"
+    assert not isinstance(plain, TellsDigests)
+    assert isinstance(full, TellsDigests)
+    assert (full.digest_kind, full.digest("a")) == ("md5", Digest(3, b"d"))
     assert "space" in vars(full), "where isinstance() looks since Python 3.12"
     assert plain.form == full.form == "log"
     assert plain.scheme == "memory"

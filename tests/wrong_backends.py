@@ -6,13 +6,14 @@ looks; they are opened there by name.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasync.backends._base import Listed, LogForm
+from metasync.backends._base import Digest, DigestKind, Listed, LogForm
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import BackendError, NotFoundError, RefusedError
@@ -428,6 +429,27 @@ class MoreFreeThanThereIs(Right):
         from metasync.backends._base import Space
 
         return Space(free_bytes=2, total_bytes=1)
+
+
+class TellsDigests(Right):
+    digest_kind: ClassVar[DigestKind] = "md5"
+
+    def digest(self, path: str) -> Digest:
+        data = MemoryBackend.get(self, path, max_bytes=1 << 30)
+        return Digest(len(data), hashlib.md5(data, usedforsecurity=False).digest())
+
+
+class TellsOldDigests(TellsDigests):
+    """As it was when it was asked first."""
+
+    def digest(self, path: str) -> Digest:
+        told: Digest = self.shared.seen.setdefault(path, super().digest(path))
+        return told
+
+
+class TellsDigestsOfTheAbsent(TellsDigests):
+    def digest(self, path: str) -> Digest:
+        return super().digest(path) if self.has(path) else Digest(0, None)
 
 
 class EmptyWhenClosed(Right):

@@ -13,6 +13,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 LogForm = Literal["log", "block", "none"]
 """How a backend may vote: `log` (atomic create), `block` (without: it looks, then writes), `none` (holds data only)."""
 
+DigestKind = Literal["sha256", "md5"]
+"""Digests that stores tell. The name of a pack is its SHA-256; its MD5 stands in the pack index."""
+
 
 class Listed(NamedTuple):
     """One name directly below a listed path. `size` in bytes; None for something that holds further names."""
@@ -26,6 +29,13 @@ class Space(NamedTuple):
 
     free_bytes: int | None
     total_bytes: int | None
+
+
+class Digest(NamedTuple):
+    """What a store says of an object of its own. `value`: None where it has no such digest of this one."""
+
+    size: int
+    value: bytes | None
 
 
 @runtime_checkable
@@ -98,6 +108,20 @@ class TellsSpace(Protocol):
 
 
 @runtime_checkable
+class TellsDigests(Protocol):
+    """Optional power: says without a download what an object's bytes hash to, as the store computed it itself.
+
+    It shows what broke by accident. A store that lies can tell any digest, and is found out by reading.
+    """
+
+    digest_kind: ClassVar[DigestKind]
+
+    def digest(self, path: str) -> Digest:
+        """For one request, like `stat`. `NotFoundError` if absent."""
+        ...
+
+
+@runtime_checkable
 class ExplainsForm(Protocol):
     """Optional power: says in words why its form is not `log`, for people who ask why it does not vote."""
 
@@ -123,7 +147,7 @@ class Probes(Protocol):
     def probe(self) -> LogForm: ...
 
 
-POWERS = ("space", "probe", "sweep", "form_reason")
+POWERS = ("space", "probe", "sweep", "form_reason", "digest_kind", "digest")
 """What the optional powers are called. A wrapper hands those of its inner backend on as attributes of its own: from
 Python 3.12 on `isinstance` with a protocol does not ask `__getattr__`."""
 

@@ -10,12 +10,25 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
-from metasync.backends._base import Backend, ExplainsForm, Listed, LogForm, Probes, Space, Sweeps, TellsSpace
+from metasync.backends._base import (
+    Backend,
+    Digest,
+    ExplainsForm,
+    Listed,
+    LogForm,
+    Probes,
+    Space,
+    Sweeps,
+    TellsDigests,
+    TellsSpace,
+)
 from metasync.errors import RefusedError
 
 T = TypeVar("T")
 
-CallKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep"]
+CallKind: TypeAlias = Literal[
+    "create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep", "digest"
+]
 WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
 
 ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)
@@ -49,6 +62,9 @@ class Wrapper:
             vars(self)["probe"] = self._probe
         if isinstance(inner, Sweeps):
             vars(self)["sweep"] = self._sweep
+        if isinstance(inner, TellsDigests):
+            vars(self)["digest"] = self._digest
+            vars(self)["digest_kind"] = inner.digest_kind
         if isinstance(inner, ExplainsForm):
             vars(self)["form_reason"] = inner.form_reason
 
@@ -109,6 +125,11 @@ class Wrapper:
         inner = self.inner
         assert isinstance(inner, Sweeps)
         return self.around(Call("sweep", path), lambda: inner.sweep(self.below(path)))
+
+    def _digest(self, path: str) -> Digest:
+        inner = self.inner
+        assert isinstance(inner, TellsDigests)
+        return self.around(Call("digest", path), lambda: inner.digest(self.below(path)))
 
 
 def layers(backend: Backend) -> Iterator[Backend]:

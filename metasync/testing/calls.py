@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from metasync.backends._base import Backend, Listed, TellsSpace
+from metasync.backends._base import Backend, Listed, TellsDigests, TellsSpace
 from metasync.backends._names import is_name
 from metasync.errors import NotFoundError, RefusedError
 from metasync.testing.bench import (
@@ -248,6 +249,28 @@ def check_space(bench: Bench, base: str) -> None:
         expect(space.free_bytes <= space.total_bytes, "more is free than there is")
 
 
+def check_digest(bench: Bench, base: str) -> None:
+    b = bench.open()
+    if not isinstance(b, TellsDigests):
+        raise NotShownError("this store does not tell digests")
+    expect(b.digest_kind in ("sha256", "md5"), f"{b.digest_kind!r} is no kind of digest")
+    told = 0
+    for size in (0, 1, 70, _MANY):
+        path, data = f"{base}/{size}", content(f"{base}{size}", size)
+        b.put(path, data)
+        for again in (b.digest(path), b.digest(path)):
+            expect(again.size == size, f"digest gave a size of {again.size} for {size} bytes")
+            told += again.value is not None
+            right = hashlib.new(b.digest_kind, data, usedforsecurity=False).digest()
+            expect(again.value in (None, right), f"the {b.digest_kind} of {size} bytes is another")
+    b.put(f"{base}/1", b"\0\0")
+    other = hashlib.new(b.digest_kind, b"\0\0", usedforsecurity=False).digest()
+    expect(b.digest(f"{base}/1").value in (None, other), "after a put, the digest is that of what was there before")
+    expect_error(NotFoundError, "digest of what was never stored", lambda: b.digest(f"{base}/none"))
+    if not told:
+        raise NotShownError("this store tells digests, but of none of these objects")
+
+
 def check_closed(bench: Bench, base: str) -> None:
     """A closed backend may work or raise; what it must not do is look like an empty store."""
     b, other, path = bench.open(), bench.open(), f"{base}/a"
@@ -328,6 +351,8 @@ CHECKS = (
           "What makes two people's views of this store the same store", "data", check_identity),
     Check("space", "free and total space are numbers that fit each other",
           "Bytes on the account as the provider tells them", "data", check_space),
+    Check("digest", "a digest that the store tells is that of the bytes",
+          "says without a download what an object's bytes hash to", "data", check_digest, ("put",)),
     Check("closed", "a closed backend does not look empty, and disturbs no other",
           "Gives connections back. Further calls are an error of ours.", "data", check_closed, ("put",)),
     Check("create-taken", "create of a taken name answers False and changes nothing",
