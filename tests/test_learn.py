@@ -106,7 +106,7 @@ def test_who_was_heard_on_the_way_to_the_newest_version_need_not_be_asked_again(
     now = {"a": ""}
     really = world._op
 
-    def at(run: Any, op: Op) -> None:
+    def at(run: Any, op: Any) -> None:
         now["a"] = op.backend
         really(run, op)
 
