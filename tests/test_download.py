@@ -22,14 +22,13 @@ from metasync.objects.packfile import HEADER_BYTES, Located
 from metasync.runtime import Runtime
 from metasync.store.download import Download
 from metasync.store.estimates import Direction, Estimates
-from metasync.store.index import PackRecord
 from metasync.store.schedule import CUT_BYTES_LEAST
 from metasync.store.transfer import OP_TIMEOUT_S, pack_path
 from metasync.sync.seat import ESTIMATES_KEY
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
-from transfers import FAR, STORAGE, Far, Service, best_s, photos
+from transfers import FAR, STORAGE, Far, Service, best_s, photos, record_of
 
 PACKS = photos(60_000_000, 7)
 ALL = Counter(o.id for p in PACKS for o in p.footer.objects)
@@ -156,10 +155,6 @@ class Store(FakeBackend):
             raise NotFoundError("not there")
         data = self.objects[path]
         return data[offset:] if length is None else data[offset : offset + length]
-
-
-def record_of(pack: Any) -> PackRecord:
-    return PackRecord(pack.name, 0, len(pack.data), pack.data[:HEADER_BYTES], pack.footer.segments)
 
 
 def filled(far: Far) -> dict[str, Store]:

@@ -17,6 +17,7 @@ from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
 from metasync.runtime import boottime
+from metasync.store import headstart
 from metasync.store.download import Deliver, Download
 from metasync.store.index import Index, PackRecord
 from metasync.store.schedule import AT_ONCE_LEAST
@@ -64,6 +65,7 @@ class Contents:
         self._clock = clock
         self._at_hand = at_hand or {}
         self._along = {} if along is None else along
+        self.is_ahead = False  # backends that are not asked for trees are asked for what will be wanted next
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -73,6 +75,11 @@ class Contents:
         """How many bytes an object has, as the index tells; 0 for one that it does not name."""
         places = self.index.find(object_id)
         return places[0][1].length if places else 0
+
+    def begin_ahead(self, busy: Collection[str] = ()) -> None:
+        """Begins to fetch some of what a clone will want, from all who are not busy: see `headstart`."""
+        only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
+        headstart.begin(self.transfer, only_blobs, self._start, self._clock, busy)
 
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
@@ -138,7 +145,8 @@ class Contents:
             on_lost(unnamed, _in_no_pack(unnamed[0]))
             ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
-        download = Download(self.transfer, self._start, self._clock, deliver, urgency)
+        beside = self.begin_ahead if self.is_ahead and neighbours else _nothing
+        download = Download(self.transfer, self._start, self._clock, deliver, urgency, beside)
         lost: set[tuple[int, bytes]] = set()
 
         def want(wanted: Iterable[bytes]) -> None:
@@ -187,6 +195,10 @@ class Contents:
             record, located = next((p for p in places if (p[0].generation, p[0].name) in plan), places[0])
             plan.setdefault((record.generation, record.name), (record, []))[1].append(located)
         return plan
+
+
+def _nothing(_: Collection[str]) -> None:
+    pass
 
 
 class NotNamedError(DamagedError):

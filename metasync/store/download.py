@@ -10,7 +10,7 @@ all is there is asked last from then on, until the answer comes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -30,7 +30,7 @@ from metasync.store.estimates import Direction, timed
 from metasync.store.index import PackRecord
 from metasync.store.packs import read_objects, read_segment
 from metasync.store.schedule import CUT_BYTES_LEAST, Failure, Piece, Schedule, Take
-from metasync.store.transfer import Fault, Transfer, _patience_s, pack_path
+from metasync.store.transfer import Fault, Transfer, pack_path, patience_s
 
 WHOLE_BYTES_MAX: Final = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
 GAP_BYTES_MAX: Final = 64 << 10  # segments nearer than this are fetched with what lies between them
@@ -81,7 +81,8 @@ class _Pack:
 class Download:
     """Fetches objects of packs and delivers each, verified, from worker threads. Used once, from one thread.
 
-    `start` runs a task and returns its future; `clock` is the one of the runtime behind it.
+    `start` runs a task and returns its future; `clock` is the one of the runtime behind it. `beside` is told who is
+    asked for something, whenever that may have changed.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Download:
         clock: Callable[[], float],
         deliver: Deliver,
         urgency: Urgency,
+        beside: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
         self._transfer = transfer
+        self._beside = beside
         self._start = start
         self._clock = clock
         self._deliver = deliver
@@ -104,6 +107,7 @@ class Download:
         self._lost: list[Lost] = []
         self._asking: dict[Future[Any], Take] = {}
         self._opening: dict[Future[Any], Take] = {}
+        self._begun: set[int] = set()  # numbers of takes that were begun before they were wanted: all of their piece
 
     def want(self, record: PackRecord, objects: Iterable[Located]) -> None:
         """These objects of a pack are wanted too. May be called between what `run` yields."""
@@ -115,10 +119,32 @@ class Download:
         promised = {t.places[i].name for i in t.placement.primary(record.name) if i in t.places}
         homes = tuple(n for n in order if n in promised)
         others = tuple(n for n in order if n not in promised)
-        for begin, size in ranges(record, pack.by_segment):
-            end = begin + size
-            self._schedule.add(Piece(len(self._packs), begin, end, homes, others, pack.cuts(begin, end)))
+        key = len(self._packs)
         self._packs.append(pack)
+        here = self._take_over(pack, Piece(key, 0, 0, homes, others))
+        for begin, size in ranges(record, (i for i in pack.by_segment if pack.at[i] >= here)):
+            begin, end = max(begin, here), begin + size
+            self._schedule.add(Piece(key, begin, end, homes, others, pack.cuts(begin, end)))
+
+    def _take_over(self, pack: _Pack, piece: Piece) -> int:
+        """Takes part in what was begun of a pack before it was wanted. -> how many of its first bytes that brings."""
+        begun = self._transfer.begun.pop((pack.record.generation, pack.record.name), None)
+        if begun is None or begun.holder not in piece.homes:
+            return 0
+        piece = piece._replace(end=begun.size)
+        if not pack.numbers(piece) or not self._schedule.may_ask(begun.holder):
+            return 0
+        self._schedule.add(piece)
+        now = self._clock()
+        take = self._schedule.begun(piece, begun.holder, now if begun.reply.done() else begun.at, now)
+        self._begun.add(take.number)
+        self._asking[begun.reply] = take
+        return begun.size
+
+    @property
+    def busy(self) -> set[str]:
+        """Who owes an answer."""
+        return {take.holder for take in self._asking.values()}
 
     def run(self) -> Generator[Lost, None, None]:
         """Fetches until all is delivered or lost. What cannot be had from its pack is yielded as it turns out.
@@ -133,6 +159,7 @@ class Download:
                     return
                 while (take := self._schedule.next(self._clock())) is not None:
                     self._asking[self._start(self._ask(take))] = take
+                self._beside(self.busy)
                 self._wait()
         finally:
             self._leave()
@@ -173,7 +200,7 @@ class Download:
         """Offset, length and the wanted segments of what is asked for: the whole pack, or whole segments of it."""
         pack, piece = self._packs[take.piece.key], take.piece
         numbers = pack.numbers(piece)
-        if piece.size == pack.record.size:
+        if piece.size == pack.record.size or take.number in self._begun:
             return 0, piece.size, numbers
         begin, last = pack.at[numbers[0]], numbers[-1]
         return begin, pack.at[last] + pack.record.segments[last].stored_bytes - begin, numbers
@@ -191,7 +218,7 @@ class Download:
                 offset=offset,
                 length=None if size == record.size else size,
                 max_bytes=size,
-                timeout_s=_patience_s(size),
+                timeout_s=patience_s(size),
                 urgency=self._urgency,
             )
             reply = yield from timed(self._transfer.estimates, op, size)
@@ -285,6 +312,8 @@ class Download:
 def ranges(record: PackRecord, wanted: Iterable[int]) -> list[tuple[int, int]]:
     """What to ask for of a pack: (offset, length) of ranges, the whole pack when that is not much more."""
     numbers = sorted(set(wanted))
+    if not numbers:
+        return []
     needed = sum(record.segments[i].stored_bytes for i in numbers)
     if record.size <= WHOLE_BYTES_MAX or 2 * needed >= record.size:
         return [(0, record.size)]

@@ -475,6 +475,11 @@ class Index:
     def _dead(self) -> set[tuple[int, bytes]]:
         return {t for s in self.segments for t in s.tombstones}
 
+    @property
+    def places(self) -> int:
+        """How many places of objects it names, replaced ones too."""
+        return sum(map(len, self.segments))
+
     def find(self, object_id: bytes) -> list[tuple[PackRecord, Located]]:
         """Every live place of an object; empty when the index does not hold it."""
         out: list[tuple[PackRecord, Located]] = []

@@ -146,6 +146,19 @@ class Schedule:
         if self._is_lost(wanted):
             raise ValueError(f"{piece.key!r} is wanted, and nobody may have it")
 
+    def may_ask(self, holder: str) -> bool:
+        """Whether a holder is not known to be away."""
+        return holder not in self._away
+
+    def begun(self, piece: Piece, holder: str, since: float, now: float) -> Take:
+        """A piece that was added is on its way from one of its homes already, since then. -> its take."""
+        self._lines.go_to(since)
+        wanted = self._wanted[piece]
+        take = self._asked(self._lines.holders[holder], wanted, spare=False)
+        self._list_anew([wanted])
+        self._lines.go_to(now)
+        return take
+
     def answered(self, take: Take, now: float, seconds: float = 0.0) -> bool:
         """Its bytes are there, and its connection is free. False: nobody needs them any more; it has ended.
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
@@ -25,6 +25,9 @@ from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement
 from metasync.store.room import Room
 
+if TYPE_CHECKING:
+    from metasync.store.headstart import Begun
+
 OP_TIMEOUT_S = 30.0
 SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
 TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
@@ -34,7 +37,8 @@ Put: TypeAlias = Callable[["Place", "_Cargo"], Generator[Any, Any, bool]]
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
 
 
-def _patience_s(size_bytes: int) -> float:
+def patience_s(size_bytes: int) -> float:
+    """How long a request that moves so many bytes may take."""
     return OP_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
@@ -104,6 +108,7 @@ class Transfer:
     estimates: Estimates = field(default_factory=Estimates)
     room: Room = field(default_factory=Room)
     before: Placement | None = None  # by which older packs lie, until they are moved
+    begun: dict[tuple[int, bytes], Begun] = field(default_factory=dict)  # on their way before they were wanted
 
     def order(self, name: bytes) -> list[Place]:
         """All places of a pack in the agreed order; those this device has no way to are left out."""
@@ -197,7 +202,7 @@ class Transfer:
                     "get",
                     pack_path(storage_id, generation, name),
                     max_bytes=size,
-                    timeout_s=_patience_s(size),
+                    timeout_s=patience_s(size),
                     urgency=Urgency.LATER,
                 )
                 if reply.error is None and (yield Work(partial(_sha256, reply.value))) == name:
@@ -233,7 +238,7 @@ class Transfer:
     def _put(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
         size = len(cargo.data)
         path = pack_path(place.storage_ids[-1], cargo.generation, cargo.name)
-        op = Op(place.name, "put", path, cargo.data, timeout_s=_patience_s(size), urgency=cargo.urgency)
+        op = Op(place.name, "put", path, cargo.data, timeout_s=patience_s(size), urgency=cargo.urgency)
         self.room.begin(place.name, size)
         reply: Reply = yield from timed(self.estimates, op, size)
         if reply.error is not None and reply.error.retryable:
@@ -314,7 +319,7 @@ def _check_copy(t: Transfer, place: Place, record: PackRecord, read_data: bool) 
                 "get",
                 path,
                 max_bytes=record.size,
-                timeout_s=_patience_s(record.size),
+                timeout_s=patience_s(record.size),
                 urgency=Urgency.LATER,
             )
         else:

@@ -83,15 +83,23 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
     elif s.db.get(UNFINISHED_KEY) is None or not _is_empty(s):
         return _whole(s, target, before)
     contents = s.contents(target)
+    try:
+        return _bring(s, target, before, contents, begun[1] if begun is not None else None)
+    finally:
+        s.transfer.begun.clear()
+
+
+def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Contents, last: bytes | None) -> Brought:
+    """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
     tree = _Tree()
     contents.walk(
         gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes))
     )
-    if begun is None and not isinstance(tree.paths, Large):
+    if last is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
     if not isinstance(tree.paths, Large):
         tree.paths = Large(pack_entry, unpack_entry, tree.paths.items())
-    parts = _Parts(s, target, contents, tree, tree.paths, begun[1] if begun is not None else b"")
+    parts = _Parts(s, target, contents, tree, tree.paths, last or b"")
     try:
         return parts.bring(before)
     finally:

@@ -32,12 +32,15 @@ from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.store.transfer import Transfer
 from metasync.sync import eras
 from metasync.sync.ingest import Ingest, Sink
-from metasync.sync.noted import UNFINISHED_KEY
+from metasync.sync.noted import PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.sync.places import transfer_of
 from metasync.sync.replaced import settle
 from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together
 
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
+AHEAD_OBJECTS_MAX: Final = (
+    50_000  # of an index: a clone of more is hardly shorter for a head start, and must save memory
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Session(Seat):
     _along: dict[bytes, bytes] = field(default_factory=dict)  # of `Contents`
     _known_contents: tuple[bytes, set[bytes]] | None = None
     _loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
+    _is_ahead: bool = False  # packs were asked for before they were wanted
 
     @classmethod
     def of(cls, seat: Seat) -> Session:
@@ -178,11 +182,22 @@ class Session(Seat):
         index = self._index(root)
         snapshot = None
         if state.master != ZERO_HASH:
-            snapshot = decode_snapshot(self._contents(index).load(ObjectKind.SNAPSHOT, [state.master])[state.master])
+            contents = self._contents(index)
+            contents.is_ahead = self._wants_all(index)
+            snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
+            if contents.is_ahead:
+                contents.begin_ahead()
         device_set = decode_device_set(devices, self.keys.ns_id)
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
         self._loaded = named, agreed
         return agreed
+
+    def _wants_all(self, index: Index) -> bool:
+        """Whether a clone that has brought nothing yet is about to want all there is. Once in a session."""
+        noted = [self.db.get(key) is not None for key in (UNFINISHED_KEY, PARTS_KEY, PLAN_KEY)]
+        wants = not self._is_ahead and noted == [True, False, False] and index.places <= AHEAD_OBJECTS_MAX
+        self._is_ahead |= wants
+        return wants
 
     def _root(self, state: State) -> bytes:
         """A state's index root; the segments that it is said to name anew come with it, if they do."""

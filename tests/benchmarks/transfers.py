@@ -34,12 +34,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(H
 
 from content_kit import IDS, blob, pack_all, pack_format  # noqa: E402
 
-from metasync.effects import Op, Reply, Urgency  # noqa: E402
+from metasync.effects import Op, Reply, Sleep, Task, Urgency  # noqa: E402
 from metasync.errors import BackendError, NotFoundError  # noqa: E402
 from metasync.objects import packfile  # noqa: E402
 from metasync.objects.packfile import Located  # noqa: E402
 from metasync.store import download as download_module  # noqa: E402
-from metasync.store import schedule  # noqa: E402
+from metasync.store import headstart, schedule  # noqa: E402
 from metasync.store.download import Deliver, Download  # noqa: E402
 from metasync.store.estimates import Estimates  # noqa: E402
 from metasync.store.index import PackRecord  # noqa: E402
@@ -189,8 +189,19 @@ class Far:
     def homes(self, pack: SealedPack) -> list[str]:
         return [self.ids[i] for i in self.placement.primary(pack.name)]
 
-    def fetch(self, packs: Sequence[SealedPack] | None = None, deliver: Deliver | None = None) -> Lines:
-        """Fetches packs, all of them by default, and notes how often each object came. Raises what is lost."""
+    def fetch(
+        self,
+        packs: Sequence[SealedPack] | None = None,
+        deliver: Deliver | None = None,
+        *,
+        ahead: Sequence[SealedPack] = (),
+        ahead_s: float = 0.0,
+        only: Callable[[Located], bool] = lambda _: True,
+    ) -> Lines:
+        """Fetches packs, all of them by default, and notes how often each object came. Raises what is lost.
+
+        `ahead`: of these some are begun so long before. `only`: the objects that are wanted.
+        """
         world = World(1)
         world.now = self.now
         lines = Lines(world, self.services, self.stores)
@@ -200,10 +211,11 @@ class Far:
 
         def body(actor: Any) -> None:
             runtime = sim.SimRuntime(world, Boot(actor, 0), "clone", lines, dict.fromkeys(self.stores, object()))
+            headstart.begin(self.transfer, map(record_of, ahead), runtime.start, runtime.clock)
+            runtime.run(_passing(ahead_s))
             download = Download(self.transfer, runtime.start, runtime.clock, deliver or take, Urgency.SOON)
             for p in self.packs if packs is None else packs:
-                record = PackRecord(p.name, 0, len(p.data), p.data[: packfile.HEADER_BYTES], p.footer.segments)
-                download.want(record, p.footer.objects)
+                download.want(record_of(p), filter(only, p.footer.objects))
             for lost in download.run():
                 raise lost.error
             self.seconds = world.now - self.now
@@ -217,6 +229,14 @@ class Far:
             raise world.failure
         assert all(line.at_once <= schedule.CONNECTIONS_MAX for line in lines.lines.values())
         return lines
+
+
+def record_of(pack: SealedPack) -> PackRecord:
+    return PackRecord(pack.name, 0, len(pack.data), pack.data[: packfile.HEADER_BYTES], pack.footer.segments)
+
+
+def _passing(seconds: float) -> Task:
+    yield Sleep(seconds)
 
 
 def clone(packs: Sequence[SealedPack], services: Sequence[Service], copies: int, estimates: Estimates) -> Result:
