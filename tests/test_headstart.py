@@ -15,7 +15,7 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 from metasync.errors import UnreachableError
 from metasync.objects import packfile
 from metasync.objects.packfile import Segment
-from metasync.store import headstart
+from metasync.store import download, headstart
 from metasync.store.index import PackRecord
 from metasync.store.transfer import pack_path
 from metasync.sync import session
@@ -155,6 +155,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         begun.append(len(t.begun) - before)
 
     monkeypatch.setattr(headstart, "begin", begin)
+    monkeypatch.setattr(download, "BESIDE_AFTER_S", 0.0)
     return begun
 
 
@@ -177,6 +178,16 @@ def test_a_clone_takes_over_what_was_begun(lab: Lab, eager: list[int]) -> None:
             other.push()
         w.pull()
         assert len(eager) == before, "a pull wants little of what there is"
+
+
+def test_lines_that_answer_at_once_need_no_head_start(
+    lab: Lab, eager: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "BESIDE_AFTER_S", 60.0)
+    one = written(lab)
+    with lab.clone(lab.urls("a", "b", "c")) as w:
+        assert eager == []
+        assert tree_of(Path(w.directory)) == tree_of(one)
 
 
 def test_a_clone_of_very_much_has_its_memory_to_save(

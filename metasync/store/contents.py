@@ -65,7 +65,8 @@ class Contents:
         self._clock = clock
         self._at_hand = at_hand or {}
         self._along = {} if along is None else along
-        self.is_ahead = False  # backends that are not asked for trees are asked for what will be wanted next
+        self.may_begin = False  # whether backends that are not asked for trees are asked for what will be wanted next,
+        self.has_begun = False  # and whether they were
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -78,6 +79,7 @@ class Contents:
 
     def begin_ahead(self, busy: Collection[str] = ()) -> None:
         """Begins to fetch some of what a clone will want, from all who are not busy: see `headstart`."""
+        self.has_begun = True
         only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
         headstart.begin(self.transfer, only_blobs, self._start, self._clock, busy)
 
@@ -145,7 +147,7 @@ class Contents:
             on_lost(unnamed, _in_no_pack(unnamed[0]))
             ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
-        beside = self.begin_ahead if self.is_ahead and neighbours else _nothing
+        beside = self.begin_ahead if self.may_begin and neighbours else None
         download = Download(self.transfer, self._start, self._clock, deliver, urgency, beside)
         lost: set[tuple[int, bytes]] = set()
 
@@ -195,10 +197,6 @@ class Contents:
             record, located = next((p for p in places if (p[0].generation, p[0].name) in plan), places[0])
             plan.setdefault((record.generation, record.name), (record, []))[1].append(located)
         return plan
-
-
-def _nothing(_: Collection[str]) -> None:
-    pass
 
 
 class NotNamedError(DamagedError):

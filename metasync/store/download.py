@@ -35,6 +35,7 @@ from metasync.store.transfer import Fault, Transfer, pack_path, patience_s
 WHOLE_BYTES_MAX: Final = 256 << 10  # a pack this small is fetched whole: one request, and its name verifies all of it
 GAP_BYTES_MAX: Final = 64 << 10  # segments nearer than this are fetched with what lies between them
 CUT_STEP_BYTES: Final = 256 << 10  # between places where a pack may be cut: fine enough to end together
+BESIDE_AFTER_S: Final = 0.03  # lines that answer sooner are not what is waited for
 OPENING_WAIT_S: Final = 10.0  # for a last piece that is being delivered, when a download ends early
 
 Deliver: TypeAlias = Callable[[Sequence[tuple[Located, memoryview]]], None]
@@ -81,8 +82,8 @@ class _Pack:
 class Download:
     """Fetches objects of packs and delivers each, verified, from worker threads. Used once, from one thread.
 
-    `start` runs a task and returns its future; `clock` is the one of the runtime behind it. `beside` is told who is
-    asked for something, whenever that may have changed.
+    `start` runs a task and returns its future; `clock` is the one of the runtime behind it. Where it takes longer
+    than `BESIDE_AFTER_S`, `beside` is told who is asked for something, whenever that may have changed.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Download:
         clock: Callable[[], float],
         deliver: Deliver,
         urgency: Urgency,
-        beside: Callable[[Collection[str]], None] = lambda _: None,
+        beside: Callable[[Collection[str]], None] | None = None,
     ) -> None:
         self._transfer = transfer
         self._beside = beside
@@ -141,16 +142,12 @@ class Download:
         self._asking[begun.reply] = take
         return begun.size
 
-    @property
-    def busy(self) -> set[str]:
-        """Who owes an answer."""
-        return {take.holder for take in self._asking.values()}
-
     def run(self) -> Generator[Lost, None, None]:
         """Fetches until all is delivered or lost. What cannot be had from its pack is yielded as it turns out.
 
         After a failure an object may be delivered twice. Nothing is delivered any more once this has ended.
         """
+        began = self._clock()
         try:
             while True:
                 while self._lost:
@@ -159,17 +156,25 @@ class Download:
                     return
                 while (take := self._schedule.next(self._clock())) is not None:
                     self._asking[self._start(self._ask(take))] = take
-                self._beside(self.busy)
-                self._wait()
+                self._wait(self._told_beside(began))
         finally:
             self._leave()
 
-    def _wait(self) -> None:
-        """Until something ends, or an answer is late."""
-        wake = self._schedule.wake_at()
+    def _told_beside(self, began: float) -> float | None:
+        """Tells `beside` if it is time. -> when it will be, if that is still to come."""
+        if self._beside is None:
+            return None
+        if self._clock() < began + BESIDE_AFTER_S:
+            return began + BESIDE_AFTER_S
+        self._beside({take.holder for take in self._asking.values()})
+        return None
+
+    def _wait(self, until: float | None) -> None:
+        """Until something ends, or an answer is late, or to this time."""
+        wakes = [at for at in (self._schedule.wake_at(), until) if at is not None]
         pending = [*self._asking, *self._opening]
         assert pending, "nothing is under way, and something is wanted"
-        left = None if wake is None else max(0.0, wake - self._clock())
+        left = max(0.0, min(wakes) - self._clock()) if wakes else None
         done, _ = wait(pending, timeout=left, return_when=FIRST_COMPLETED)
         for future in done:
             if future in self._asking:

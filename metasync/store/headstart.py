@@ -2,10 +2,11 @@
 
 Between the index and the first file of a clone lie the trees, some round trips and much unpacking, and all lines are
 idle. Nearly all contents of an agreed index are wanted by a clone, as a rule. So each backend that is not asked for
-trees is asked for one piece of a pack at once, `HOLDER_BYTES` at most, and the others when the trees are there. What
-came of it is at hand when it turns out to be wanted; if it is not, that much was fetched in vain. A download that wants
-the pack takes over what is under way (`Download.want`), with all that holds for what it asked for itself: verified
-before it is opened, asked elsewhere if it is bad, late or missing.
+trees is asked for one piece of a pack, `HOLDER_BYTES` at most, and the others when the trees are there; unless these
+come so soon that the lines are not what a clone waits for. What came of it is at hand when it turns out to be wanted;
+if it is not, that much was fetched in vain. A download that wants the pack takes over what is under way
+(`Download.want`), with all that holds for what it asked for itself: verified before it is opened, asked elsewhere if it
+is bad, late or missing.
 """
 
 from __future__ import annotations

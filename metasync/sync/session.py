@@ -183,9 +183,9 @@ class Session(Seat):
         snapshot = None
         if state.master != ZERO_HASH:
             contents = self._contents(index)
-            contents.is_ahead = self._wants_all(index)
+            contents.may_begin = self._wants_all(index)
             snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
-            if contents.is_ahead:
+            if contents.has_begun:
                 contents.begin_ahead()
         device_set = decode_device_set(devices, self.keys.ns_id)
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
