@@ -321,9 +321,11 @@ def _dispatch(backend: Calls, op: Op) -> Any:
         return tuple(backend.list(op.path))
     if op.kind == "space":
         return tell() if (tell := getattr(backend, "space", None)) is not None else None  # an optional power
-    if op.kind == "digest":  # so is this one: whoever has it not tells the size
-        tell = getattr(backend, "digest", None)
-        return tell(op.path) if tell is not None else (backend.stat(op.path), None)
+    if op.kind == "digest":  # (size, kind of digest, digest or None); who has not this power either tells the size
+        if (digest := getattr(backend, "digest", None)) is None:
+            return backend.stat(op.path), "", None
+        size, value = digest(op.path)
+        return size, getattr(backend, "digest_kind", ""), value
     return backend.delete(op.path)
 
 

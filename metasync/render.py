@@ -289,7 +289,10 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
 def check(r: CheckReport, *, read_data: bool) -> list[str]:
     lines = [f"  {p.backend}: pack {p.pack.hex()[:16]} {p.problem}" for p in r.problems]
     lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
-    how = f"read {size(r.bytes_read)}" if read_data else "compared sizes"
+    how = f"read {size(r.bytes_read)}"
+    if not read_data:
+        how = "compared sizes" + (f" and {count(r.by_digest, 'digest')}" if r.by_digest else "")
+        how += f", read {count(r.pieces_read, 'piece')} ({size(r.bytes_read)})" if r.pieces_read else ""
     head = f"Checked version {r.version}: {count(r.packs, 'pack')}, {count(r.copies_checked, 'copy', 'copies')}, {how}."
     if r.lost:
         lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")

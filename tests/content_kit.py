@@ -199,13 +199,14 @@ def walk(task: Generator[Any, Any, T], store: Mapping[bytes, bytes]) -> tuple[T,
 
 
 class FakeBackend:
-    """Objects in a dict, and an error for every call while `broken` is set."""
+    """Objects in a dict, and an error for every call while `broken` is set. `tells`: a kind of digest, and how."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.broken: BackendError | None = None
         self.full: BackendError | None = None
         self.calls: list[Op] = []
+        self.tells: tuple[str, Callable[[bytes], bytes | None]] = "", lambda _: None
 
     def do(self, op: Op) -> Any:
         self.calls.append(op)
@@ -221,6 +222,8 @@ class FakeBackend:
         data = self.objects[op.path]
         if op.kind == "stat":
             return len(data)
+        if op.kind == "digest":
+            return len(data), self.tells[0], self.tells[1](data)
         assert op.kind == "get"
         part = data[op.offset :] if op.length is None else data[op.offset : op.offset + op.length]
         if len(part) > op.max_bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import pytest
 from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
@@ -12,12 +14,13 @@ from metasync.errors import BackendError, DamagedError, FullError, RefusedError,
 from metasync.objects import directory, packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
+from metasync.store.checking import CopyState, check_pack
 from metasync.store.contents import Contents
 from metasync.store.download import GAP_BYTES_MAX, WHOLE_BYTES_MAX, Download
-from metasync.store.index import Index, PackRecord, make_segment
+from metasync.store.index import MD5_TAG, Index, PackRecord, make_segment
 from metasync.store.mapping import Target
 from metasync.store.placement import Placement
-from metasync.store.transfer import CopyState, Place, Transfer, check_pack, pack_path
+from metasync.store.transfer import Place, Transfer, pack_path
 
 KIB = 1 << 10
 NAMES = ("a", "b", "c", "d")
@@ -82,7 +85,9 @@ class World:
         return {i: data for _, i, data in self.chunks}
 
     def check(self, *, read_data: bool) -> tuple[list[CopyState], list[CopyState]]:
-        return run(check_pack(self.t, self.record, read_data=read_data), self.backends)
+        """What was found; how it was looked at is another question."""
+        home, elsewhere = run(check_pack(self.t, self.record, read_data=read_data), self.backends)
+        return [CopyState(*s[:3]) for s in home], [CopyState(*s[:3]) for s in elsewhere]
 
 
 @pytest.fixture
@@ -396,7 +401,7 @@ def test_check_finds_all_well(world, read_data):
     world.stored()
     assert world.check(read_data=read_data) == ([CopyState(n, None) for n in world.order[:COPIES]], [])
     kinds = {c.kind for b in world.backends.values() for c in b.calls}
-    assert kinds == ({"get"} if read_data else {"stat"})
+    assert kinds == ({"get"} if read_data else {"digest"})
     assert not world.third.calls, "others are asked only when something is wrong"
 
 
@@ -416,6 +421,53 @@ def test_check_names_what_is_wrong(world, how, read_data):
     if how == "missing":
         assert states[0].problem == "missing"
     assert elsewhere == [CopyState(world.order[3], None)], "a copy found elsewhere in its stead"
+
+
+def checked(world: World, **more: Any) -> list[CopyState]:
+    return run(check_pack(world.t, world.record, read_data=False, **more), world.backends)[0]
+
+
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
+def test_check_compares_the_digest_that_a_store_tells(world, kind):
+    world.stored()
+    world.record = world.record._replace(tags=((MD5_TAG, hashlib.md5(world.pack.data).digest()),))
+    world.first.tells = kind, lambda data: hashlib.new(kind, data).digest()
+    pieces = dict.fromkeys(world.order, 0)
+    told, other = checked(world, pieces=pieces)
+    assert (told.problem, told.how, told.bytes_read) == (None, "digest", 0)
+    assert (other.problem, other.how) == (None, "piece")
+    spoil(world.first, world.path, "a bit flipped")
+    told, _ = checked(world)
+    assert (told.problem, told.how) == ("altered", "read"), "a digest alone is no verdict"
+
+
+@pytest.mark.parametrize(
+    "tells", [("md5", b"m" * 16), ("md5", None), ("sha256", None), ("crc", b"c"), ("md5", b"")], ids=str
+)
+def test_a_digest_that_says_nothing(world, tells):
+    """A service may encrypt what it stores; it may have none, or another kind; who stored it may have noted none."""
+    world.stored()
+    world.first.tells = tells[0], lambda _: tells[1]
+    (state, _) = checked(world)
+    assert (state.problem, state.how) == (None, "size")
+    world.record = world.record._replace(tags=((MD5_TAG, b"n" * 16),))
+    (state, _) = checked(world)
+    assert (state.problem, state.how) == (None, "read" if tells[0] == "md5" and tells[1] is not None else "size")
+
+
+def test_a_piece_of_a_copy_is_read_where_the_store_tells_no_digest(large):
+    last = len(large.record.segments) - 1
+    for number in (0, last):
+        states = checked(large, pieces={large.order[0]: number})
+        assert [(s.problem, s.how, s.bytes_read) for s in states] == [
+            (None, "piece", large.record.segments[number].stored_bytes),
+            (None, "size", 0),
+        ]
+    at = packfile.offsets(large.record.segments)[last]
+    data = bytearray(large.first.objects[large.path])
+    data[at] ^= 1
+    large.first.objects[large.path] = bytes(data)
+    assert [checked(large, pieces={large.order[0]: n})[0].problem for n in (0, last)] == [None, "altered"]
 
 
 @pytest.mark.parametrize("read_data", [False, True])

@@ -49,6 +49,8 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
     (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),
+    (r"read \d+ pieces? \([\d.]+ \w+\)", "read PIECES"),
+    (r'("pieces_read": )\d+', r"\1N"),
     (r"(read|hold|packs? of) [\d.]+ (B|KiB|MiB)\b", r"\1 SIZE"),
     (r"\b\d+(\.\d+)? ?(s|ms|seconds)\b", "TIME"),
     (r"(?<=\S)  +", "  "),

@@ -109,6 +109,14 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
         ) from error
 
 
+def digest_kind(scheme: str) -> str | None:
+    """The kind of digest that stores of a scheme tell (`TellsDigests`); None for none, or where it is not installed."""
+    try:
+        return getattr(_load(scheme), "digest_kind", None)
+    except (UsageError, ImportError):
+        return None
+
+
 def schemes() -> tuple[str, ...]:
     """Every scheme that is installed, sorted."""
     from importlib.metadata import entry_points  # 20 ms, which a known scheme does not need

@@ -33,6 +33,7 @@ from metasync.objects.packfile import (
 )
 
 FORMAT = 1
+MD5_TAG = 1  # of a pack's record
 TIER_SEGMENTS_MAX = 8
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
@@ -75,6 +76,11 @@ class PackRecord(NamedTuple):
     k: int = 1
     n: int = 1
     tags: Tags = ()
+
+    @property
+    def md5(self) -> bytes | None:
+        """The MD5 of the whole pack, if whoever stored it noted it: some stores tell that of what they hold."""
+        return dict(self.tags).get(MD5_TAG)
 
 
 class IndexSegment:

@@ -73,6 +73,7 @@ class SealedPack(NamedTuple):
     header: Header
     segments: tuple[Segment, ...]
     places: bytes
+    md5: bytes | None = None  # where its format has it
 
     @property
     def footer(self) -> Footer:
@@ -90,6 +91,7 @@ class PackFormat:
     level: int
     segment_bytes: int
     pack_bytes: int
+    md5: bool = False  # whether packs are to have one, for stores that tell it of what they hold
 
     def context(self, header: bytes, h: Header, number: int, raw_bytes: int, digest: bytes | None = None) -> Context:
         return Context(
@@ -154,7 +156,8 @@ def seal_pack(
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
     name, salt = _named(parts, salt, stored_footer + trailer, choose)
     data = b"".join((*parts, salt, stored_footer, trailer))
-    return SealedPack(name, data, h, tuple(table), bytes(places))
+    md5 = hashlib.md5(data, usedforsecurity=False).digest() if form.md5 else None
+    return SealedPack(name, data, h, tuple(table), bytes(places), md5)
 
 
 def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:

@@ -7,7 +7,6 @@ room for a pack counts as full before it says so.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.effects import Gather, Op, Reply, Urgency, Work
-from metasync.errors import BackendError, FullError, NotFoundError, UnreachableError
+from metasync.errors import BackendError, FullError, UnreachableError
+from metasync.keys.derive import sha256
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.store.estimates import Estimates, timed
-from metasync.store.index import PackRecord
+from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement
 from metasync.store.room import Room
@@ -89,7 +89,8 @@ def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
     """What an index says of a sealed pack."""
     header = pack.data[: packfile.HEADER_BYTES]
-    return PackRecord(pack.name, generation, len(pack.data), header, pack.segments)
+    tags = ((MD5_TAG, pack.md5),) if pack.md5 is not None else ()
+    return PackRecord(pack.name, generation, len(pack.data), header, pack.segments, tags=tags)
 
 
 @dataclass
@@ -205,7 +206,7 @@ class Transfer:
                     timeout_s=patience_s(size),
                     urgency=Urgency.LATER,
                 )
-                if reply.error is None and (yield Work(partial(_sha256, reply.value))) == name:
+                if reply.error is None and (yield Work(partial(sha256, reply.value))) == name:
                     return bytes(reply.value)
                 if isinstance(reply.error, UnreachableError):
                     break
@@ -278,69 +279,3 @@ def _no_room(down: dict[str, BackendError], size: int) -> BackendError:
     return UnreachableError(
         f"no backend could store a pack ({reasons})", next_step="Check the backends, then run again."
     )
-
-
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-class CopyState(NamedTuple):
-    """One copy as `check` found it: None means right."""
-
-    backend: str
-    problem: str | None
-    missing: bool = False
-
-
-def check_pack(
-    t: Transfer, record: PackRecord, *, read_data: bool
-) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
-    """Looks at a pack's copies: (those on the R places it belongs to, those found elsewhere in their stead)."""
-    order = t.read_order(record.name)
-    copies = t.placement.copies
-    first = yield Gather({p.name: _check_copy(t, p, record, read_data) for p in order[:copies]})
-    states = [first[p.name] for p in order[:copies]]
-    if all(s.problem is None for s in states):
-        return states, []
-    rest = yield Gather({p.name: _check_copy(t, p, record, read_data) for p in order[copies:]})
-    return states, [rest[p.name] for p in order[copies:] if rest[p.name].problem is None]
-
-
-def _check_copy(t: Transfer, place: Place, record: PackRecord, read_data: bool) -> Generator[Any, Any, CopyState]:
-    if t.away(place):
-        return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}")
-    missing = True
-    problem = "missing"
-    for storage_id in reversed(place.storage_ids):
-        path = pack_path(storage_id, record.generation, record.name)
-        if read_data:
-            reply: Reply = yield Op(
-                place.name,
-                "get",
-                path,
-                max_bytes=record.size,
-                timeout_s=patience_s(record.size),
-                urgency=Urgency.LATER,
-            )
-        else:
-            reply = yield Op(place.name, "stat", path, timeout_s=OP_TIMEOUT_S)
-        if isinstance(reply.error, UnreachableError):
-            t.down[place.name] = reply.error
-            return CopyState(place.name, f"cannot be reached: {reply.error.message}")
-        if isinstance(reply.error, NotFoundError):
-            continue
-        missing = False
-        if reply.error is not None:
-            problem = reply.error.message
-        elif read_data and len(reply.value) == record.size:
-            data = reply.value
-            digest = yield Work(partial(_sha256, data))
-            if digest == record.name:
-                return CopyState(place.name, None)
-            problem = "altered"
-        else:
-            size = len(reply.value) if read_data else reply.value
-            if size == record.size:
-                return CopyState(place.name, None)
-            problem = f"has {size} bytes instead of {record.size}"
-    return CopyState(place.name, problem, missing)

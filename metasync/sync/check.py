@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any
+from typing import Any, TypeAlias
 
 from metasync.consensus.states import ZERO_HASH, Ref
+from metasync.effects import Task
 from metasync.events import Phase, Progress
+from metasync.store.checking import check_pack
 from metasync.store.index import PackRecord
-from metasync.store.transfer import check_pack
 from metasync.sync import health, keycopies, space, trailing
 from metasync.sync.session import Agreed, Session
 from metasync.sync.state_reports import CheckProblem, CheckReport
 
+PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_IN_FLIGHT = 16  # sizes are asked for
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
 
@@ -21,13 +25,16 @@ PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
 def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     """Looks at every copy of every pack that the agreed index names, and at the objects beside the logs.
 
-    Without `read_data` sizes are compared; with it every copy is read and its SHA-256 compared with its name.
+    Without `read_data` sizes are compared, and digests where a store tells them; of the copies on each other backend
+    `PIECES` are read in part. With it every copy is read and its SHA-256 compared with its name.
     """
     s.listener(Phase("check"))
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
     problems: list[CheckProblem] = []
     lost: list[bytes] = []
-    short = copies = bytes_read = 0
+    pieces = {} if read_data else _pieces(s, packs)
+    looked: Counter[str] = Counter()
+    short = bytes_read = 0
     todo = iter(packs)
     on_their_way = trailing.load(s.db)
     waited_for: list[trailing.Trail] = []
@@ -35,7 +42,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     done_packs = 0
     while True:
         for record in todo:
-            running[s.runtime.start(check_pack(s.transfer, record, read_data=read_data))] = record
+            running[s.runtime.start(_task(s, record, pieces, read_data))] = record
             if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_IN_FLIGHT):
                 break
         if not running:
@@ -44,11 +51,10 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         for future in finished:
             record = running.pop(future)
             home, elsewhere = future.result()
-            copies += len(home) + len(elsewhere)
+            looked.update(c.how for c in (*home, *elsewhere))
+            bytes_read += sum(c.bytes_read for c in (*home, *elsewhere))
             bad = [c for c in home if c.problem is not None]
             good = len(home) - len(bad) + len(elsewhere)
-            if read_data:
-                bytes_read += record.size * sum(not c.missing for c in (*home, *elsewhere))
             excused = good >= s.transfer.placement.copies
             trail = on_their_way.get((record.generation, record.name))
             if trail is not None and good and not excused:
@@ -71,8 +77,10 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
-        copies_checked=copies,
+        copies_checked=looked.total(),
         bytes_read=bytes_read,
+        by_digest=looked["digest"],
+        pieces_read=looked["piece"],
         problems=tuple(sorted(problems, key=lambda p: (p.backend, p.pack))),
         lost=tuple(sorted(lost)),
         short=short,
@@ -83,6 +91,30 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         notes=(*space.check_ballast(s, standings), *seen),
         trailing=trailing.summary(waited_for, s.names),
     )
+
+
+Pieces: TypeAlias = dict[bytes, dict[str, int]]
+"""By pack and backend: the number of the segment to read there."""
+
+
+def _task(s: Session, record: PackRecord, pieces: Pieces, read_data: bool) -> Task:
+    return check_pack(s.transfer, record, read_data=read_data, pieces=pieces.get(record.name))
+
+
+def _pieces(s: Session, packs: Sequence[PackRecord]) -> Pieces:
+    """Some copies on each backend, drawn anew each time, and a segment of each."""
+    draw = random.Random(s.entropy(16))
+    t = s.transfer
+    homes: dict[str, list[PackRecord]] = {}
+    for record in packs:
+        for backend_id in t.placement.primary(record.name):
+            if record.segments and backend_id in t.places:
+                homes.setdefault(t.places[backend_id].name, []).append(record)
+    out: Pieces = {}
+    for name, records in sorted(homes.items()):
+        for record in draw.sample(records, min(PIECES, len(records))):
+            out.setdefault(record.name, {})[name] = draw.randrange(len(record.segments))
+    return out
 
 
 def _check_meta(

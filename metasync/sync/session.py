@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Final
 
+from metasync.backends._registry import digest_kind
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
 from metasync.effects import Task
@@ -106,6 +107,7 @@ class Session(Seat):
             level=c.compression_level,
             segment_bytes=c.segment_bytes,
             pack_bytes=c.pack_bytes,
+            md5=any(digest_kind(b.scheme) == "md5" for b in c.backends if b.storage),
         )
 
     @cached_property

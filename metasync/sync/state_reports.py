@@ -171,7 +171,8 @@ class CheckReport:
 
     `trailing`: copies that are missing because this device is still to make them; these are no problems.
 
-    `notes`: what was seen, and put right, that is no problem.
+    `notes`: what was seen, and put right, that is no problem. `by_digest`: copies whose digest, as their store tells
+    it, is that of the pack; `pieces_read`: copies of which one segment was read.
     """
 
     version: int
@@ -184,3 +185,5 @@ class CheckReport:
     meta_problems: tuple[CheckProblem, ...] = ()
     notes: tuple[str, ...] = ()
     trailing: tuple[Trailing, ...] = ()
+    by_digest: int = 0
+    pieces_read: int = 0

@@ -1,0 +1,128 @@
+"""Whether the copies of a pack are there and right: by their size, by the store's own digest, by what they hold.
+
+What a store says of an object costs one small request, and shows what broke by accident; that it lies shows by reading
+alone. A digest that is not the one expected is no verdict: a service may encrypt, or put together, what it stores. So
+the copy is read then. Where a store tells no digest, `check` has pieces read here and there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from metasync.effects import Gather, Op, Reply, Urgency, Work
+from metasync.errors import NotFoundError, UnreachableError
+from metasync.keys.derive import sha256
+from metasync.objects import packfile
+from metasync.store.index import PackRecord
+from metasync.store.transfer import OP_TIMEOUT_S, Place, Transfer, pack_path, patience_s
+
+How: TypeAlias = Literal["size", "digest", "piece", "read"]
+
+
+class CopyState(NamedTuple):
+    """One copy as `check` found it: no problem means right, as far as was looked (`how`, `bytes_read`)."""
+
+    backend: str
+    problem: str | None
+    missing: bool = False
+    how: How = "size"
+    bytes_read: int = 0
+
+
+def check_pack(
+    t: Transfer, record: PackRecord, *, read_data: bool, pieces: Mapping[str, int] | None = None
+) -> Generator[Any, Any, tuple[list[CopyState], list[CopyState]]]:
+    """Looks at a pack's copies: (those on the R places it belongs to, those found elsewhere in their stead).
+
+    `pieces`: by backend, the number of the segment to read there if that store tells no digest.
+    """
+    order = t.read_order(record.name)
+    copies, pieces = t.placement.copies, pieces or {}
+    first = yield Gather({p.name: _check_copy(t, p, record, read_data, pieces.get(p.name)) for p in order[:copies]})
+    states = [first[p.name] for p in order[:copies]]
+    if all(s.problem is None for s in states):
+        return states, []
+    rest = yield Gather({p.name: _check_copy(t, p, record, read_data, None) for p in order[copies:]})
+    return states, [rest[p.name] for p in order[copies:] if rest[p.name].problem is None]
+
+
+def _check_copy(
+    t: Transfer, place: Place, record: PackRecord, read_data: bool, piece: int | None
+) -> Generator[Any, Any, CopyState]:
+    if t.away(place):
+        return CopyState(place.name, f"cannot be reached: {t.down[place.name].message}")
+    problem: CopyState | None = None
+    for storage_id in reversed(place.storage_ids):
+        path = pack_path(storage_id, record.generation, record.name)
+        state: CopyState | None = yield from (_read if read_data else _asked)(t, place, path, record, piece)
+        if state is not None:
+            problem = state
+            if state.problem is None or place.name in t.down:
+                return state
+    return problem or CopyState(place.name, "missing", True)
+
+
+def _asked(
+    t: Transfer, place: Place, path: str, record: PackRecord, piece: int | None
+) -> Generator[Any, Any, CopyState | None]:
+    """By what the store says of it; None where it is not there."""
+    reply: Reply = yield Op(place.name, "digest", path, timeout_s=OP_TIMEOUT_S)
+    if reply.error is not None:
+        return _failed(t, place, reply)
+    size, kind, told = reply.value
+    if size != record.size:
+        return CopyState(place.name, f"has {size} bytes instead of {record.size}")
+    expected = record.name if kind == "sha256" else record.md5 if kind == "md5" else None
+    if told is not None and expected is not None:
+        if told == expected:
+            return CopyState(place.name, None, how="digest")
+        return (yield from _read(t, place, path, record, piece))
+    if piece is not None:
+        return (yield from _read_piece(t, place, path, record, piece))
+    return CopyState(place.name, None)
+
+
+def _read(
+    t: Transfer, place: Place, path: str, record: PackRecord, _piece: int | None
+) -> Generator[Any, Any, CopyState | None]:
+    """By all that it holds."""
+    op = Op(place.name, "get", path, max_bytes=record.size, timeout_s=patience_s(record.size), urgency=Urgency.LATER)
+    reply: Reply = yield op
+    if reply.error is not None:
+        return _failed(t, place, reply)
+    data = reply.value
+    if len(data) != record.size:
+        return CopyState(
+            place.name, f"has {len(data)} bytes instead of {record.size}", how="read", bytes_read=len(data)
+        )
+    digest = yield Work(partial(sha256, data))
+    return CopyState(place.name, None if digest == record.name else "altered", how="read", bytes_read=len(data))
+
+
+def _read_piece(
+    t: Transfer, place: Place, path: str, record: PackRecord, number: int
+) -> Generator[Any, Any, CopyState | None]:
+    """By one segment of it."""
+    segment, at = record.segments[number], packfile.offsets(record.segments)[number]
+    size = segment.stored_bytes
+    patience, later = patience_s(size), Urgency.LATER
+    op = Op(place.name, "get", path, offset=at, length=size, max_bytes=size, timeout_s=patience, urgency=later)
+    reply: Reply = yield op
+    if reply.error is not None:
+        return _failed(t, place, reply)
+    digest = yield Work(partial(sha256, reply.value))
+    right = digest == segment.digest
+    return CopyState(place.name, None if right else "altered", how="piece", bytes_read=len(reply.value))
+
+
+def _failed(t: Transfer, place: Place, reply: Reply) -> CopyState | None:
+    error = reply.error
+    assert error is not None
+    if isinstance(error, NotFoundError):
+        return None
+    if isinstance(error, UnreachableError):
+        t.down[place.name] = error
+        return CopyState(place.name, f"cannot be reached: {error.message}")
+    return CopyState(place.name, error.message)
