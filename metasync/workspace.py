@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -176,6 +176,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         replicas: int | None = None,
         encryption: bool = True,
         byzantine: bool | None = None,
+        by_space: bool | Callable[[Mapping[str, int]], bool] = False,
         device_name: str | None = None,
         on_event: Listener = ignore,
         kdf: Cost = COST,
@@ -184,8 +185,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
         slot costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where
-        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `UsageError`,
-        `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
+        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `by_space`: a backend
+        without a capacity in its URL gets what is free there; or whom to ask that, shown these capacities (bytes, by
+        name), where they are unequal. `UsageError`, `WorkspaceError` if the folder or the name is taken, `BackendError`
+        if a backend does not take part.
         """
         from metasync.sync import join, space
         from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
@@ -209,6 +212,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             new = ways.new_backends(opened, urls, on_event)
             ways.refuse_twins(new)
             runtime = stack.enter_context(ways.bare_runtime(opened))
+            if by_space:
+                given = {n: u.capacity_bytes for n, u in urls.items()}
+                new = space.offered(new, given, space.ask(runtime.run, opened), by_space)
             if join.search(sorted(opened), name, passphrase, runtime.run).secret is not None:
                 raise WorkspaceError(
                     f"a workspace named {name!r} is there already, and this passphrase opens it",

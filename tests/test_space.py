@@ -13,8 +13,9 @@ from content_kit import IDS, FakeBackend, blob, noise, pack_all, pack_format, ru
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.backends._base import Space
+from metasync.config import DEFAULT_CAPACITY
 from metasync.effects import Gather, Now, Op
-from metasync.errors import FullError
+from metasync.errors import FullError, UsageError
 from metasync.events import Event, Notice
 from metasync.objects.model import ObjectKind
 from metasync.store.index import PackRecord
@@ -24,6 +25,7 @@ from metasync.store.placement import Placement
 from metasync.store.room import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.store.transfer import TREES_BYTES_MAX, Place, Transfer
 from metasync.sync import space
+from metasync.sync.found import NewBackend
 from metasync.sync.kept import COUNT_KEY
 from metasync.testing.quota import Quota
 from metasync.workspace import Workspace
@@ -585,3 +587,56 @@ def test_a_dry_run_says_where_it_may_not_fit(lab: Lab) -> None:
     asked(lab)
     assert w.push(dry_run=True).tight == ()
     assert sum(asked(lab).values()) == 0, "nothing to store"
+
+
+# --- capacities by what is free
+
+
+def newcomer(name: str) -> NewBackend:
+    return NewBackend(name, "file", DEFAULT_CAPACITY, "log", bytes(32), True)
+
+
+def test_capacities_are_nine_tenths_of_what_is_free_where_nobody_gave_one() -> None:
+    new, given = [newcomer(n) for n in "abc"], {"a": None, "b": 5 * GIB, "c": None}
+    told = {"a": Space(10 * GIB, None), "b": Space(1, None), "c": Space(100, 200)}
+    got = space.offered(new, given, told, by_space=True)
+    assert [b.capacity_bytes for b in got] == [9 * GIB, DEFAULT_CAPACITY, MIB], "a URL's own capacity is set elsewhere"
+    assert space.offered(new, given, told, by_space=False) == new
+    with pytest.raises(UsageError, match=r"c: how much is free there") as e:
+        space.offered(new, given, {"a": told["a"], "c": Space(None, 5)}, by_space=True)
+    assert "&capacity=" in e.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("told", "asks"),
+    [
+        ({"a": 10 * GIB, "b": 14 * GIB}, False),  # near enough
+        ({"a": 10 * GIB, "b": 16 * GIB}, True),
+        ({"a": 10 * GIB}, False),  # one does not tell
+        ({}, False),
+    ],
+)
+def test_the_user_is_asked_where_space_differs_much(told: dict[str, int], asks: bool) -> None:
+    new, given = [newcomer(n) for n in "ab"], {"a": None, "b": None}
+    spaces = {n: Space(free, None) for n, free in told.items()}
+    for answer in (False, True):
+        asked: list[Any] = []
+
+        def choose(offer: Any, asked: list[Any] = asked, answer: bool = answer) -> bool:
+            asked.append(offer)
+            return answer
+
+        got = space.offered(new, given, spaces, choose)
+        assert bool(asked) is asks
+        if asks and answer:
+            assert {b.name: b.capacity_bytes for b in got} == asked[0]
+        else:
+            assert got == new
+
+
+def test_a_workspace_by_space(lab: Lab) -> None:
+    urls = lab.urls("a", "b", "c")
+    w = lab.init([*urls[:2], urls[2] + "&capacity=1GiB"], by_space=True)
+    capacities = {b.name: b.capacity_bytes for b in w.backends()}
+    assert capacities["c"] == GIB
+    assert all(size != DEFAULT_CAPACITY and size % MIB == 0 for size in capacities.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -37,6 +38,23 @@ def _asked_byzantine(options: Options, backends: tuple[str, ...]) -> bool | None
     )
 
 
+def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | bool:
+    """Where backends have very different space it is the user's choice: asks on a terminal, else shares are equal."""
+    if options.json or options.quiet or not sys.stdin.isatty():
+        return False
+
+    def ask(offer: Mapping[str, int]) -> bool:
+        told = ", ".join(f"{name} {render.size(size)}" for name, size in sorted(offer.items()))
+        return click.confirm(
+            f"Nine tenths of what is free: {told}. Shall that be their capacity, and their share of the data follow it?"
+            " Otherwise all get the same.",
+            default=False,
+            err=True,
+        )
+
+    return ask
+
+
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
 @click.option("--name", required=True, help="What the workspace is called on all devices.")
@@ -46,6 +64,8 @@ def _asked_byzantine(options: Options, backends: tuple[str, ...]) -> bool | None
 @click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
 @click.option("--byzantine/--no-byzantine", default=None,
               help="Allow for voting backends that lie, even if that costs a tolerated outage; or not.")  # fmt: skip
+@click.option("--by-space/--equal-shares", default=None,
+              help="A backend without a capacity gets nine tenths of what is free there; or all the same.")  # fmt: skip
 @common
 @click.pass_obj
 def init(
@@ -57,6 +77,7 @@ def init(
     device_name: str | None,
     no_encryption: bool,
     byzantine: bool | None,
+    by_space: bool | None,
 ) -> None:
     """Makes a folder a workspace, on the backends given.
 
@@ -74,6 +95,7 @@ def init(
         replicas=replicas,
         encryption=not no_encryption,
         byzantine=_asked_byzantine(options, backends) if byzantine is None else byzantine,
+        by_space=_asked_shares(options) if by_space is None else by_space,
         device_name=device_name,
         on_event=console.event,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
     from metasync.effects import Reply, Task
     from metasync.localdb import LocalDb
     from metasync.store.index import Index
+    from metasync.sync.found import NewBackend
     from metasync.sync.session import Session
 
 TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]
 FRESH_S: Final = 300.0  # so long what was told serves again
 PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once
+MIB: Final = 1 << 20
+CAPACITY_SHARE: Final = 0.9  # of what is free that is offered as a capacity: others write there, too
+UNEQUAL_FACTOR: Final = 1.5  # space that differs by less is not worth a question
 ASK_TIMEOUT_S: Final = 5.0  # one small request; who does not answer has room until it says otherwise
 PUT_BACK_TIMEOUT_S: Final = 30.0  # 256 KiB at 64 kbit/s
 
@@ -40,6 +45,34 @@ def ask(run: Callable[[Task], Any], names: Iterable[str]) -> dict[str, Space]:
     """What backends tell of their space, all asked at once. Those that do not tell, or do not answer, are left out."""
     replies: Mapping[str, Reply] = run(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in names}))
     return {n: r.value for n, r in replies.items() if r.error is None and r.value is not None}
+
+
+def offered(
+    new: Sequence[NewBackend],
+    given: Mapping[str, int | None],
+    told: Mapping[str, Space],
+    by_space: bool | Callable[[Mapping[str, int]], bool],
+) -> list[NewBackend]:
+    """New backends, those to which nobody gave a capacity with one by what is free there, if that is wanted.
+
+    `by_space`: whether it is, or whom to ask, if all tell and their space differs much. `UsageError` if it is wanted
+    and one does not tell.
+    """
+    rest = [b.name for b in new if given[b.name] is None]
+    free = {n: space.free_bytes for n, space in told.items() if space.free_bytes is not None}
+    offer = {n: max(MIB, int(free[n] * CAPACITY_SHARE) // MIB * MIB) for n in rest if n in free}
+    silent = [n for n in rest if n not in offer]
+    if callable(by_space):
+        unequal = len(offer) > 1 and max(offer.values()) >= UNEQUAL_FACTOR * min(offer.values())
+        by_space = not silent and unequal and by_space(offer)
+    if not by_space:
+        return list(new)
+    if silent:
+        raise UsageError(
+            f"{', '.join(silent)}: how much is free there, these backends do not tell",
+            next_step="Give their capacity in the URL: &capacity=15GiB.",
+        )
+    return [replace(b, capacity_bytes=offer.get(b.name, b.capacity_bytes)) for b in new]
 
 
 def begin_asking(s: Session, index: Index) -> Callable[[], None]:
