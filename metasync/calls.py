@@ -2,7 +2,9 @@
 
 Threads carry the calls out. What is decided is decided by `priority` (the order), `gauge` (how many at once) and
 whatever governs on the user's behalf (`settings`: limits, pause). A backend that asks for patience gets it: calls that
-it sent away wait and are made again, if nobody waits for them urgently and making them twice is making them once.
+it sent away wait and are made again, if nobody waits for them urgently and making them twice is making them once. So do
+calls that were not made because the account is to be left alone (`HeldBackError`); but a backend that was, before
+anything was heard of it here, is one that others stand in for.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from metasync.effects import DUE, Op, Reply
-from metasync.errors import BackendError, RefusedError
+from metasync.errors import BackendError, HeldBackError, RefusedError
 from metasync.gauge import Gauge
 from metasync.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
 
 QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
 THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seconds, if it asks for one
-HOLD_MAX_S: Final = 60.0  # a server that asks for more is as good as down: its calls fail
+HOLD_MAX_S: Final = 30.0  # a server that asks for more is as good as down: its calls fail. The promise of exit code 5
+LEFT_OUT_S: Final = 5.0  # for so long a command waits for a backend that was held back before the command began
 WRITES: Final = frozenset({"create", "put", "delete"})
 _REPEATABLE: Final = frozenset({"put", "get", "stat", "list", "delete"})  # `backends._retry` says why
 
@@ -62,6 +65,7 @@ class Call:
         "backend",
         "began",
         "deliver",
+        "held_since",
         "is_large",
         "is_urgent",
         "is_wanted",
@@ -84,6 +88,7 @@ class Call:
         self.is_large = self.lane in LARGE
         self.began: float | None = None
         self.tries = 0
+        self.held_since: float | None = None  # when it was first kept off without being made
         self.ticket: list[Any] | None = None
 
     @property
@@ -112,6 +117,7 @@ class Channel:
         self._hold_until = 0.0
         self._held_until = 0.0  # calls wait for the user's or the server's sake
         self._heard_at = 0.0
+        self._heard_well = False  # whether any call has ended well
         self._watched = False  # a thread waits for a time at which a call may go
         self._asked: set[bool] = set()  # directions in which the governor keeps a place
         self._governor: Governor | None = None
@@ -268,23 +274,39 @@ class Channel:
             if moved != asked:
                 self._governor.count(self._name, up=op.kind != "get", size_bytes=moved - asked)
         if reply.error is None:
+            self._heard_well = True
             self._moved(op, reply)
-        elif reply.error.retry_after_s is not None and self._sent_away(call, began, reply.error.retry_after_s):
+        elif reply.error.retry_after_s is not None and self._sent_away(call, began, reply.error):
             return None
         call.deliver(reply)
         return moved if reply.error is None else None
 
-    def _sent_away(self, call: Call, began: float, after_s: float) -> bool:
+    def _sent_away(self, call: Call, began: float, error: BackendError) -> bool:
         """Takes note that the server asks for fewer calls. True: this one waits, and will be made again."""
+        after_s = error.retry_after_s or 0.0
         with self._changed:
             now = self._heard_at
-            self._gauge.throttled(now, began, after_s)
-            return not call.is_urgent and self._put_back(call, now, after_s)
+            if isinstance(error, HeldBackError):
+                hold_s = self._hold_s(call, now, after_s)
+                error.retryable = hold_s is not None  # who hears of it has waited, or is not to
+            else:
+                self._gauge.throttled(now, began, after_s)
+                call.tries += 1
+                hold_s = after_s * 2 ** (call.tries - 1)
+                if call.tries >= THROTTLED_TRIES or call.op.kind not in _REPEATABLE or hold_s > HOLD_MAX_S:
+                    hold_s = None
+            return hold_s is not None and not call.is_urgent and self._put_back(call, now, hold_s)
 
-    def _put_back(self, call: Call, now: float, after_s: float) -> bool:
-        call.tries += 1
-        hold_s = after_s * 2 ** (call.tries - 1)
-        if call.tries >= THROTTLED_TRIES or call.op.kind not in _REPEATABLE or hold_s > HOLD_MAX_S or self._closed:
+    def _hold_s(self, call: Call, now: float, after_s: float) -> float | None:
+        """How long a call waits that was not made; None: it does not."""
+        if call.held_since is None:
+            call.held_since = now
+        if now + after_s - call.held_since > (HOLD_MAX_S if self._heard_well else LEFT_OUT_S):
+            return None
+        return after_s
+
+    def _put_back(self, call: Call, now: float, hold_s: float) -> bool:
+        if self._closed:
             return False
         self._hold_until = max(self._hold_until, now + hold_s)
         self._held_until = max(self._held_until, self._hold_until)

@@ -19,6 +19,7 @@ from metasync.backends._wrap import Prefixed
 from metasync.config import DEFAULT_CAPACITY, decode_config
 from metasync.consensus import Group, birth_path, checked_memory, is_root
 from metasync.errors import BackendError, UsageError
+from metasync.events import ignore
 from metasync.runtime import Runtime
 from metasync.sync.enrolment import (
     CONFIG_KEY,
@@ -41,6 +42,7 @@ from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 if TYPE_CHECKING:
     from metasync.backends._base import Backend, BackendUrl
     from metasync.config import Config
+    from metasync.events import Event, Listener
     from metasync.keys.devices import Certificate, DeviceIdentity
     from metasync.keys.ring import WorkspaceKeys
     from metasync.localdb import LocalDb
@@ -121,6 +123,7 @@ class Connections:
         self.db = db
         self.directory = directory
         self.machine = machine
+        self.on_event: Listener = ignore  # of whoever is to hear what the ways do by themselves
         self._opened = dict(opened)  # linked backends that whoever made this had open, by name: closed with the others
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
@@ -225,6 +228,7 @@ class Connections:
         joining = decode_links(self.db.get(JOINING_KEY) or b"{}")
         self.db.set(JOINING_KEY, encode_links({**joining, backend_id.hex(): link}))
         assert self._runtime is not None
+        ways.tell_holds(name, backend, self._tell)
         self.backends[name] = backend
         self.views[name] = view = WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
         self._runtime.add_backend(name, view)
@@ -311,8 +315,12 @@ class Connections:
         except BackendError as e:
             self.backends[name] = absent = AbsentBackend(e)
             return absent
+        ways.tell_holds(name, backend, self._tell)
         self.backends[name] = backend
         return WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
+
+    def _tell(self, event: Event) -> None:
+        self.on_event(event)
 
     def take_given_up(self) -> list[str]:
         """Backends that had to give up their ballast since this was last asked, sorted."""

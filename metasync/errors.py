@@ -16,6 +16,7 @@
     └── BackendError                  -  one backend, one call
         ├── NotFoundError             -  the object is not there
         ├── UnreachableError          -  network, mount, credentials: the backend as a whole
+        │   └── HeldBackError         -  it was not even asked: it wants fewer requests
         ├── FullError                 -  no space or quota left
         └── RefusedError              -  the backend refused the call for a reason of its own (rights, size, name)
 
@@ -124,6 +125,13 @@ class NotFoundError(BackendError):
 
 class UnreachableError(BackendError):
     """The backend as a whole does not answer, or its root is gone."""
+
+
+class HeldBackError(UnreachableError):
+    """The call was not made, because this account asked for fewer requests: not before `retry_after_s`.
+
+    A provider never raises it; it raises a `BackendError` with the server's own `retry_after_s`.
+    """
 
 
 class FullError(BackendError):

@@ -25,6 +25,7 @@ from metasync.translators._base import Chain, Translator
 
 if TYPE_CHECKING:
     from metasync.backends._base import Backend, BackendUrl
+    from metasync.backends._pace import Account
     from metasync.events import Event, Listener
     from metasync.sync.enrolment import Link
     from metasync.sync.found import NewBackend
@@ -34,6 +35,8 @@ AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; belo
 PAUSE_S: Final = 0.2
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
 INCARNATION_BYTES: Final = 16
+SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
+UNMETERED: Final = frozenset({"file", "memory"})  # no server that counts requests
 
 _opening: dict[
     str, threading.Thread
@@ -140,20 +143,43 @@ def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: 
 
     `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago.
     """
+    account: list[Account] = []
 
     def opening() -> Backend:
         backend = opened(name, url, create=False)
         if link is not None:
             check_identity(name, backend, link)
+        if url.scheme not in UNMETERED:
+            from metasync.backends._pace import account_of
+
+            account.append(account_of(url, _scope(backend, link), boottime))
         return backend
 
-    return wrapped(_in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S), suspected=suspected)
+    backend = _in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S)
+    return wrapped(backend, suspected=suspected, account=account[0] if account else None)
 
 
-def wrapped(backend: Backend, *, suspected: bool = False) -> Backend:
-    """A backend as workspaces use it: what fails in a way that may pass is tried again, what hangs is left alone."""
+def _scope(backend: Backend, link: Link | None) -> bytes:
+    """The endpoint of a store, as far as it is known."""
+    try:
+        identity = backend.identity() if link is None else bytes.fromhex(link.identity)
+    except (BackendError, ValueError):
+        return b""
+    return identity[:SCOPE_BYTES]
+
+
+def wrapped(backend: Backend, *, suspected: bool = False, account: Account | None = None) -> Backend:
+    """A backend as workspaces use it: what fails in a way that may pass is tried again, what hangs is left alone.
+
+    So is an account that asked for fewer requests, for as long as it asked.
+    """
+    inner: Backend = Breaker(backend, suspected=suspected)
+    if account is not None:
+        from metasync.backends._pace import Paced
+
+        inner = Paced(inner, account)
     return Retrying(
-        Breaker(backend, suspected=suspected),
+        inner,
         attempts_max=ATTEMPTS_MAX,
         deadline_s=AGAIN_WITHIN_S,
         pause_first_s=PAUSE_S,
@@ -172,6 +198,17 @@ def ask_anew(backend: Backend) -> None:
 def is_silent(backend: Backend) -> bool | None:
     """Whether a backend hangs, as far as this process can tell; None when it cannot."""
     return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
+
+
+def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> None:
+    """Has it told when calls on a backend are kept off because its account asked for fewer requests."""
+
+    def held(seconds: float) -> None:
+        tell(Notice(f"{name} asked for fewer requests: it is left alone for {seconds:.0f} s"))
+
+    for layer in layers(backend):
+        if hasattr(layer, "on_hold"):  # `_pace.Paced`, which is loaded only where a server counts requests
+            vars(layer)["on_hold"] = held
 
 
 def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds: float) -> Backend:

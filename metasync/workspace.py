@@ -124,6 +124,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         self._db = db
         self._machine = machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened)
+        self._connections.on_event = lambda event: self.on_event(event)  # of whoever listens then
         self._closed = False
         self._copying: Finishing | None = None
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from metasync import settings
+from metasync import settings, ways
+from metasync.backends import _pace
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
 from metasync.backends._s3_keys import read_keys
@@ -353,3 +354,27 @@ def test_a_credentials_file_that_is_none(tmp_path: Path, text: bytes) -> None:
         read_keys({"AWS_SHARED_CREDENTIALS_FILE": str(file)}, None)
     assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
     assert os.fspath(file) in str(caught.value)
+
+
+def test_slow_down_is_remembered_for_the_account(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another way to it, to another bucket and as another process has one, does not ask; S3 names no time: a second."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    script.answer = lambda _method, _path: Answer(503, _xml("SlowDown"))
+    one, other = (
+        ways.reached("m", parse_url(f"s3://bucket-{n}/x?endpoint=http://127.0.0.1:{script.port}")) for n in "12"
+    )
+    with pytest.raises(BackendError, match="asks for fewer requests"):
+        one.get("a", max_bytes=9)
+    assert len(script.asked) == ways.ATTEMPTS_MAX
+    monkeypatch.setattr(_pace, "_accounts", {})
+    third = ways.reached("m", parse_url(f"s3://bucket-3/x?endpoint=http://127.0.0.1:{script.port}"))
+    script.answer = lambda _method, _path: Answer(200, b"x", META)
+    began = time.monotonic()
+    for way in (other, third):
+        assert way.get("a", max_bytes=9) == b"x"
+    assert 0.5 < time.monotonic() - began < 5, "both waited for the end of the second"
+    assert len(script.asked) == ways.ATTEMPTS_MAX + 2, "and asked once"
+    for way in (one, other, third):
+        way.close()

@@ -30,7 +30,7 @@ from typing import Final
 
 from metasync.backends._base import Backend
 from metasync.backends._wrap import ATTEMPT, Call, T, Wrapper
-from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.errors import BackendError, FullError, HeldBackError, NotFoundError, RefusedError, UnreachableError
 
 ATTEMPTS_MAX: Final = 5
 PAUSE_FIRST_S: Final = 0.1
@@ -100,6 +100,8 @@ class Retrying(Wrapper):
             nonlocal unknown
             try:
                 created = self.inner.create(path, data)
+            except HeldBackError:
+                raise  # it was never sent
             except BackendError:
                 unknown = True
                 raise

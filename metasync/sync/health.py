@@ -11,7 +11,7 @@ from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.heads import Head
 from metasync.consensus.meta import const_path, meta_path
 from metasync.effects import Now, Op, OpKind, Reply, Task
-from metasync.errors import NoQuorumError, NotFoundError, UnreachableError
+from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.sync.asking import each
 from metasync.sync.eras import note_retired
 from metasync.sync.seat import LOOK_S, together
@@ -60,7 +60,9 @@ def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[s
     for key, (place, birth) in births.items():
         reply, name = replies[key], key.split()[0]
         why = "" if reply.error is None else reply.error.message.removeprefix(f"{name}: ")
-        if isinstance(reply.error, UnreachableError):
+        if isinstance(reply.error, HeldBackError):
+            out.setdefault(name, f"held back: {why}")
+        elif isinstance(reply.error, UnreachableError):
             out.setdefault(name, f"unreachable: {why}")
         elif isinstance(reply.error, NotFoundError):
             out[name] = f"emptied or replaced: {why}"
