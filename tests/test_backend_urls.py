@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.backends import _registry
+from metasync.backends import _registry, memory
+from metasync.backends._base import BackendUrl
 from metasync.backends._registry import open_backend, parse_bytes, parse_url, schemes
+from metasync.backends.memory import MemoryBackend
 from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import RefusedError, UsageError
 
@@ -139,7 +142,34 @@ REFUSED = {
     "fil:///a": "Did you mean file",
     "files:///a": "Did you mean file",
     "s4://bucket": "Did you mean s3",
-    "quux://x": "There are: file, memory, s3",
+    "quux://x": "There are: ",
+    "swfit://box": "Did you mean swift? Write swift://container/prefix?auth=https://host:5000/v3.",
+    "wedbav://h/x": "Did you mean webdav? Write webdav://user@host/path.",
+    "azur://c": "Did you mean azure? Write azure://container/prefix?account=NAME.",
+    "gcz://b": "Did you mean gcs? Write gcs://bucket/prefix.",
+    "sfpt://h": "Did you mean sftp? Write sftp://user@host/path.",
+    "S3s://b": "Did you mean s3? Write s3://bucket/prefix.",
+    "gs://b": "Write gcs://bucket/prefix.",
+    "az://c": "Write azure://container/prefix?account=NAME.",
+    "abfs://c": "Write azure://",
+    "abfss://c@a": "Write azure://",
+    "https://h/dav": "Write webdav://user@host/path for WebDAV, s3://bucket/prefix?endpoint=https://host for S3.",
+    "HTTP://h": "Write webdav://user@host/path for WebDAV",
+    "dav://h": "Write webdav://user@host/path.",
+    "davs://h": "Write webdav://user@host/path.",
+    "nextcloud://h": "Write webdav://",
+    "ssh://h/x": "Write sftp://user@host/path.",
+    "scp://h/x": "Write sftp://user@host/path.",
+    "anna@host:/srv/x": "For a server with SSH write sftp://user@host/path.",
+    "anna@host:x": "sftp://user@host/path",
+    "openstack://c": "Write swift://",
+    "minio://b": "Write s3://bucket/prefix?endpoint=https://host:9000.",
+    "wasabi://b": "s3://bucket/prefix?endpoint=https://s3.REGION.wasabisys.com",
+    "r2://b": "s3://bucket/prefix?endpoint=https://ACCOUNT.r2.cloudflarestorage.com",
+    "b2://b": "backblazeb2.com",
+    "smb://h/share": "file:///path/of/the/folder, after mounting the share",
+    "ftp://h": "no backend for FTP",
+    "folder:/x": "Write file:///absolute/path.",
     "memory://": "memory://NAME",
     "memory://a/b": "memory://NAME",
     "s3://": "s3://bucket/prefix",
@@ -190,6 +220,10 @@ def test_refused_with_the_right_form(text: str, said: str) -> None:
         "file://user:hunter2@host/x",
         "file:///x?passwd=hunter2",
         "user:hunter2@host",
+        "gs://user:hunter2@bucket",
+        "https://user:hunter2@host/dav",
+        "swfit://hunter2@x?token=hunter2",
+        "user:hunter2@host:/srv",
         "s3://bucket?hunter2",
     ],
 )
@@ -217,15 +251,62 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         open_backend(parse_url("s3://bucket/x"))
 
 
-def test_schemes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = importlib.metadata.EntryPoint("mem2", "metasync.backends.memory:MemoryBackend", _registry.GROUP)
-
+def _points(monkeypatch: pytest.MonkeyPatch, *points: importlib.metadata.EntryPoint) -> None:
     def entry_points(*, group: str, name: str = "") -> list[importlib.metadata.EntryPoint]:
-        return [point] if group == _registry.GROUP and name in {"", point.name} else []
+        return [p for p in points if group == _registry.GROUP and name in {"", p.name}]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+
+def test_forms_that_are_recommended_are_right() -> None:
+    """For every scheme that is there: the URL which is offered is one of its own."""
+    for scheme, form in _registry._FORMS.items():
+        if scheme in _registry._BUILT_IN:
+            assert parse_url(form.replace("NAME", "name")).scheme == scheme
+    for form in _registry._OTHER_NAMES.values():
+        scheme = form.partition(":")[0]
+        assert scheme in _registry._FORMS
+        if scheme in _registry._BUILT_IN and " " not in form:
+            parse_url(form.replace("REGION", "eu-1").replace("ACCOUNT", "me").replace("NAME", "name"))
+
+
+def test_a_missing_extra_is_told_also_where_its_module_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_registry._BUILT_IN, "dav+http", "package_that_is_missing.inside:Class")
+    with pytest.raises(UsageError, match="need the package package_that_is_missing") as caught:
+        parse_url("dav+http://h/x")
+    assert caught.value.next_step == "Run: pip install 'metasync[dav]'"
+
+
+@pytest.mark.parametrize("target", ["nowhere_at_all:X", "metasync.backends.memory:Missing", "broken_syntax:X"])
+def test_a_package_that_does_not_load_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, target: str
+) -> None:
+    (tmp_path / "broken_syntax.py").write_text("def")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _points(monkeypatch, importlib.metadata.EntryPoint("quux", target, _registry.GROUP))
+    with pytest.raises(UsageError, match=f"what provides quux URLs .{target}. cannot be loaded"):
+        parse_url("quux://x")
+
+
+def test_what_another_package_misses_is_no_extra_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needy(MemoryBackend):
+        @classmethod
+        def open(cls, url: BackendUrl, *, create_root: bool) -> MemoryBackend:
+            raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
+
+    monkeypatch.setattr(memory, "Needy", Needy, raising=False)
+    _points(monkeypatch, importlib.metadata.EntryPoint("quux", "metasync.backends.memory:Needy", _registry.GROUP))
+    with pytest.raises(UsageError, match="need the package grpc") as caught:
+        open_backend(parse_url("quux://x"))
+    assert "metasync[" not in caught.value.next_step
+
+
+def test_schemes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    _points(
+        monkeypatch, importlib.metadata.EntryPoint("mem2", "metasync.backends.memory:MemoryBackend", _registry.GROUP)
+    )
     assert parse_url("mem2://x").scheme == "mem2"
-    assert schemes() == ("file", "mem2", "memory", "s3")
+    assert schemes() == tuple(sorted({*_registry._BUILT_IN, "mem2"}))
     with pytest.raises(UsageError, match="Did you mean mem2"):
         parse_url("mem3://x")
 

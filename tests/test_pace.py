@@ -383,8 +383,8 @@ def test_who_slept_for_a_turn_looks_again(tmp_path: Path, clock: Clock) -> None:
 
 
 class Taken(MemoryBackend):
-    """What happens to each create, in turn: `refused`, `lost` (it takes effect), `gone` (it does not), `other` (somebody
-    else takes the name first), or nothing.
+    """What happens to each create, in turn: `refused`, `lost` (it takes effect), `gone` (it does not), `other` (another
+    takes the name first), or nothing.
     """
 
     def __init__(self, *fates: str) -> None:

@@ -26,6 +26,38 @@ _BUILT_IN = {
     "s3": "metasync.backends.s3:S3Backend",
 }
 
+_FORMS = {
+    "azure": "azure://container/prefix?account=NAME",
+    "file": "file:///absolute/path",
+    "gcs": "gcs://bucket/prefix",
+    "s3": "s3://bucket/prefix",
+    "sftp": "sftp://user@host/path",
+    "swift": "swift://container/prefix?auth=https://host:5000/v3",
+    "webdav": "webdav://user@host/path",
+}
+"""What URLs look like, for whoever mistyped a scheme; whether what it needs is installed is another question."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("gs", "gcp", "google", "googlestorage"), _FORMS["gcs"]),
+    **dict.fromkeys(("az", "azblob", "blob", "abfs", "abfss", "wasb", "wasbs", "adl"), _FORMS["azure"]),
+    **dict.fromkeys(("dav", "davs", "nextcloud", "owncloud", "koofr", "webdavs"), _FORMS["webdav"]),
+    **dict.fromkeys(("ssh", "scp", "rsync"), _FORMS["sftp"]),
+    **dict.fromkeys(("openstack", "ovh", "st"), _FORMS["swift"]),
+    **dict.fromkeys(("s3a", "s3n", "aws", "amazon"), _FORMS["s3"]),
+    "minio": "s3://bucket/prefix?endpoint=https://host:9000",
+    **dict.fromkeys(("ceph", "rgw", "garage"), "s3://bucket/prefix?endpoint=https://host"),
+    "wasabi": "s3://bucket/prefix?endpoint=https://s3.REGION.wasabisys.com&region=REGION",
+    "r2": "s3://bucket/prefix?endpoint=https://ACCOUNT.r2.cloudflarestorage.com&region=auto",
+    **dict.fromkeys(("b2", "backblaze"), "s3://bucket/prefix?endpoint=https://s3.REGION.backblazeb2.com&region=REGION"),
+    **dict.fromkeys(
+        ("http", "https"), f"{_FORMS['webdav']} for WebDAV, s3://bucket/prefix?endpoint=https://host for S3"
+    ),
+    **dict.fromkeys(("smb", "cifs", "nfs", "afp"), "file:///path/of/the/folder, after mounting the share"),
+    **dict.fromkeys(("ftp", "ftps"), f"{_FORMS['sftp']} if the server has SSH too; there is no backend for FTP"),
+    **dict.fromkeys(("folder", "dir", "path", "local"), _FORMS["file"]),
+}
+"""What else stores are called, and the URL to write. Nothing here quotes what was typed: it may hold a secret."""
+
 _URL_CHARS_MAX = 4096  # longer than any path a system opens: what is longer is not a URL someone meant
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
 _NAME = re.compile(r"[a-z0-9._-]{1,40}")
@@ -103,10 +135,7 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
     try:
         return kind.open(url, create_root=create_root)
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{url.scheme} URLs need the package {error.name}, which is not installed",
-            next_step=f"Run: pip install 'metasync[{url.scheme}]'",
-        ) from error
+        raise _not_installed(url.scheme, error) from error
 
 
 def digest_kind(scheme: str) -> str | None:
@@ -145,9 +174,12 @@ def _split_scheme(text: str) -> tuple[str, str]:
     scheme, colon, rest = text.strip().partition(":")
     scheme = scheme.lower()
     if not colon or _SCHEME.fullmatch(scheme) is None:
+        is_scp = colon and "@" in scheme and "/" not in scheme
         raise UsageError(
             "a backend is named by a URL such as file:///path or s3://bucket/prefix, and this one has no scheme",
-            next_step="For a folder write file:// and its absolute path: file:///media/stick/metasync.",
+            next_step=f"For a server with SSH write {_FORMS['sftp']}."
+            if is_scp
+            else "For a folder write file:// and its absolute path: file:///media/stick/metasync.",
         )
     if "#" in rest:
         raise UsageError(f"the {scheme} URL holds a #", next_step="Write %23 for a # that belongs to a name.")
@@ -158,18 +190,43 @@ def _load(scheme: str) -> BackendClass:
     target = _BUILT_IN.get(scheme)
     if target is not None:
         module, _, name = target.partition(":")
-        return cast(BackendClass, getattr(importlib.import_module(module), name))
+        try:
+            return cast(BackendClass, getattr(importlib.import_module(module), name))
+        except ModuleNotFoundError as error:
+            raise _not_installed(scheme, error) from error
     from importlib.metadata import entry_points
 
     for point in entry_points(group=GROUP, name=scheme):
-        return cast(BackendClass, point.load())
-    known = schemes()
+        try:
+            return cast(BackendClass, point.load())
+        except Exception as error:  # of somebody else's package, whatever it is
+            raise UsageError(
+                f"what provides {scheme} URLs ({point.value}) cannot be loaded: {type(error).__name__}: {error}",
+                next_step="Install or update the package that it belongs to.",
+            ) from error
+    raise UsageError(f"no backend is called {scheme!r}", next_step=_meant(scheme))
+
+
+def _meant(scheme: str) -> str:
+    """What to write in the place of a scheme that is none."""
+    if scheme in _OTHER_NAMES:
+        return f"Write {_OTHER_NAMES[scheme]}."
     import difflib
 
-    nearest = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
-    raise UsageError(
-        f"no backend is called {scheme!r}",
-        next_step=f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(known)}.",
+    known = schemes()
+    nearest = difflib.get_close_matches(scheme, sorted({*known, *_FORMS} - {scheme}), n=1, cutoff=0.5)
+    if not nearest:
+        return f"There are: {', '.join(known)}."
+    form = _FORMS.get(nearest[0])
+    return f"Did you mean {nearest[0]}?" + (f" Write {form}." if form else "")
+
+
+def _not_installed(scheme: str, error: ModuleNotFoundError) -> UsageError:
+    extra = scheme.partition("+")[0]
+    own = f"Run: pip install 'metasync[{extra}]'"
+    return UsageError(
+        f"{scheme} URLs need the package {error.name}, which is not installed",
+        next_step=own if scheme in _BUILT_IN else "Install it; the package that provides these URLs should have.",
     )
 
 
