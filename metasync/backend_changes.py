@@ -169,8 +169,9 @@ class BackendChanges:
         if form == "log" and isinstance(backend, Probes):
             form = backend.probe()
         if form == "none":
+            why = getattr(backend, "form_reason", "") if backend.form == "none" else ""
             raise UsageError(
-                f"{entry.name} may not vote: it has no atomic create", next_step="It goes on holding data."
+                f"{entry.name} may not vote: {why or 'it has no atomic create'}", next_step="It goes on holding data."
             )
         _refuse_form(s.config, entry.name, form)
         return _drawn_acceptor(wanted, s.entropy, form)

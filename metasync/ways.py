@@ -277,10 +277,12 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
     form = backend.form
     if url.role == "both" and form == "log" and isinstance(backend, Probes):
         form = backend.probe()
+    why = getattr(backend, "form_reason", "") if form == backend.form else ""
     if url.role == "both" and form == "block":
         on_event(Notice(f"{name} has no atomic create: it votes in block form, which costs more requests"))
     if url.role == "both" and form == "none":
-        on_event(Notice(f"{name} holds data but does not vote: it has no atomic create", warning=True))
+        text = f"{name} holds data but does not vote: {why or 'it has no atomic create'}"
+        on_event(Notice(text, warning=True))
     return NewBackend(
         name, url.scheme, url.capacity_bytes or DEFAULT_CAPACITY, form, backend.identity(), url.role == "both"
     )

@@ -175,7 +175,7 @@ def test_a_folder_synced_by_others_holds_data_only_although_it_passes(tmp_path: 
     report = run(Store.at(f"file://{tmp_path}/below"), "scratch", scale=SMALL, checks=CHECKS[:4])
     assert not failed(report)
     assert report.verdict == "holds data only"
-    assert "another program" in report.reasons[0]
+    assert f"Syncthing keeps {tmp_path} in step with other places" in report.reasons[0]
 
 
 def test_no_atomic_create_and_no_vote_is_still_room_for_data() -> None:

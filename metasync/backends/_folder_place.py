@@ -1,28 +1,12 @@
-"""Where a folder is: on which file system, under which identity, and whether another program copies it elsewhere."""
+"""Where a folder is: on which file system, and under which identity."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from metasync.backends._names import native_identity
-
-# Only what those programs alone put there. `.dropbox` is left out: it is also the settings folder in every home.
-_MARKERS = (
-    ".dropbox.cache",  # Dropbox
-    ".stfolder",  # Syncthing
-    ".849C9593-D756-4E56-8D6E-42412F2A707B",  # OneDrive
-    ".tmp.drivedownload",  # Google Drive
-    ".tmp.driveupload",
-    ".owncloudsync.log",  # ownCloud, Nextcloud
-    ".nextcloudsync.log",
-    ".sync_*.db",
-    "._sync_*.db",
-)
-_RESILIO = (".sync/ID", ".sync/IgnoreList")
-_MACOS = ("/Library/CloudStorage/", "/Library/Mobile Documents/")
 
 # FAT keeps no inode numbers: the kernel makes them up at every mount.
 _NO_INODES = {"vfat", "msdos", "exfat", "fat"}
@@ -30,31 +14,10 @@ _NO_INODES = {"vfat", "msdos", "exfat", "fat"}
 _REMOTE = re.compile(r"nfs|cifs|smb|9p|virtiofs|afs|ceph|gluster|fuse\.")
 
 
-def is_synced_by_others(root: str) -> bool:
-    """Whether `root` or a folder above it bears the mark of a program that keeps it in step with another place."""
-    real = os.path.realpath(root)
-    if any(part in f"{real}/" for part in _MACOS):
-        return True
-    folder = real
-    while True:
-        try:
-            names = os.listdir(folder)
-        except OSError:  # not readable, or not there: the open that follows says so
-            names = []
-        if any(fnmatchcase(name, marker) for name in names if name.startswith(".") for marker in _MARKERS):
-            return True
-        if ".sync" in names and any(os.path.exists(os.path.join(folder, marker)) for marker in _RESILIO):
-            return True
-        above = os.path.dirname(folder)
-        if above == folder:
-            return False
-        folder = above
-
-
 def place_of(folder: int, root: str) -> bytes:
     """The native identity of the open `folder` at `root`: machine, file system and inode (CONSENSUS 1.1)."""
     found = os.fstat(folder)
-    mount = _mount_of(os.path.realpath(root), found.st_dev)
+    mount = mount_of(os.path.realpath(root), found.st_dev)
     if mount is not None and _REMOTE.match(mount.kind):
         file_system = mount.source
     else:
@@ -67,16 +30,19 @@ def place_of(folder: int, root: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mount:
+class Mount:
+    """As the kernel lists it. `options`: those of the file system, with commas."""
+
     point: str
     kind: str
     source: str
+    options: str = ""
 
 
-def _mount_of(real: str, device: int) -> _Mount | None:
-    """The mount `real` lies on; None where the system has no list of them."""
+def mount_of(real: str, device: int) -> Mount | None:
+    """The mount on which `real` lies; None where the system has no list of them."""
     number = f"{os.major(device)}:{os.minor(device)}"
-    best: _Mount | None = None
+    best: Mount | None = None
     for line in _lines("/proc/self/mountinfo"):
         left, _, right = line.partition(" - ")
         fields, kinds = left.split(), right.split()
@@ -85,7 +51,7 @@ def _mount_of(real: str, device: int) -> _Mount | None:
         point = _unescape(fields[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and (best is None or len(point) >= len(best.point)):
-            best = _Mount(point=point, kind=kinds[0], source=kinds[1])
+            best = Mount(point, kinds[0], _unescape(kinds[1]), kinds[2] if len(kinds) > 2 else "")
     return best
 
 

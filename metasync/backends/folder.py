@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from metasync.backends._base import BackendUrl, Listed, LogForm, Space
-from metasync.backends._folder_place import is_synced_by_others, place_of
+from metasync.backends._folder_doubt import doubt
+from metasync.backends._folder_place import place_of
 from metasync.backends._names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import (
     BackendError,
@@ -84,8 +85,8 @@ class FolderBackend:
         if create_root:
             _make_root(root)
         with _as_backend_errors("open", root):
-            synced = is_synced_by_others(root)
-        return SyncedFolderBackend(root) if synced else FolderBackend(root)
+            why = doubt(root)
+        return StorageOnlyFolderBackend(root, why) if why else FolderBackend(root)
 
     def create(self, path: str, data: bytes) -> bool:
         *above, name = split_path(path)
@@ -245,13 +246,14 @@ class FolderBackend:
                 os.close(file)
 
 
-class SyncedFolderBackend(FolderBackend):
-    """A folder that another program copies elsewhere. Its conflicts become renamed copies: it never votes."""
+class StorageOnlyFolderBackend(FolderBackend):
+    """A folder that another program copies elsewhere, or that is mounted in a way that is late: it never votes."""
 
     form: ClassVar[LogForm] = "none"
-    form_reason: ClassVar[str] = (
-        "another program keeps this folder in step with other places, and makes renamed copies where two have written"
-    )
+
+    def __init__(self, root: str, form_reason: str) -> None:
+        super().__init__(root)
+        self.form_reason = form_reason
 
 
 @contextlib.contextmanager
