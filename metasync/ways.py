@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from metasync.backends._base import Probes
 from metasync.backends._breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
-from metasync.backends._registry import TRACE_VARIABLE, open_backend, parse_url
+from metasync.backends._registry import TRACE_VARIABLE, is_own, open_backend, parse_url
 from metasync.backends._retry import Retrying
 from metasync.backends._wrap import layers
 from metasync.config import DEFAULT_CAPACITY
@@ -280,6 +280,9 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
     why = getattr(backend, "form_reason", "") if form == backend.form else ""
     if url.role == "both" and form == "block":
         on_event(Notice(f"{name} has no atomic create: it votes in block form, which costs more requests"))
+    if url.role == "both" and form != "none" and not is_own(url.scheme):
+        text = f"{name} votes on the word of the package that provides {url.scheme} URLs: it is not MetaSync's own"
+        on_event(Notice(f"{text}. Try the store: metasync backend check URL; or add role=storage to its URL."))
     if url.role == "both" and form == "none":
         text = f"{name} holds data but does not vote: {why or 'it has no atomic create'}"
         on_event(Notice(text, warning=True))

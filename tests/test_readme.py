@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import example_kit
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -41,10 +42,13 @@ def test_console_session(tmp_path: Path, page: str) -> None:
             expected.append([])
         elif line:
             expected[-1].append(line)
+    environment = _environment(tmp_path)
+    if page == example_kit.PAGE:
+        environment["PYTHONPATH"] = example_kit.install(tmp_path / "site")
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=tmp_path,
-        env=_environment(tmp_path),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=240,

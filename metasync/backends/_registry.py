@@ -146,6 +146,11 @@ def digest_kind(scheme: str) -> str | None:
         return None
 
 
+def is_own(scheme: str) -> bool:
+    """Whether the provider of a scheme comes with MetaSync, so that what may vote is MetaSync's own judgement."""
+    return scheme in _BUILT_IN
+
+
 def schemes() -> tuple[str, ...]:
     """Every scheme that is installed, sorted."""
     from importlib.metadata import entry_points  # 20 ms, which a known scheme does not need
