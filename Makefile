@@ -15,7 +15,7 @@ TARGETS ?=
 MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench bench-cpu bench-scale fuzz model check format lock clean
+.PHONY: help demo test test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -48,6 +48,9 @@ bench: $(STAMP) ## bench-cpu, then restic, rclone, borg, git, unison, cp beside 
 
 bench-cpu: $(STAMP) ## CPU, requests, round trips of each step beside the commit before (AGAINST=HEAD~5); over a fifth more fails
 	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) $(CPU)
+
+bench-providers: $(STAMP) ## requests, bytes and CPU of a push per provider, on the servers that are fetched; PROVIDERS="--only s3"
+	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/providers.py $(PROVIDERS)
 
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)

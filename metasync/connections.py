@@ -41,7 +41,7 @@ from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 if TYPE_CHECKING:
     from metasync.backends._base import Backend, BackendUrl
-    from metasync.config import Config
+    from metasync.config import BackendEntry, Config
     from metasync.events import Event, Listener
     from metasync.keys.devices import Certificate, DeviceIdentity
     from metasync.keys.ring import WorkspaceKeys
@@ -376,6 +376,14 @@ class Connections:
             next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
         )
 
+    def _vote_doubt(self, name: str, entry: BackendEntry) -> str:
+        """A sentence on a backend that votes and should not any more: its folder is copied by another program, say."""
+        backend = self.backends.get(name)
+        if entry.acceptor is None or backend is None or isinstance(backend, AbsentBackend) or backend.form != "none":
+            return ""
+        why = getattr(backend, "form_reason", "") or "it has no atomic create"
+        return f"{name} votes and should not: {why}. Take its vote: metasync backend set {name} --role storage"
+
     def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
         from metasync.sync import health, space
@@ -407,7 +415,8 @@ class Connections:
                     used_bytes=used.get(name),
                     total_bytes=told[name].total_bytes if name in told else None,
                     reserve_used=name in given_up,
-                    warning=space.warning(name, capacity, used.get(name), told.get(name)),
+                    warning=self._vote_doubt(name, entry)
+                    or space.warning(name, capacity, used.get(name), told.get(name)),
                 )
             )
         return out

@@ -500,3 +500,17 @@ def test_gaining_is_never_too_little() -> None:
         both = {b.backend_id for b in old.backends} & {b.backend_id for b in new.backends}
         seen = {i for p in packs for i in set(after.primary(p)) - set(before.primary(p))} & both
         assert seen <= places.gaining(old, new)
+
+
+def test_a_voter_that_another_program_copies_now_is_warned_of(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    assert [b.warning for b in w.backends()] == [""] * 3
+    (lab.store("b") / ".stfolder").mkdir()
+    w = lab.reopen(w)
+    warnings = {b.name: b.warning for b in w.backends()}
+    assert (warnings["a"], warnings["c"]) == ("", "")
+    assert f"b votes and should not: Syncthing keeps {lab.store('b')} in step" in warnings["b"]
+    assert "metasync backend set b --role storage" in warnings["b"]
+    w.backend_set("b", role="storage")
+    w = lab.reopen(w)
+    assert {b.warning for b in w.backends()} == {""}

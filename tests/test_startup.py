@@ -74,3 +74,19 @@ def test_every_command_is_found_where_the_table_says(tmp_path: Path) -> None:
         assert command is not None
         assert command.name == name
     assert cli.cli.get_command(None, "frobnicate") is None
+
+
+SDKS = {"obstore", "boto3", "botocore", "requests", "urllib3", "swiftclient", "asyncssh", "paramiko", "google", "azure"}
+
+
+def test_no_provider_and_no_sdk_is_loaded_before_a_backend_is_opened(tmp_path: Path) -> None:
+    """Neither by the package nor by taking a URL of each scheme apart."""
+    code = (
+        "import sys, metasync; from metasync import Workspace; from metasync.backends import _registry\n"
+        "for scheme, form in _registry._FORMS.items():\n"
+        "    if scheme in _registry._BUILT_IN: _registry.parse_url(form.replace('NAME', 'name'))\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) & SDKS == set()

@@ -44,6 +44,7 @@ class Backend(Protocol):
 
     Errors are those of `metasync.errors.BackendError` alone: `NotFoundError`, `UnreachableError`, `FullError`,
     `RefusedError`, or `BackendError` for the rest. After an error of `create` or `put` the object may or may not exist.
+    A refusal because of too many requests has `retry_after_s`: what the server says, or a second where it says nothing.
 
     From the moment a `create` or `put` returns, every `get`, whoever asks, sees what it stored. A store that is late
     there can hold data, but not vote. To vote in block form, what one `get` saw every later one must see, too.
