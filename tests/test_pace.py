@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.backends._allowance import FORGET_S, HOLD_MOST_S, RATE_LEAST, Allowance, Noted
-from metasync.backends._pace import Account, Paced, account_of
+from metasync.backends._pace import LOOK_S, Account, Paced, account_of
 from metasync.backends._registry import parse_url
 from metasync.backends._retry import Retrying
 from metasync.backends.memory import MemoryBackend
@@ -62,31 +62,26 @@ def test_nothing_is_limited_before_a_refusal() -> None:
 
 def test_a_refusal_holds_for_as_long_as_the_server_asks_and_not_for_ever() -> None:
     a = Allowance()
-    a.refused(10.0, 9.9, 7.0)
+    a.refused(10.0, 9.9, 7.0, 1.0)
     assert (a.held_s(10.0), a.held_s(16.5), a.held_s(17.0)) == (7.0, 0.5, 0.0)
-    a.refused(20.0, 20.0, 86_400.0)
+    a.refused(20.0, 20.0, 86_400.0, 1.0)
     assert a.held_s(20.0) == HOLD_MOST_S
-    a.refused(21.0, 21.0, 1.0)
+    a.refused(21.0, 21.0, 1.0, 1.0)
     assert a.held_s(21.0) == HOLD_MOST_S - 1, "a shorter rest does not end a longer one"
 
 
 def test_calls_that_were_refused_together_halve_the_rate_once() -> None:
     a = Allowance()
-    for n in range(40):
-        a.turn_s(n / 40, small=True, most_s=0.0)
     for n in range(8):
-        a.refused(1.0 + n / 100, 0.9, 1.0)
+        a.refused(1.0 + n / 100, 0.9, 1.0, 40.0)
     assert a.rate == 20.0
-    a.refused(3.0, 2.5, 1.0)
+    a.refused(3.0, 2.5, 1.0, 40.0)
     assert a.rate == 10.0
 
 
 def test_the_rate_is_kept_and_grows_back() -> None:
-    a, now = Allowance(), 0.0
-    for _ in range(64):
-        a.turn_s(now, small=False, most_s=0.0)
-        now += 1 / 64
-    a.refused(now, now, 1.0)
+    a, now = Allowance(), 1.0
+    a.refused(now, now, 1.0, 64.0)
     assert a.rate == 32.0
     now += 1.0
     starts = []
@@ -102,20 +97,27 @@ def test_the_rate_is_kept_and_grows_back() -> None:
 
 def test_a_rate_that_limits_nothing_is_forgotten() -> None:
     a, now = Allowance(), 100.0
-    a.turn_s(now, small=True, most_s=0.0)
-    a.refused(now, now, 0.0)
+    a.refused(now, now, 0.0, 1.0)
     for _ in range(2000):
         now += max(0.05, a.turn_s(now, small=True, most_s=60.0))
     assert a.rate is None
-    a.refused(now, now, 0.0)
+    a.refused(now, now, 0.0, 1.0)
     assert a.rate is not None
     assert a.turn_s(now + FORGET_S + 2, small=True, most_s=0.0) == 0.0
     assert a.rate is None
 
 
+def test_idle_time_does_not_raise_the_rate() -> None:
+    a = Allowance()
+    a.refused(0.0, 0.0, 0.0, 64.0)
+    for now in (100.0, 200.0, 300.0):
+        a.turn_s(now, small=False, most_s=60.0)
+    assert a.rate == 32.0 + 3 * 4.0, "a step for each second in which something was asked"
+
+
 def test_small_calls_do_not_wait_behind_large_ones() -> None:
     a = Allowance()
-    a.refused(0.0, 0.0, 0.0)
+    a.refused(0.0, 0.0, 0.0, 1.0)
     large = [a.turn_s(0.0, small=False, most_s=60.0) for _ in range(81)]
     assert large[-1] == pytest.approx(10.0)
     assert a.turn_s(0.0, small=True, most_s=60.0) == 0.0
@@ -124,7 +126,7 @@ def test_small_calls_do_not_wait_behind_large_ones() -> None:
 
 def test_a_turn_that_comes_too_late_is_not_taken() -> None:
     a = Allowance()
-    a.refused(0.0, 0.0, 0.0)
+    a.refused(0.0, 0.0, 0.0, 1.0)
     waits = [a.turn_s(0.0, small=False, most_s=1.0) for _ in range(50)]
     assert sum(w <= 1.0 for w in waits) == 9
     assert waits[-1] == waits[10], "who gave up is not waited for"
@@ -143,7 +145,7 @@ def test_whatever_happens_it_is_asked_again(events: list[tuple[float, str, float
     for after, what, number, recent in events:
         now += after
         if what == "refused":
-            a.refused(now, now if recent else now - 5, number)
+            a.refused(now, now if recent else now - 5, number, number / 2)
         elif what == "learn":
             a.learn(now, Noted(number, number if recent else None, number))
         else:
@@ -239,7 +241,8 @@ def test_no_memory_is_no_error(tmp_path: Path, clock: Clock, kind: str) -> None:
     else:
         folder.mkdir()
     if kind == "link":
-        (tmp_path / "elsewhere").write_text("x")
+        account(tmp_path / "other", clock).refused(clock(), 60.0)  # a note, but whose?
+        (tmp_path / "elsewhere").write_bytes((tmp_path / "other/a.json").read_bytes())
         (folder / "a.json").symlink_to(tmp_path / "elsewhere")
     elif kind == "folder":
         (folder / "a.json").mkdir()
@@ -253,7 +256,7 @@ def test_no_memory_is_no_error(tmp_path: Path, clock: Clock, kind: str) -> None:
     assert one.held_s() == 9.0
     one.close()
     if kind == "link":
-        assert (tmp_path / "elsewhere").read_text() == "x"
+        assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "other/a.json").read_bytes()
     folder.chmod(0o755)
 
 
@@ -370,13 +373,30 @@ def test_who_slept_for_a_turn_looks_again(tmp_path: Path, clock: Clock) -> None:
     server.refuse = [0.0]
     with pytest.raises(BackendError):
         backend.stat("a")
-    for _ in range(9):
-        backend.stat("a")
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        backend._account.refused(clock(), 50.0)  # another call was sent away meanwhile
+
+    backend._sleep = sleep
+    with pytest.raises(HeldBackError, match="left alone until"):
+        ask(backend, 9)
+    assert len(server.asked) < 9
     asked = len(server.asked)
-    account(tmp_path, clock).refused(clock(), 50.0)  # another process was sent away while this one sleeps
     with pytest.raises(HeldBackError):
-        ask(backend, 99)
-    assert len(server.asked) <= asked + 12, "within a second"
+        backend.stat("a")
+    assert len(server.asked) == asked
+
+
+def test_what_another_process_was_told_counts_within_a_second(tmp_path: Path, clock: Clock) -> None:
+    server = Server(clock)
+    backend = paced(server, tmp_path)
+    backend.stat("a")
+    account(tmp_path, clock).refused(clock(), 50.0)
+    clock.sleep(LOOK_S)
+    with pytest.raises(HeldBackError):
+        backend.stat("a")
+    assert len(server.asked) == 1
 
 
 # --- creates: throttled, lost, taken

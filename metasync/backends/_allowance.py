@@ -26,7 +26,6 @@ FORGET_TIMES: Final = 4.0  # of the refused rate
 FORGET_S: Final = 600.0
 BURST_S: Final = 1.0  # what an idle line has saved up at most
 SMALL_SHARE: Final = 0.25
-_WINDOW_S: Final = 1.0  # in which calls are counted before there is a rate
 
 
 class Noted:
@@ -50,8 +49,6 @@ class Allowance:
         self._cut_at = -math.inf
         self._grown_at = -math.inf
         self._common = self._small = -math.inf  # when each line is free
-        self._window_at = -math.inf
-        self._calls = self._calls_before = 0
 
     def held_s(self, now: float) -> float:
         """For how long nothing may be asked; 0: it may."""
@@ -59,10 +56,7 @@ class Allowance:
 
     def turn_s(self, now: float, *, small: bool, most_s: float) -> float:
         """How long a call must wait for its turn. It has it, unless that is more than `most_s`."""
-        if self.rate is None:
-            self._count(now)
-            return 0.0
-        rate = self._grow(now)
+        rate = None if self.rate is None else self._grow(now)
         if rate is None:
             return 0.0
         self._common = max(self._common, now - BURST_S)
@@ -75,13 +69,15 @@ class Allowance:
                 self._small += 1 / (rate * SMALL_SHARE)
         return wait_s
 
-    def refused(self, now: float, began: float, after_s: float) -> None:
-        """A call that began then was refused, and is not to be repeated before `after_s`."""
+    def refused(self, now: float, began: float, after_s: float, used: float) -> None:
+        """A call that began then was refused, and is not to be repeated before `after_s`.
+
+        `used`: how many calls a second there were lately.
+        """
         self.until = max(self.until, now + min(max(after_s, 0.0), HOLD_MOST_S))
         if began < self._cut_at:
             return
-        used = self._used(now) if self.rate is None else self.rate
-        self._refused = max(used, RATE_FIRST if self.rate is None else 0.0)
+        self._refused = max(used, RATE_FIRST) if self.rate is None else self.rate
         self._limit(now, max(RATE_LEAST, self._refused / 2))
 
     def learn(self, now: float, noted: Noted) -> None:
@@ -111,14 +107,3 @@ class Allowance:
         if idle_s > FORGET_S or self.rate > FORGET_TIMES * max(self._refused, RATE_FIRST):
             self.rate = None
         return self.rate
-
-    def _count(self, now: float) -> None:
-        if now - self._window_at >= _WINDOW_S:
-            self._calls_before = self._calls if now - self._window_at < 2 * _WINDOW_S else 0
-            self._calls, self._window_at = 0, now
-        self._calls += 1
-
-    def _used(self, now: float) -> float:
-        """Calls in a second, lately."""
-        recent = now - self._window_at < 2 * _WINDOW_S
-        return float(max(self._calls, self._calls_before)) if recent else 0.0

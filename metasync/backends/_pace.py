@@ -21,13 +21,15 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from metasync.backends._allowance import FORGET_S, HOLD_MOST_S, Allowance, Noted
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, T, Wrapper
 from metasync.effects import DUE
 from metasync.errors import BackendError, HeldBackError
+
+if TYPE_CHECKING:  # loaded where something is known of an account: there is nothing to decide before
+    from metasync.backends._allowance import Allowance, Noted
 
 LOOK_S: Final = 1.0  # between looks at the file, while calls are made
 SAVE_S: Final = 10.0  # between notes of a rate that grows
@@ -78,7 +80,9 @@ class Account:
         self.wall = wall
         self._path = path
         self._lock = threading.Lock()
-        self._allowance = Allowance()
+        self._allowance: Allowance | None = None  # None: nobody was ever refused
+        self._window_at = -math.inf
+        self._calls = self._calls_before = 0  # in this second, and in the one before
         self._looked_at = self._saved_at = -math.inf
         self._stamp: tuple[int, int, int] | None = None
         self._saved: Noted | None = None  # what the file says by us, or said when it was read
@@ -88,7 +92,7 @@ class Account:
         with self._lock:
             now = self.clock()
             self._look(now)
-            return self._allowance.held_s(now)
+            return 0.0 if self._allowance is None else self._allowance.held_s(now)
 
     def begin(self, *, small: bool, most_s: float) -> tuple[float, float]:
         """(for how long nothing may be asked, how long this call must wait for its turn); the turn is had, unless
@@ -96,9 +100,13 @@ class Account:
         with self._lock:
             now = self.clock()
             self._look(now)
+            if self._allowance is None:
+                self._count(now)
+                return 0.0, 0.0
             held_s = self._allowance.held_s(now)
             if held_s > 0:
                 return held_s, 0.0
+            self._count(now)
             wait_s = self._allowance.turn_s(now, small=small, most_s=most_s)
             if self._saved is not None and now - self._saved_at >= SAVE_S:
                 self._save(now)
@@ -108,9 +116,10 @@ class Account:
         """A call that began then was sent away: it asks for fewer requests, and for a rest of `after_s`."""
         with self._lock:
             now = self.clock()
-            before = self._allowance.noted(now)
-            self._allowance.refused(now, began, after_s)
-            after = self._allowance.noted(now)
+            allowance = self._known()
+            before = allowance.noted(now)
+            allowance.refused(now, began, after_s, self._used(now))
+            after = allowance.noted(now)
             if after.rate != before.rate or after.hold_s > before.hold_s + 0.05 * after_s:
                 self._save(now)
 
@@ -118,10 +127,27 @@ class Account:
         """Notes how far the rate has grown."""
         with self._lock:
             now = self.clock()
-            if self._saved is not None and self._allowance.rate != self._saved.rate:
+            if self._allowance is not None and self._saved is not None and self._allowance.rate != self._saved.rate:
                 self._save(now)
 
     # with the lock held
+
+    def _known(self) -> Allowance:
+        if self._allowance is None:
+            from metasync.backends._allowance import Allowance
+
+            self._allowance = Allowance()
+        return self._allowance
+
+    def _count(self, now: float) -> None:
+        if now - self._window_at >= 1.0:
+            self._calls_before = self._calls if now - self._window_at < 2.0 else 0
+            self._calls, self._window_at = 0, now
+        self._calls += 1
+
+    def _used(self, now: float) -> float:
+        """Calls a second, lately."""
+        return float(max(self._calls, self._calls_before)) if now - self._window_at < 2.0 else 0.0
 
     def _look(self, now: float) -> None:
         """Reads the file when it is another than was read or written last."""
@@ -138,10 +164,10 @@ class Account:
                 os.unlink(self._path)
             return
         self._saved, self._saved_at = noted, now
-        self._allowance.learn(now, noted)
+        self._known().learn(now, noted)
 
     def _save(self, now: float) -> None:
-        noted = self._allowance.noted(now)
+        noted = self._known().noted(now)
         self._saved, self._saved_at = noted, now
         at = self.wall()
         text = json.dumps(
@@ -184,6 +210,8 @@ def _read(path: str, wall: float) -> Noted | None:
 
 
 def _noted(found: Any, wall: float) -> Noted | None:
+    from metasync.backends._allowance import FORGET_S, HOLD_MOST_S, Noted
+
     at, until, refused = float(found["at"]), float(found["until"]), float(found["refused"])
     rate = None if found["rate"] is None else float(found["rate"])
     if found["format"] != _FORMAT or not all(map(math.isfinite, (at, until, refused, rate or 0.0))):
@@ -219,10 +247,6 @@ class Paced(Wrapper):
         self._account = account
         self._sleep = sleep
         self._told_until = -math.inf
-
-    def held_s(self) -> float:
-        """For how long nothing is asked; 0: it is."""
-        return self._account.held_s()
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
         small = max(call.up_bytes, call.down_bytes_max) <= SMALL_BYTES_MAX

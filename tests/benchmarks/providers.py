@@ -1,6 +1,7 @@
 """What each provider costs: requests, bytes and client CPU of a push, and what loading and opening it takes.
 
     python tests/benchmarks/providers.py [--only s3,sftp] [--files 1,70,15000] [--linux auto|generated|PATH]
+    python tests/benchmarks/providers.py --url s3://bucket/prefix?endpoint=...     a store of yours; what it holds stays
 
 Servers are those of tests/servers, on loopback, started here where what they need has been fetched (`make test-servers`
 does that); a provider without one is left out with the reason. A workspace lies on three folders, prefixes or
@@ -19,6 +20,8 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
@@ -115,6 +118,18 @@ PROVIDERS = (
     Provider("sftp", "openssh", _started(_sftp)),
     Provider("swift", "swift_server", _started(_swift)),
 )
+
+
+def at(url: str) -> Provider:
+    """A store of the user's own, with the credentials that the environment has."""
+    where, _, params = url.partition("?")
+
+    @contextlib.contextmanager
+    def start(_module: Any, _root: Path) -> Iterator[Running]:
+        place = f"{where.rstrip('/')}/{{}}{'?' if params else ''}{params}"
+        yield Running(place.format, {k: v for k, v in os.environ.items() if k not in ("HOME", "PYTHONPATH")})
+
+    return Provider(where, "", start)
 
 
 @contextlib.contextmanager
@@ -268,6 +283,7 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="providers by name, with commas; webdav stands for both of its servers"
     )
+    parser.add_argument("--url", action="append", default=[], help="a store of yours in place of servers started here")
     parser.add_argument("--files", default="1,70,15000", help="sizes of a push, of these")
     parser.add_argument("--linux", default="auto", metavar="auto|fetch|generated|PATH", help="see workloads.py")
     parser.add_argument("--work", type=Path, default=workloads.default_work(), help="trees stay, the rest is deleted")
@@ -289,10 +305,10 @@ def main() -> int:
         (import_ms,) = median_of(_IMPORT, env=plain)
         print(f"import metasync: {import_ms:.1f} ms (median of {RUNS}; at most {IMPORT_MS_MAX:.0f})\n")
         print(HEAD, flush=True)
-        for provider in PROVIDERS:
-            if wanted and provider.name not in wanted and provider.name.split()[0] not in wanted:
+        for provider in [at(url) for url in options.url] or PROVIDERS:
+            if not options.url and wanted and provider.name not in wanted and provider.name.split()[0] not in wanted:
                 continue
-            root = Path(scratch) / provider.name.replace(" ", "-").strip("()")
+            root = Path(scratch) / re.sub("[^a-z0-9]+", "-", provider.name.lower())
             with contextlib.ExitStack() as stack:
                 try:
                     server = stack.enter_context(running(provider, root / "server"))
