@@ -76,7 +76,9 @@ def test_a_bucket_with_everything() -> None:
         "file:///a%3Fb%23c%25/ä",
         "memory://x",
         "s3://bucket",
-        "s3://bucket/p?endpoint=https://[::1]:9000/s3&profile=a%20b",
+        "s3://bucket/p?endpoint=https://[::1]:9000/s3&profile=a%20b&server=minio&virtual=1",
+        "azure://container/a/b?account=name&endpoint=http://127.0.0.1:10000/name",
+        "gcs://bucket.example.org/p?endpoint=http://127.0.0.1:4443",
     ],
 )
 def test_the_location_is_the_same_store(text: str) -> None:
@@ -182,6 +184,22 @@ REFUSED = {
     "s3://bucket?endpoint=ftp://x": "https://host:port",
     "s3://bucket?endpoint=http://x:port": "https://host:port",
     "s3://bucket?endpoin=http://x": "Did you mean endpoint",
+    "s3://bucket?server=mini": "no S3 server is called",
+    "s3://bucket?virtual=yes": "virtual=1",
+    "azure://": "azure://container/prefix?account=NAME",
+    "azure://Container?account=name": "azure://container",
+    "azure://con--tainer?account=name": "azure://container",
+    "azure://container": "names a storage account",
+    "azure://container?account=UPPER": "names a storage account",
+    "azure://container/a/../b?account=name": "plain prefix",
+    "azure://container?account=name&endpoint=here": "https://host:port",
+    "azure://container?acount=name": "Did you mean account",
+    "azur://container": "Did you mean azure",
+    "gcs://": "gcs://bucket/prefix",
+    "gcs://Bucket": "gcs://bucket/prefix",
+    "gcs://bucket/a//b": "plain prefix",
+    "gcs://bucket?endpoint=https://x/?a=b": "https://host:port",
+    "gs://bucket": "Did you mean gcs",
     "file:///a?region=x": "no parameter",
     "file:///a?name=Work": "a-z",
     "file:///a?name=" + "x" * 41: "1 to 40",
@@ -216,6 +234,13 @@ def test_refused_with_the_right_form(text: str, said: str) -> None:
         "s3://bucket?endpoint=http://host/?key=hunter2",
         "s3://hunter2@bucket",
         "s3://user:hunter2@",
+        "azure://container?account=name&key=hunter2",
+        "azure://container?account=name&sig=hunter2",
+        "azure://container?account=name&sas_token=hunter2",
+        "azure://name:hunter2@container?account=name",
+        "azure://container?account=name&endpoint=https://name.blob.core.windows.net?sig=hunter2",
+        "gcs://bucket?bearer_token=hunter2",
+        "gcs://bucket?endpoint=https://user:hunter2@host",
         "ftp://user:hunter2@host",
         "file://user:hunter2@host/x",
         "file:///x?passwd=hunter2",
@@ -238,7 +263,8 @@ def test_secrets_are_refused_and_not_repeated(text: str) -> None:
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys; from metasync.backends._registry import open_backend, parse_url;"
-        "parse_url('s3://bucket/x'); open_backend(parse_url('memory://x'), create_root=True);"
+        "parse_url('s3://bucket/x'); parse_url('azure://container?account=name'); parse_url('gcs://bucket');"
+        "open_backend(parse_url('memory://x'), create_root=True);"
         "print(sorted({'obstore', 'ctypes', 'importlib.metadata'} & sys.modules.keys()))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -24,6 +24,8 @@ _BUILT_IN = {
     "file": "metasync.backends.folder:FolderBackend",
     "memory": "metasync.backends.memory:MemoryBackend",
     "s3": "metasync.backends.s3:S3Backend",
+    "azure": "metasync.backends.azure:AzureBackend",
+    "gcs": "metasync.backends.gcs:GcsBackend",
 }
 
 _FORMS = {

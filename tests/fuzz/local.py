@@ -20,8 +20,11 @@ from content_kit import digest
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
 from metasync import connections, devicekeys
+from metasync.backends._object_answers import backend_error, status_of
 from metasync.backends._registry import parse_bytes, parse_url
-from metasync.backends._s3_answers import backend_error, status_of
+from metasync.backends.azure import AzureBackend
+from metasync.backends.gcs import GcsBackend
+from metasync.backends.s3 import S3Backend
 from metasync.codec import ascending, bytes32
 from metasync.config import decode_config
 from metasync.errors import (
@@ -260,15 +263,16 @@ def amount_of(data: bytes) -> None:
 
 
 def answer_of(data: bytes) -> None:
-    """Whatever the server says, it is an error of the contract; only NoSuchKey means that an object is not there."""
+    """Whatever the server says, it is an error of the contract; only its own word means that an object is not there."""
     text = data.decode("utf-8", "replace")
-    error = backend_error(RuntimeError(text), "get", "x/y", "s3://bucket")
-    assert isinstance(error, BackendError)
-    assert len(error.message) < 400
     status = status_of(RuntimeError(text))
-    if isinstance(error, NotFoundError):
-        assert status == 404
-        assert "<Code>NoSuchKey</Code>" in text
+    for kind, absent in ((AzureBackend, "BlobNotFound"), (GcsBackend, "NoSuchKey"), (S3Backend, "NoSuchKey")):
+        error = backend_error(RuntimeError(text), "get", "x/y", "s3://bucket", kind.dialect)
+        assert isinstance(error, BackendError)
+        assert len(error.message) < 400
+        if isinstance(error, NotFoundError):
+            assert status == 404
+            assert f"<Code>{absent}</Code>" in text or (kind is AzureBackend and "delete request failed" in text)
     raise error
 
 

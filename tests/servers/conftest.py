@@ -11,7 +11,9 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-import s3  # noqa: E402  (found by the line above, however pytest was started)
+import azurite  # noqa: E402  (found by the line above, however pytest was started)
+import fakegcs  # noqa: E402
+import s3  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -58,4 +60,79 @@ def own_s3_server(s3_keys: dict[str, str], tmp_path: Path) -> Iterator[s3.S3Serv
     if binary is None:
         pytest.skip("no versitygw: tests/servers/run.sh fetches it")
     with s3.running(1, tmp_path, s3_keys, binary) as servers:
+        yield servers[0]
+
+
+# Azure and Google Cloud Storage
+
+
+@pytest.fixture(scope="session")
+def azure_servers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], list[azurite.AzuriteServer]]]:
+    """`azure_servers(n)`: n servers with one account, whose key is in the environment while the session lasts."""
+    binary = azurite.find_binary()
+    if binary is None:
+        pytest.skip(azurite.missing())
+    keys = azurite.make_keys()
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in keys.items():
+            patch.setenv(name, value)
+        started: list[azurite.AzuriteServer] = []
+
+        def at_least(count: int) -> list[azurite.AzuriteServer]:
+            if count > len(started):
+                root = tmp_path_factory.mktemp("azure")
+                started.extend(stack.enter_context(azurite.running(count - len(started), root, keys, binary)))
+            return started[:count]
+
+        yield at_least
+
+
+@pytest.fixture
+def azure_server(azure_servers: Callable[[int], list[azurite.AzuriteServer]]) -> azurite.AzuriteServer:
+    """One server, shared by the session."""
+    return azure_servers(1)[0]
+
+
+@pytest.fixture
+def own_azure_server(
+    azure_servers: Callable[[int], list[azurite.AzuriteServer]], tmp_path: Path
+) -> Iterator[azurite.AzuriteServer]:
+    """A server for this test alone: to stop, start and damage. Its account is that of the session."""
+    with azurite.running(1, tmp_path, azure_servers(1)[0].env) as servers:
+        yield servers[0]
+
+
+@pytest.fixture(scope="session")
+def gcs_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], list[fakegcs.GcsServer]]]:
+    """`gcs_servers(n)`: n servers that all tests of the session share."""
+    binary = fakegcs.find_binary()
+    if binary is None:
+        pytest.skip(fakegcs.missing())
+    with contextlib.ExitStack() as stack:
+        started: list[fakegcs.GcsServer] = []
+
+        def at_least(count: int) -> list[fakegcs.GcsServer]:
+            if count > len(started):
+                root = tmp_path_factory.mktemp("gcs")
+                started.extend(stack.enter_context(fakegcs.running(count - len(started), root, binary)))
+            return started[:count]
+
+        yield at_least
+
+
+@pytest.fixture
+def gcs_server(gcs_servers: Callable[[int], list[fakegcs.GcsServer]]) -> fakegcs.GcsServer:
+    """One server, shared by the session."""
+    return gcs_servers(1)[0]
+
+
+@pytest.fixture
+def own_gcs_server(
+    gcs_servers: Callable[[int], list[fakegcs.GcsServer]], tmp_path: Path
+) -> Iterator[fakegcs.GcsServer]:
+    """A server for this test alone: to stop, start and damage."""
+    with fakegcs.running(1, tmp_path) as servers:
         yield servers[0]
