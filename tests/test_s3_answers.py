@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, own_keyring, serving, xml
 
 from metasync import settings, ways
 from metasync.backends import _pace
-from metasync.backends._base import Backend
+from metasync.backends._base import Digest
 from metasync.backends._registry import open_backend, parse_url
 from metasync.backends._s3_keys import read_keys
 from metasync.effects import Op, Task, Urgency
@@ -24,113 +25,40 @@ from metasync.runtime import Runtime
 
 pytest.importorskip("obstore")
 
-PAGE = b"<!DOCTYPE html><html><body>Please sign in. <Code>" + b"</Code></body></html>"
-META = {"Last-Modified": "Fri, 20 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
-
-
-@dataclass
-class Answer:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None  # what the head claims, where it lies
-
-
-@dataclass
-class Script:
-    """What the server answers, and what it was asked."""
-
-    answer: Callable[[str, str], Answer] = lambda _method, _path: Answer()
-    asked: list[str] = field(default_factory=list)
-    port: int = 0
-
-    def open(self, prefix: str = "x") -> Backend:
-        return open_backend(parse_url(f"s3://bucket/{prefix}?endpoint=http://127.0.0.1:{self.port}"))
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    script: Script
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
-        self.script.asked.append(self.command)
-        answer = self.script.answer(self.command, self.path)
-        self.send_response(answer.status)
-        length = len(answer.body) if answer.length is None else answer.length
-        for name, value in {"Content-Length": str(length), **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            try:
-                self.wfile.write(answer.body)
-            except OSError:  # the client heard enough
-                self.close_connection = True
-        if answer.length is not None:
-            self.close_connection = True
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815 (the names http.server asks for)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    script = Script()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
-    server.daemon_threads = True
-    script.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield script
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-CALLS: dict[str, Callable[[Backend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
-    "put": lambda b: b.put("d/a", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=99),
-    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
-    "stat": lambda b: b.stat("d/a"),
-    "list": lambda b: b.list("d"),
-    "delete": lambda b: b.delete("d/a"),
-}
-
-
-def _xml(code: str) -> bytes:
-    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>AKIAEXAMPLE hunter2</Message></Error>'.encode()
+    with serving(Script()) as script:
+        yield script
 
 
 ANSWERS: list[tuple[int, bytes, type[BackendError], bool]] = [
-    (400, _xml("ExpiredToken"), RefusedError, False),
-    (400, _xml("AuthorizationHeaderMalformed"), RefusedError, False),
-    (400, _xml("RequestTimeout"), BackendError, True),
-    (400, _xml("Whatever"), BackendError, False),
+    (400, xml("ExpiredToken"), RefusedError, False),
+    (400, xml("AuthorizationHeaderMalformed"), RefusedError, False),
+    (400, xml("RequestTimeout"), BackendError, True),
+    (400, xml("Whatever"), BackendError, False),
     (401, b"", RefusedError, False),
-    (403, _xml("AccessDenied"), RefusedError, False),
-    (403, _xml("InvalidAccessKeyId"), RefusedError, False),
-    (403, _xml("RequestTimeTooSkewed"), RefusedError, False),
-    (403, _xml("QuotaExceeded"), FullError, False),
-    (403, _xml("ObjectQuotaExceeded"), FullError, False),
-    (400, _xml("XMinioAdminBucketQuotaExceeded"), FullError, False),
+    (403, xml("AccessDenied"), RefusedError, False),
+    (403, xml("InvalidAccessKeyId"), RefusedError, False),
+    (403, xml("RequestTimeTooSkewed"), RefusedError, False),
+    (403, xml("QuotaExceeded"), FullError, False),
+    (403, xml("ObjectQuotaExceeded"), FullError, False),
+    (400, xml("XMinioAdminBucketQuotaExceeded"), FullError, False),
     (403, PAGE, RefusedError, False),
-    (404, _xml("NoSuchBucket"), UnreachableError, True),
-    (404, _xml("SomethingElse"), UnreachableError, True),
+    (404, xml("NoSuchBucket"), UnreachableError, True),
+    (404, xml("SomethingElse"), UnreachableError, True),
     (404, PAGE, UnreachableError, True),
     (404, b"", UnreachableError, True),
-    (409, _xml("ConditionalRequestConflict"), BackendError, True),
-    (409, _xml("OperationAborted"), BackendError, True),
-    (413, _xml("EntityTooLarge"), RefusedError, False),
+    (409, xml("ConditionalRequestConflict"), BackendError, True),
+    (409, xml("OperationAborted"), BackendError, True),
+    (413, xml("EntityTooLarge"), RefusedError, False),
     (429, b"", BackendError, True),
-    (500, _xml("InternalError"), BackendError, True),
+    (500, xml("InternalError"), BackendError, True),
     (502, PAGE, BackendError, True),
-    (503, _xml("SlowDown"), BackendError, True),
-    (507, _xml("XMinioStorageFull"), FullError, False),
+    (503, xml("SlowDown"), BackendError, True),
+    (507, xml("XMinioStorageFull"), FullError, False),
 ]
 
 
@@ -153,11 +81,11 @@ def test_refusals(
 @pytest.mark.parametrize(
     ("status", "body", "after_s"),
     [
-        (503, _xml("SlowDown"), 1.0),
+        (503, xml("SlowDown"), 1.0),
         (503, b"", 1.0),
         (429, b"", 1.0),
-        (400, _xml("RequestLimitExceeded"), 1.0),
-        (500, _xml("InternalError"), None),
+        (400, xml("RequestLimitExceeded"), 1.0),
+        (500, xml("InternalError"), None),
         (502, PAGE, None),
     ],
 )
@@ -199,7 +127,7 @@ def test_limits_hold_over_a_real_connection(script: Script, tmp_path: Path) -> N
 
 def test_a_server_that_asks_for_fewer_requests_gets_them(script: Script) -> None:
     """Every pack arrives, though the server sends the first ones away."""
-    away = [_xml("SlowDown")] * 3
+    away = [xml("SlowDown")] * 3
     script.answer = lambda *_: Answer(503, away.pop()) if away else Answer(200, b"", {"ETag": '"e"'})
     backend = script.open()
     with Runtime({"s3": backend}) as runtime:
@@ -210,7 +138,7 @@ def test_a_server_that_asks_for_fewer_requests_gets_them(script: Script) -> None
 
 
 def test_not_found(script: Script) -> None:
-    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else _xml("NoSuchKey"))
+    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else xml("NoSuchKey"))
     for kind in ("get", "get part", "stat"):
         with pytest.raises(NotFoundError):
             CALLS[kind](script.open())
@@ -237,10 +165,159 @@ def test_a_success_that_may_be_none(script: Script, kind: str) -> None:
     assert caught.value.retryable
 
 
-def test_another_region(script: Script) -> None:
-    script.answer = lambda *_: Answer(301, _xml("PermanentRedirect"))
-    with pytest.raises(RefusedError, match="region"):
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_another_region(script: Script, call: Callable) -> None:
+    script.answer = lambda *_: Answer(301, xml("PermanentRedirect"))
+    with pytest.raises(RefusedError, match="another region"):
+        call(script.open())
+    script.answer = lambda *_: Answer(
+        400, xml("AuthorizationHeaderMalformed", "<Region>eu-central-1</Region>"), {"Content-Type": "application/xml"}
+    )
+    with pytest.raises(RefusedError, match="in the region eu-central-1") as caught:
+        call(script.open())
+    assert "&region=eu-central-1 " in caught.value.next_step
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_no_signature_along_and_is_no_success(
+    script: Script, monkeypatch: pytest.MonkeyPatch, call: Callable, status: int
+) -> None:
+    """(An empty list and a delete may pass for one: nothing rests on them.)"""
+    monkeypatch.setenv("HTTP_PROXY", script.endpoint)
+    script.answer = lambda _method, path: (
+        Answer(200, PAGE, {"Content-Type": "text/html", "ETag": '"5f3a-64b"'})
+        if "login" in path
+        else Answer(status, b"", {"Location": "http://login.example.org/login"})
+    )
+    backend = open_backend(parse_url("s3://bucket/x?endpoint=http://s3.example.org"))
+    try:
+        call(backend)
+    except BackendError as error:
+        assert not isinstance(error, NotFoundError)
+    else:
+        assert call in (CALLS["list"], CALLS["delete"]), "a page is no success"
+    assert "authorization" in script.heads[0]
+    assert not any("authorization" in head for head in script.heads if "login" in head["path"])
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_certificate_of_an_unknown_authority(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Callable
+) -> None:
+    authority, own = make_certificates(tmp_path)
+    with serving(Script(), own) as server:
+        server.answer = lambda *_: Answer(403, xml("SignatureDoesNotMatch"))
+        with pytest.raises(UnreachableError, match="TLS certificate was not accepted") as caught:
+            call(server.open())
+        assert "SSL_CERT_FILE" in caught.value.next_step
+        assert server.asked == []
+        monkeypatch.setenv("SSL_CERT_FILE", authority)
+        with pytest.raises(RefusedError, match="refused the credentials"):
+            call(server.open())
+
+
+def test_plain_and_encrypted_confused(script: Script, tmp_path: Path) -> None:
+    script.scheme = "https"
+    with pytest.raises(UnreachableError, match="does not speak TLS"):
         CALLS["get"](script.open())
+    with serving(Script(), make_certificates(tmp_path)[1]) as server:
+        server.scheme = "http"
+        with pytest.raises(UnreachableError, match="the connection broke"):
+            CALLS["get"](server.open())
+
+
+def test_proxies(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    far, far_encrypted = (parse_url(f"s3://bucket/x?endpoint={s}://s3.example.org") for s in ("http", "https"))
+    proxy = script.endpoint
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    script.answer = lambda *_: Answer(407)
+    with pytest.raises(UnreachableError, match="a proxy that asks for a login"):
+        CALLS["get"](open_backend(far))
+    with pytest.raises(UnreachableError, match="the proxy asks for a login") as caught:
+        CALLS["get"](open_backend(far_encrypted))
+    assert "HTTPS_PROXY" in caught.value.next_step
+    script.answer = lambda *_: Answer(403)
+    with pytest.raises(UnreachableError, match="the proxy let nothing through"):
+        CALLS["get"](open_backend(far_encrypted))
+    assert script.asked == ["GET", "CONNECT", "CONNECT"]
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(UnreachableError, match="connection refused") as caught:
+        CALLS["get"](open_backend(far_encrypted))
+    assert "HTTPS_PROXY" in caught.value.next_step
+
+
+def test_the_bucket_in_the_hosts_name(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", script.endpoint)
+    script.answer = lambda *_: Answer(200, b"1", META)
+    for virtual, path in (("1", "http://bucket.s3.example.org/x/a"), ("0", "http://s3.example.org/bucket/x/a")):
+        backend = open_backend(parse_url(f"s3://bucket/x?endpoint=http://s3.example.org&virtual={virtual}"))
+        assert backend.get("a", max_bytes=9) == b"1"
+        assert script.heads[-1]["path"] == path
+        assert backend.identity() == open_backend(parse_url("s3://bucket/x?endpoint=http://s3.example.org")).identity()
+
+
+def test_who_gets_a_checksum(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amazon, and whoever is to have one by AWS_CHECKSUM_ALGORITHM; no server that may not know the header."""
+    monkeypatch.setenv("HTTP_PROXY", script.endpoint)
+    script.answer = lambda *_: Answer(200, b"", {**META, "ETag": f'"{"0" * 32}"'})
+    right = base64.b64encode(hashlib.sha256(b"data").digest()).decode()
+    for environment, host, sent in (
+        ("", "s3.eu-west-1.amazonaws.com", right),
+        ("", "s3.example.org", None),
+        ("sha256", "s3.example.org", right),
+    ):
+        monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", environment) if environment else None
+        open_backend(parse_url(f"s3://bucket/x?endpoint=http://{host}")).put("a", b"data")
+        assert script.heads[-1].get("x-amz-checksum-sha256") == sent
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "hunter2")
+    with pytest.raises(RefusedError, match="not in the right form") as caught:
+        open_backend(parse_url("s3://bucket/x?endpoint=http://s3.example.org")).put("a", b"data")
+    assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
+
+
+def _tagged(tag: str, data: bytes = b"data") -> Callable[[str, str], Answer]:
+    return lambda method, _: Answer(200, b"" if method == "PUT" else data, {**META, "ETag": tag})
+
+
+def test_a_digest_counts_when_tags_were_seen_to_be_md5s(script: Script) -> None:
+    md5 = hashlib.md5(b"data").hexdigest()
+    script.answer = _tagged(f'"{md5}"')
+    backend = script.open()
+    assert backend.digest("a") == Digest(4, None)
+    for see in (lambda b: b.put("a", b"data"), lambda b: b.create("a", b"data"), lambda b: b.get("a", max_bytes=9)):
+        backend = script.open()
+        see(backend)
+        assert backend.digest("a") == Digest(4, bytes.fromhex(md5))
+    script.asked.clear()
+    backend.digest("a")
+    assert script.asked == ["HEAD"]
+
+
+@pytest.mark.parametrize("tag", ["0" * 32, "d41d8cd98f00b204e9800998ecf8427e-3", "W/x", "e"])
+def test_a_tag_that_is_no_md5_ends_all_digests(script: Script, tag: str) -> None:
+    """So it is with SSE-KMS and SSE-C: the tag has 32 digits, and they are not those of the bytes."""
+    md5 = hashlib.md5(b"data").hexdigest()
+    script.answer = _tagged(f'"{md5}"')
+    backend = script.open()
+    backend.put("a", b"data")
+    script.answer = _tagged(f'"{tag}"')
+    if tag != "0" * 32:
+        assert backend.digest("large") == Digest(4, None), "this object alone"
+    backend.put("b", b"data")
+    script.answer = _tagged(f'"{md5}"')
+    backend.put("a", b"data")
+    assert backend.digest("a") == Digest(4, None)
+
+
+def test_a_digest_of_what_is_not_there(script: Script) -> None:
+    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else xml("NoSuchKey"))
+    with pytest.raises(NotFoundError):
+        script.open().digest("a")
+    script.answer = lambda *_: Answer(404, xml("NoSuchBucket"))
+    with pytest.raises(UnreachableError, match="cannot digest a"):
+        script.open().digest("a")
 
 
 def test_an_answer_cut_short(script: Script) -> None:
@@ -269,7 +346,7 @@ def test_a_server_that_ignores_the_condition(script: Script) -> None:
 
 
 def test_a_server_that_knows_no_conditions(script: Script) -> None:
-    script.answer = lambda method, _: Answer(501 if method == "PUT" else 204, _xml("NotImplemented"), META)
+    script.answer = lambda method, _: Answer(501 if method == "PUT" else 204, xml("NotImplemented"), META)
     assert script.open().probe() == "none"
 
 
@@ -284,7 +361,7 @@ def test_a_server_that_checks_and_then_writes(script: Script) -> None:
         if method != "PUT":
             return Answer(204)
         if path in stored:
-            return Answer(412, _xml("PreconditionFailed"))
+            return Answer(412, xml("PreconditionFailed"))
         pause.wait(0.05)
         stored[path] = b""
         return Answer(200, b"", META)
@@ -299,10 +376,36 @@ def test_a_probe_without_an_answer_says_nothing(script: Script) -> None:
         script.open().probe()
 
 
-def test_services_nobody_vouches_for_hold_data_only(script: Script) -> None:
-    assert script.open().form == "log"
-    b2 = open_backend(parse_url("s3://bucket?endpoint=https://s3.us-west-004.backblazeb2.com"))
-    assert b2.form == "none"
+@pytest.mark.parametrize(
+    ("where", "form"),
+    [
+        ("", "log"),
+        ("https://s3.eu-central-1.amazonaws.com", "log"),
+        ("https://s3.cn-north-1.amazonaws.com.cn", "log"),
+        ("https://0123.r2.cloudflarestorage.com", "log"),
+        ("http://127.0.0.1:9000", "log"),
+        ("http://192.168.1.5:9000", "log"),
+        ("http://[fd00::5]:9000", "log"),
+        ("http://nas:9000", "log"),
+        ("http://minio.lan:9000", "log"),
+        ("https://s3.us-west-004.backblazeb2.com", "none"),
+        ("https://s3.example.org", "none"),
+        ("https://amazonaws.com.example.org", "none"),
+        ("https://evilamazonaws.com", "none"),
+        ("http://1.1.1.1:9000", "none"),
+        ("https://s3.example.org&server=minio", "log"),
+        ("https://s3.example.org&server=ceph", "log"),
+        ("https://s3.example.org&server=versitygw", "log"),
+        ("http://nas:9000&server=garage", "none"),
+        ("http://nas:9000&server=seaweedfs", "none"),
+        ("http://nas:9000&server=other", "none"),
+    ],
+)
+def test_who_may_vote(script: Script, where: str, form: str) -> None:
+    backend = open_backend(parse_url(f"s3://bucket/x?endpoint={where}" if where else "s3://bucket/x"))
+    assert backend.form == form
+    reason = getattr(backend, "form_reason", "")
+    assert ("server=minio" in reason) == (form == "none")
 
 
 def test_identity(script: Script) -> None:
@@ -343,7 +446,25 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
     for profile in ("half", "none"):
         with pytest.raises(RefusedError, match=profile):
             read_keys(both, profile)
-    assert read_keys({"HOME": "/", "AWS_WEB_IDENTITY_TOKEN_FILE": "x", "AWS_PROFILE": "none"}, None) is None
+    nothing = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_PROFILE": "none", "METASYNC_KEYRING": "off"}
+    assert read_keys({**nothing, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}, None) is None
+    assert read_keys(nothing, None, in_cloud=lambda: True) is None
+    with pytest.raises(RefusedError, match="export-credentials"):
+        read_keys(nothing, None, in_cloud=lambda: False)
+    with pytest.raises(RefusedError):
+        read_keys({**nothing, "AWS_EC2_METADATA_DISABLED": "true"}, None, in_cloud=lambda: True)
+    with pytest.raises(RefusedError):
+        read_keys({**nothing, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}, "none", in_cloud=lambda: True)
+
+
+def test_keys_in_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
+    own_keyring(monkeypatch, {"s3:nas": "K:secret", "s3:far.example.org": "T:secret:token", "s3:odd": "no colon"})
+    environ = {"AWS_SHARED_CREDENTIALS_FILE": "/none"}
+    assert read_keys(environ, None, "nas")["secret_access_key"] == "secret"
+    assert read_keys(environ, None, "far.example.org")["token"] == "token"
+    for host, profile, more in (("odd", None, {}), ("nas", "work", {}), ("nas", None, {"METASYNC_KEYRING": "off"})):
+        with pytest.raises(RefusedError):
+            read_keys({**environ, **more}, profile, host, in_cloud=lambda: False)
 
 
 @pytest.mark.parametrize("text", [b"hunter2 without a section", b"\xff\xfe\x00", b"[default\nhunter2"])

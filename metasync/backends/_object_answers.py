@@ -8,6 +8,7 @@ a code that says so may ever become "the object is not there". What each code me
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +40,10 @@ class Dialect:
     keys: str  # what to check when it refuses the credentials
     codes: Mapping[str, Meaning]
     taken: tuple[int, str] = (412, "")  # a create of a taken name: the status, and the code where there are several
-    elsewhere: str = "it sends us to another server, and redirects are not followed"
+    elsewhere: str = "it sends us to another server, and credentials do not go there"
     elsewhere_step: str = "Check the endpoint, and whether the network asks for a login."
     place_gone: str = ""  # how it says without a code that the place is missing
+    tag: re.Pattern[str] = re.compile(".*")  # the tags that it gives
 
     def is_taken(self, error: BaseException) -> bool:
         """Whether a create ended in this because the name is taken."""
@@ -52,7 +54,10 @@ class Dialect:
 _STATUS = re.compile(r"(?:status code: |\(code: )(\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
-_TOKEN = re.compile(r"[Tt]oken re(?:quest|sponse)|//169\.254\.|//metadata\.google|//fd00:ec2|AssumeRoleWithWebIdentity")
+# Where tokens come from is in the text ahead of the answer: what was asked, or which server.
+_TOKEN = re.compile(
+    r"[Tt]oken re(?:quest|sponse)|//169\.254\.|//metadata\.google|AssumeRoleWithWebIdentity|get-access-token"
+)
 _CLOCK = re.compile(r"date header too old|Request not valid yet")
 _HEAD_CHARS = 1 << 14  # the answer's text; behind it obstore repeats all of it as a debug print
 
@@ -63,15 +68,17 @@ _CERTIFICATE = "its TLS certificate was not accepted"
 _CERTIFICATE_STEP = "Check the endpoint's name. The certificate of an authority of your own goes into SSL_CERT_FILE."
 _CAUSES = (
     ("dns error", "its name cannot be resolved"),
-    ("unsuccessful tunnel", "the proxy let nothing through"),
-    ("roxy authorization required", "the proxy asks for a login"),
+    ("ProxyAuthRequired", "the proxy asks for a login"),
+    ("TunnelUnsuccessful", "the proxy let nothing through"),
     ("Connection refused", "connection refused"),
     ("kind: Timeout", "no answer in time"),
     ("TimedOut", "no answer in time"),
     ("ertificate", _CERTIFICATE),
     ("InvalidContentType", "it does not speak TLS"),
     ("tcp connect error", "no connection"),
+    ("kind: Decode", "the answer is of another kind"),
 )
+_PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _BY_STATUS: dict[int, Meaning] = {
     401: "key",
     403: "right",
@@ -189,11 +196,13 @@ def _elsewhere(status: int, code: str, said: str, text: str, attempt: str, diale
 
 
 def _without_token(status: int | None, text: str, attempt: str, dialect: Dialect) -> BackendError:
-    """What gives out credentials is another server, and its refusal says nothing about an object."""
-    if status is not None and 400 <= status < 500 and status not in {408, 429}:
-        return RefusedError(f"{attempt}: no token was given for these credentials ({status})", next_step=dialect.keys)
-    cause = f"it answered {status}" if status is not None else _cause(text)
-    return UnreachableError(f"{attempt}: where tokens come from, {cause}", next_step=dialect.keys)
+    """What gives out tokens is another server or program, and its refusal says nothing about an object."""
+    refused = status is not None and 400 <= status < 500 and status not in {408, 429}
+    if refused or "command failed" in text:
+        reason = str(status) if status is not None else "its command failed"
+        return RefusedError(f"{attempt}: no token was given for these credentials ({reason})", next_step=dialect.keys)
+    cause = f"the server that gives them answered {status}" if status is not None else _cause(text)
+    return UnreachableError(f"{attempt}: no token could be had: {cause}", next_step=dialect.keys)
 
 
 def _without_answer(text: str, attempt: str, dialect: Dialect) -> BackendError:
@@ -202,8 +211,9 @@ def _without_answer(text: str, attempt: str, dialect: Dialect) -> BackendError:
     if "HTTP error" in text or "reqwest::Error" in text or "HttpError" in text:
         cause = _cause(text)
         step = _CERTIFICATE_STEP if cause == _CERTIFICATE else "Check the endpoint and the network."
-        if "roxy" in cause:
-            step = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY."
+        if cause != _CERTIFICATE and any(os.environ.get(name) for name in _PROXY_VARIABLES):
+            # Where the proxy is what refuses, nothing says so.
+            step = "Check the endpoint, the network, and the proxy in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY."
         return UnreachableError(f"{attempt}: {cause}", next_step=step)
     message = f"{attempt}: the server's answer is not one of {dialect.server}"
     return BackendError(message, next_step="Check the endpoint.")

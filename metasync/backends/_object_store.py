@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends._names import check_part, count_bytes, is_name, split_folder, split_path
@@ -62,6 +63,7 @@ class ObjectStoreBackend(ABC):
         self._where = where
         self._identity = identity
         self._url = url
+        self._may_be_another = _is_readable(url)
         self._stores: dict[int, Any] = {}  # by time-out; each takes 4 ms to make, and many a process needs but one
         self._making = threading.Lock()
         self._closed = False
@@ -84,6 +86,7 @@ class ObjectStoreBackend(ABC):
             if isinstance(failed, UnreachableError) and len(data) > _SMALL_BYTES_MAX and self._is_there(path):
                 return False
             raise failed from error
+        self._check_tag(result["e_tag"], "create", path)
         self._see(result["e_tag"], data)
         return True
 
@@ -94,6 +97,7 @@ class ObjectStoreBackend(ABC):
             result = self._obstore.put(self._store(len(data)), path, data, mode="overwrite", use_multipart=False)
         except self._failures as error:
             raise self._error(error, "put", path) from error
+        self._check_tag(result["e_tag"], "put", path)
         self._see(result["e_tag"], data)
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
@@ -200,6 +204,18 @@ class ObjectStoreBackend(ABC):
                 next_step="Log in to the network.",
             )
 
+    def _check_tag(self, e_tag: str | None, verb: str, path: str) -> None:
+        """A network that asks for a login may answer a write by 303: obstore then gets the page, and takes its 200 for
+
+        a success. Nothing but the form of the page's tag tells. Only over http, and beyond this machine, can it be so.
+        """
+        if not self._may_be_another or self.dialect.tag.fullmatch(e_tag or "") is not None:
+            return
+        raise UnreachableError(
+            f"cannot {verb} {path} in {self._where}: what answered is not the {self.dialect.server} server",
+            next_step="Log in to the network.",
+        )
+
     def _is_there(self, path: str) -> bool:
         """After a large create that broke off. A server may say 412 before the body is through and close: 18 to 30 of
 
@@ -286,8 +302,6 @@ def prefix_of(url: BackendUrl) -> str:
 
 def endpoint_of(url: BackendUrl, kind: str) -> str:
     """The server that a URL names, "" for the provider's own. `UsageError` if it is not an address alone."""
-    from urllib.parse import urlsplit
-
     endpoint = dict(url.params).get("endpoint", "").rstrip("/")
     if not endpoint:
         return ""
@@ -316,14 +330,17 @@ def is_own_host(host: str) -> bool:
 
 def check_not_readable(endpoint: str, what: str) -> None:
     """`RefusedError` for an endpoint to which a secret would go in plain text, over a network."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(endpoint)
-    if parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}:
+    if _is_readable(endpoint):
         raise RefusedError(
             f"{what} would go over the network in plain text to {endpoint}",
             next_step="Write endpoint=https://..., or use another kind of credentials.",
         )
+
+
+def _is_readable(url: str) -> bool:
+    """Whether what goes there can be read, and answered, by the network between."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}
 
 
 def _range(offset: int, length: int | None) -> Any:

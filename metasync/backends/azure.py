@@ -27,6 +27,7 @@ _DIALECT = Dialect(
     server="Azure",
     place="container",
     keys=KEYS_STEP,
+    tag=re.compile(r'"?0x[0-9A-Fa-f]+"?'),
     taken=(409, "BlobAlreadyExists"),
     place_gone="specified container does not exist",
     codes={

@@ -35,6 +35,7 @@ _DIALECT = Dialect(
         "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the profile in ~/.aws/credentials;"
         " and that they belong to this endpoint."
     ),
+    tag=re.compile(r'"?[0-9A-Fa-f]{32}(-[0-9]+)?"?'),
     elsewhere="the bucket is in another region",
     elsewhere_step="Name the bucket's region in the URL: &region=eu-central-1, say.",
     codes={
@@ -106,7 +107,7 @@ class S3Backend(TagsAreDigests):
             native_identity(endpoint.lower() or "s3.amazonaws.com", f"{bucket}/{prefix}"),
             url.replace("://", f"://{bucket}.", 1) if virtual else url,
         )
-        self._keys = read_keys(os.environ, profile)
+        self._keys = read_keys(os.environ, profile, _host(url)[1:])
         self._options: dict[str, Any] = {
             "bucket": bucket,
             "prefix": prefix or None,

@@ -1,0 +1,166 @@
+"""A small server on loopback that gives object stores the answers which a sound server does not give."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import ssl
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metasync.backends._base import Backend
+from metasync.backends._registry import open_backend, parse_url
+
+PAGE = b"<!DOCTYPE html><html><body>Please sign in. <Code>" + b"</Code></body></html>"
+META = {"Last-Modified": "Fri, 20 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
+
+CALLS: dict[str, Callable[[Backend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=99),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "delete": lambda b: b.delete("d/a"),
+}
+
+
+def xml(code: str, more: str = "") -> bytes:
+    """A refusal as object stores word it."""
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>AKIA hunter2</Message>{more}</Error>'.encode()
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None  # what the head claims, where it lies
+
+
+@dataclass
+class Script:
+    """What the server answers, and what it was asked."""
+
+    answer: Callable[[str, str], Answer] = lambda _method, _path: Answer()
+    asked: list[str] = field(default_factory=list)
+    heads: list[dict[str, str]] = field(default_factory=list)
+    url: str = "s3://bucket/{prefix}?endpoint={endpoint}"
+    port: int = 0
+    scheme: str = "http"
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def open(self, prefix: str = "x") -> Backend:
+        return open_backend(parse_url(self.url.format(prefix=prefix, endpoint=self.endpoint)))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    script: Script
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.script.asked.append(self.command)
+        self.script.heads.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
+        answer = self.script.answer(self.command, self.path)
+        self.send_response(answer.status)
+        length = len(answer.body) if answer.length is None else answer.length
+        for name, value in {"Content-Length": str(length), **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(answer.body)
+            except OSError:  # the client heard enough
+                self.close_connection = True
+        if answer.length is not None:
+            self.close_connection = True
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_CONNECT = _answer  # noqa: N815 (the names http.server asks for)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that does not like our certificate is no news."""
+
+
+@contextlib.contextmanager
+def serving(script: Script, certificate: str = "") -> Iterator[Script]:
+    """With a file of key and certificate the server speaks TLS."""
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        script.scheme = "https"
+    script.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield script
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def make_certificates(folder: Path) -> tuple[str, str]:
+    """The certificate of an authority nobody knows; key and certificate that it gave to 127.0.0.1."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    now = datetime.now(UTC)
+
+    def certificate(name: str, key: Any, signer: Any, extensions: list[Any]) -> Any:
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "nobody")])
+        builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(signer, hashes.SHA256())
+
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    own = certificate("nobody", authority, authority, [x509.BasicConstraints(ca=True, path_length=None)])
+    given = certificate("server", key, authority, [x509.BasicConstraints(ca=False, path_length=None), address])
+    pem = serialization.Encoding.PEM
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "authority.pem").write_bytes(own.public_bytes(pem))
+    (folder / "server.pem").write_bytes(key.private_bytes(pem, *plain) + given.public_bytes(pem))
+    return str(folder / "authority.pem"), str(folder / "server.pem")
+
+
+def own_keyring(monkeypatch: pytest.MonkeyPatch, secrets: dict[str, str]) -> None:
+    """A keyring that holds these for MetaSync, in the place of the system's."""
+    package, errors = types.ModuleType("keyring"), types.ModuleType("keyring.errors")
+    vars(errors)["KeyringError"] = type("KeyringError", (Exception,), {})
+    vars(package)["errors"] = errors
+
+    def get_password(service: str, name: str) -> str | None:
+        if name.endswith("locked"):
+            raise vars(errors)["KeyringError"]("locked")
+        return secrets.get(name) if service == "metasync" else None
+
+    vars(package)["get_password"] = get_password
+    monkeypatch.delenv("METASYNC_KEYRING", raising=False)
+    monkeypatch.setitem(sys.modules, "keyring", package)
+    monkeypatch.setitem(sys.modules, "keyring.errors", errors)

@@ -1,0 +1,299 @@
+"""What the Azure backend makes of answers that a sound server does not give, and which credentials it takes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, own_keyring, serving, xml
+
+from metasync.backends._azure_keys import read_credentials
+from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.azure import AzureBackend
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+
+pytest.importorskip("obstore")
+
+KEY = base64.b64encode(b"hunter2" * 9).decode()
+URL = "azure://container/{prefix}?account=name&endpoint={endpoint}/name"
+BATCH = (
+    "--b\r\nContent-Type: application/http\r\nContent-ID: 0\r\n\r\nHTTP/1.1 {status} {reason}\r\n"
+    "x-ms-request-id: 1\r\n\r\n\r\n--b--\r\n"
+)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+    with serving(Script(url=URL)) as script:
+        yield script
+
+
+ANSWERS: list[tuple[int, bytes, type[BackendError], bool, str]] = [
+    (400, xml("AuthorizationHeaderMalformed"), BackendError, False, "400"),
+    (400, xml("Whatever"), BackendError, False, "Whatever"),
+    (401, xml("NoAuthenticationInformation"), RefusedError, False, "refused the credentials"),
+    (401, b"", RefusedError, False, "refused the credentials"),
+    (403, xml("AuthenticationFailed"), RefusedError, False, "refused the credentials"),
+    (403, xml("AuthorizationFailure"), RefusedError, False, "refused the credentials"),
+    (403, xml("AuthorizationPermissionMismatch"), RefusedError, False, "AuthorizationPermissionMismatch"),
+    (403, xml("AuthenticationFailed", "Request date header too old: 'Sat'"), RefusedError, False, "clock"),
+    (403, PAGE, RefusedError, False, "403"),
+    (404, xml("ContainerNotFound"), UnreachableError, True, "no such container"),
+    (404, xml("ResourceNotFound"), UnreachableError, True, "not the Azure server"),
+    (404, PAGE, UnreachableError, True, "not the Azure server"),
+    (409, xml("ContainerBeingDeleted"), UnreachableError, True, "no such container"),
+    (409, xml("BlobImmutableDueToPolicy"), BackendError, False, "BlobImmutableDueToPolicy"),
+    (409, xml("Whatever"), BackendError, True, "409"),
+    (412, xml("LeaseIdMissing"), BackendError, False, "LeaseIdMissing"),
+    (413, xml("RequestBodyTooLarge"), RefusedError, False, "too large"),
+    (500, xml("OperationTimedOut"), BackendError, True, "500"),
+    (502, PAGE, BackendError, True, "502"),
+    (507, b"", FullError, False, "no space"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("status", "body", "expected", "retryable", "said"), ANSWERS)
+def test_refusals(
+    script: Script,
+    call: Callable,
+    status: int,
+    body: bytes,
+    expected: type[BackendError],
+    retryable: bool,
+    said: str,
+) -> None:
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError, match=said) as caught:
+        call(script.open())
+    assert type(caught.value) is expected
+    assert caught.value.retryable is retryable
+    assert "container/x" in caught.value.message
+    assert "hunter2" not in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert len(set(script.asked)) == len(script.asked) <= 2, "nothing is tried twice"
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("status", "body"), [(503, xml("ServerBusy")), (503, b""), (429, b"")])
+def test_a_server_that_asks_for_fewer_requests(script: Script, call: Callable, status: int, body: bytes) -> None:
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError) as caught:
+        call(script.open())
+    assert (caught.value.retryable, caught.value.retry_after_s) == (True, 1.0)
+
+
+def test_taken_is_one_conflict_among_several(script: Script) -> None:
+    script.answer = lambda *_: Answer(409, xml("BlobAlreadyExists"))
+    assert script.open().create("a", b"1") is False
+    for status, code in ((409, "SnapshotsPresent"), (412, "ConditionNotMet"), (403, "BlobAlreadyExists")):
+        script.answer = lambda *_, status=status, code=code: Answer(status, xml(code))
+        with pytest.raises(BackendError):
+            script.open().create("a", b"1")
+
+
+def test_not_found(script: Script) -> None:
+    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else xml("BlobNotFound"))
+    for kind in ("get", "get part", "stat"):
+        with pytest.raises(NotFoundError):
+            CALLS[kind](script.open())
+    for kind in ("create", "put"):
+        with pytest.raises(BackendError):
+            CALLS[kind](script.open())
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        (202, "Accepted", None),
+        (404, "The specified blob does not exist.", None),
+        (404, "The specified container does not exist.", UnreachableError),
+        (403, "This request is not authorized to perform this operation using this permission.", RefusedError),
+        (409, "There is currently a lease on the blob.", BackendError),
+        (503, "The server is busy.", BackendError),
+    ],
+)
+def test_a_delete_in_its_batch(script: Script, status: int, reason: str, expected: type[BackendError] | None) -> None:
+    body = BATCH.format(status=status, reason=reason).encode()
+    script.answer = lambda *_: Answer(202, body, {"Content-Type": "multipart/mixed; boundary=b"})
+    if expected is None:
+        script.open().delete("d/a")
+    else:
+        with pytest.raises(expected) as caught:
+            script.open().delete("d/a")
+        assert type(caught.value) is expected
+    assert script.asked == ["POST"]
+
+
+@pytest.mark.parametrize("kind", ["create", "put", "get", "get part", "stat", "delete"])
+def test_a_login_page_for_everything(script: Script, kind: str) -> None:
+    script.answer = lambda *_: Answer(200, PAGE, {"Content-Type": "text/html"})
+    with pytest.raises(BackendError) as caught:
+        CALLS[kind](script.open())
+    assert not isinstance(caught.value, NotFoundError)
+
+
+def test_a_redirected_write_is_no_success(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", script.endpoint)
+    script.answer = lambda _method, path: (
+        Answer(200, PAGE, {"ETag": '"5f3a-64b"'})
+        if "login" in path
+        else Answer(303, b"", {"Location": "http://login.example.org/login"})
+    )
+    backend = open_backend(parse_url("azure://container/x?account=name&endpoint=http://blob.example.org"))
+    for kind in ("create", "put"):
+        with pytest.raises(UnreachableError):
+            CALLS[kind](backend)
+    for kind in ("get", "stat"):
+        with pytest.raises(BackendError) as caught:
+            CALLS[kind](backend)
+        assert not isinstance(caught.value, NotFoundError)
+    assert not any("authorization" in head for head in script.heads if "login" in head["path"])
+
+
+def test_answers_that_do_not_hold(script: Script) -> None:
+    script.answer = lambda *_: Answer(200, b"", META, length=1 << 40)
+    with pytest.raises(RefusedError, match="at most 9"):
+        script.open().get("d/a", max_bytes=9)
+    script.answer = lambda *_: Answer(200, b"half", META, length=8)
+    with pytest.raises(UnreachableError):
+        script.open().get("d/a", max_bytes=9)
+    script.answer = lambda *_: Answer(206, b"z" * (4 << 20), {**META, "Content-Range": "bytes 0-8/9"})
+    with pytest.raises(BackendError):
+        script.open().get("d/a", offset=0, length=9, max_bytes=9)
+    script.answer = lambda *_: Answer(206, b"", {**META, "Content-Range": "bytes 9-9/5"})
+    assert script.open().get("d/a", offset=9, max_bytes=9) == b"", "as Azurite has it of a part behind the end"
+
+
+def test_a_certificate_of_an_unknown_authority(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority, own = make_certificates(tmp_path)
+    with serving(Script(url=URL), own) as server:
+        with pytest.raises(UnreachableError, match="TLS certificate was not accepted"):
+            server.open().put("a", b"1")
+        monkeypatch.setenv("SSL_CERT_FILE", authority)
+        server.answer = lambda *_: Answer(201, b"", META)
+        server.open().put("a", b"1")
+
+
+def test_secrets_that_are_sent_go_nowhere_in_plain_text(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = parse_url("azure://container?account=name&endpoint=http://blob.example.org")
+    open_backend(far)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    for name in ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"):
+        monkeypatch.setenv(name, "sig=hunter2")
+        with pytest.raises(RefusedError, match="plain text") as caught:
+            open_backend(far)
+        assert "hunter2" not in str(caught.value)
+        open_backend(parse_url(URL.format(prefix="x", endpoint=script.endpoint)))
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected", "said"),
+    [
+        (401, b'{"error":"invalid_client","error_description":"hunter2"}', RefusedError, r"no token .* \(401\)"),
+        (500, b"", UnreachableError, "answered 500"),
+        (200, PAGE, UnreachableError, "of another kind"),
+    ],
+)
+def test_entra_gives_no_token(
+    script: Script, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, expected: type[BackendError], said: str
+) -> None:
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", script.endpoint)
+    login = {"client_id": "c", "tenant_id": "t", "client_secret": "hunter2", "credential_type": "client_secret"}
+    script.answer = lambda *_: Answer(status, body, {"Content-Type": "application/json"})
+    backend = AzureBackend("container", "x", account="name", endpoint=f"{script.endpoint}/name", credentials=login)
+    for call in CALLS.values():
+        with pytest.raises(expected, match=said) as caught:
+            call(backend)
+        assert "hunter2" not in str(caught.value)
+    assert {head["path"] for head in script.heads} == {"/t/oauth2/v2.0/token"}
+
+
+def test_entra_gives_one(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", script.endpoint)
+    login = {"client_id": "c", "tenant_id": "t", "client_secret": "hunter2", "credential_type": "client_secret"}
+    token = b'{"access_token":"TOKEN","expires_in":3600,"token_type":"Bearer"}'
+    script.answer = lambda method, _: Answer(200, token if method == "POST" else b"1", META)
+    backend = AzureBackend("container", "x", account="name", endpoint=f"{script.endpoint}/name", credentials=login)
+    assert [backend.get("a", max_bytes=1), backend.get("b", max_bytes=1)] == [b"1", b"1"]
+    assert script.asked == ["POST", "GET", "GET"], "one token for all"
+    assert script.heads[-1]["authorization"] == "Bearer TOKEN"
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        {"account_key": "hunter2 is no base64", "credential_type": "access_key"},
+        {"sas_key": "hunter2", "credential_type": "sas_token"},
+    ],
+)
+def test_credentials_of_no_form(script: Script, credentials: dict[str, str]) -> None:
+    backend = AzureBackend("container", "x", account="name", endpoint=script.endpoint, credentials=credentials)
+    with pytest.raises(RefusedError, match="not in the right form") as caught:
+        backend.put("a", b"1")
+    assert "hunter2" not in f"{caught.value}{caught.value.__cause__}{backend!r}"
+    assert caught.value.__suppress_context__
+
+
+def test_no_az_to_ask(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    login = {"credential_type": "azure_cli"}
+    backend = AzureBackend("container", "x", account="name", endpoint=script.endpoint, credentials=login)
+    with pytest.raises(RefusedError, match="its command failed"):
+        backend.put("a", b"1")
+
+
+def test_identity(script: Script) -> None:
+    def of(url: str) -> bytes:
+        return open_backend(parse_url(url)).identity()
+
+    own = "https://name.blob.core.windows.net"
+    assert of("azure://container/a?account=name") == of(f"azure://container/a/?account=name&endpoint={own}/")
+    different = ["azure://container/a?account=name", "azure://container/b?account=name", "azure://other/a?account=name"]
+    different += ["azure://container/a?account=another", "azure://container/a?account=name&endpoint=https://h"]
+    assert len({of(url) for url in different}) == len(different)
+
+
+def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(**environ: str) -> dict[str, str]:
+        return read_credentials(environ, "name", in_cloud=lambda: False)
+
+    own_keyring(
+        monkeypatch, {"azure:name": "RING", "azure:sas": "?sv=1&sig=x", "azure:s": "AccountName=s;AccountKey=S"}
+    )
+    key = {"AZURE_STORAGE_ACCOUNT_KEY": "KEY"}
+    entra = {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t"}
+    string = "DefaultEndpointsProtocol=https;AccountName={};AccountKey=S==;EndpointSuffix=core.windows.net"
+    sas = {"AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=x"}
+    off = {"METASYNC_KEYRING": "off"}
+    assert of(**key) == {"account_key": "KEY", "credential_type": "access_key"}
+    assert of(**key, **sas, **entra)["account_key"] == "KEY"
+    assert of(**sas) == {"sas_key": "sv=1&sig=x", "credential_type": "sas_token"}
+    assert of(**key, AZURE_STORAGE_CONNECTION_STRING=string.format("name"))["account_key"] == "S=="
+    assert of(**key, AZURE_STORAGE_CONNECTION_STRING=string.format("other"))["account_key"] == "KEY"
+    assert (
+        of(AZURE_STORAGE_CONNECTION_STRING="BlobEndpoint=x;SharedAccessSignature=sv=1&sig=y")["sas_key"] == "sv=1&sig=y"
+    )
+    assert of() == {"account_key": "RING", "credential_type": "access_key"}
+    assert of(**key, AZURE_STORAGE_ACCOUNT_NAME="other")["account_key"] == "RING", "never another account's"
+    assert read_credentials({}, "sas", in_cloud=lambda: False)["credential_type"] == "sas_token"
+    assert read_credentials({}, "s", in_cloud=lambda: False)["account_key"] == "S"
+    assert of(**off, **entra, AZURE_CLIENT_SECRET="s")["credential_type"] == "client_secret"
+    assert of(**off, **entra, AZURE_FEDERATED_TOKEN_FILE="f")["credential_type"] == "workload_identity"
+    assert of(**off, AZURE_CREDENTIAL_TYPE="azure_cli") == {"credential_type": "azure_cli"}
+    assert of(**off, AZURE_USE_AZURE_CLI="true") == {"credential_type": "azure_cli"}
+    assert of(**off, IDENTITY_ENDPOINT="http://x") == {"credential_type": "managed_identity"}
+    assert read_credentials(off, "name", in_cloud=lambda: True) == {"credential_type": "managed_identity"}
+    for environ in (off, {**off, **entra}, {**off, **key, "AZURE_STORAGE_ACCOUNT": "other"}):
+        with pytest.raises(RefusedError, match="no credentials for the Azure storage account name") as caught:
+            of(**environ)
+        assert "KEY" not in caught.value.message
+    for locked in ("locked", "nobody"):
+        with pytest.raises(RefusedError):
+            read_credentials({}, locked, in_cloud=lambda: False)

@@ -1,0 +1,267 @@
+"""What the Google Cloud Storage backend makes of answers that a sound server does not give, and the logins it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, serving, xml
+
+from metasync.backends._base import Digest
+from metasync.backends._gcs_keys import read_credentials
+from metasync.backends._own_cloud import runs_in
+from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.gcs import GcsBackend
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+
+pytest.importorskip("obstore")
+
+URL = "gcs://bucket/{prefix}?endpoint={endpoint}"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "hunter2")
+    with serving(Script(url=URL)) as script:
+        yield script
+
+
+def _account(tmp_path: Path) -> str:
+    """The file of a service account's key, as Google hands it out."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048)
+    text = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    path = tmp_path / "account.json"
+    account = {"type": "service_account", "client_email": "me@example.org", "private_key_id": "1", "private_key": text}
+    path.write_text(json.dumps(account))
+    return str(path)
+
+
+ANSWERS: list[tuple[int, bytes, type[BackendError], bool, str]] = [
+    (400, xml("ExpiredToken"), RefusedError, False, "refused the credentials"),
+    (400, xml("Whatever"), BackendError, False, "Whatever"),
+    (401, xml("AuthenticationRequired"), RefusedError, False, "refused the credentials"),
+    (401, b"", RefusedError, False, "refused the credentials"),
+    (403, xml("AccessDenied"), RefusedError, False, "AccessDenied"),
+    (403, xml("RetentionPolicyNotMet"), RefusedError, False, "RetentionPolicyNotMet"),
+    (403, PAGE, RefusedError, False, "403"),
+    (404, xml("NoSuchBucket"), UnreachableError, True, "no such bucket"),
+    (404, b"Not Found", UnreachableError, True, "not the Google Cloud Storage server"),
+    (404, PAGE, UnreachableError, True, "not the Google Cloud Storage server"),
+    (409, xml("OperationAborted"), BackendError, True, "OperationAborted"),
+    (413, xml("EntityTooLarge"), RefusedError, False, "too large"),
+    (500, xml("InternalError"), BackendError, True, "500"),
+    (502, PAGE, BackendError, True, "502"),
+    (507, b"", FullError, False, "no space"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("status", "body", "expected", "retryable", "said"), ANSWERS)
+def test_refusals(
+    script: Script,
+    call: Callable,
+    status: int,
+    body: bytes,
+    expected: type[BackendError],
+    retryable: bool,
+    said: str,
+) -> None:
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError, match=said) as caught:
+        call(script.open())
+    assert type(caught.value) is expected
+    assert caught.value.retryable is retryable
+    assert "bucket/x" in caught.value.message
+    assert "hunter2" not in str(caught.value)
+    assert len(set(script.asked)) == len(script.asked) <= 2, "nothing is tried twice"
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(("status", "body"), [(503, xml("SlowDown")), (503, b""), (429, xml("RateLimitExceeded"))])
+def test_a_server_that_asks_for_fewer_requests(script: Script, call: Callable, status: int, body: bytes) -> None:
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError) as caught:
+        call(script.open())
+    assert (caught.value.retryable, caught.value.retry_after_s) == (True, 1.0)
+
+
+def test_how_it_creates(script: Script) -> None:
+    script.answer = lambda *_: Answer(200, b"", META)
+    assert script.open().create("a", b"1") is True
+    assert script.heads[-1]["x-goog-if-generation-match"] == "0"
+    script.open().put("a", b"1")
+    assert "x-goog-if-generation-match" not in script.heads[-1]
+    script.answer = lambda *_: Answer(412, xml("PreconditionFailed"))
+    assert script.open().create("a", b"1") is False
+    script.answer = lambda *_: Answer(409, xml("Conflict"))
+    with pytest.raises(BackendError):
+        script.open().create("a", b"1")
+
+
+def test_not_found(script: Script) -> None:
+    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else xml("NoSuchKey"))
+    for kind in ("get", "get part", "stat"):
+        with pytest.raises(NotFoundError):
+            CALLS[kind](script.open())
+    CALLS["delete"](script.open())
+    for kind in ("create", "put"):
+        with pytest.raises(BackendError):
+            CALLS[kind](script.open())
+
+
+@pytest.mark.parametrize("kind", ["create", "put", "get", "get part", "stat"])
+def test_a_login_page_for_everything(script: Script, kind: str) -> None:
+    script.answer = lambda *_: Answer(200, PAGE, {"Content-Type": "text/html"})
+    with pytest.raises(BackendError) as caught:
+        CALLS[kind](script.open())
+    assert not isinstance(caught.value, NotFoundError)
+
+
+def test_a_tag_that_is_no_md5_is_no_digest(script: Script) -> None:
+    """An object made of others, or encrypted with a key of its owner's, has a tag of another kind."""
+    right = hashlib.md5(b"data").hexdigest()
+    for tag, told in ((right, bytes.fromhex(right)), ("CJjvzZ+w9ocDEAE=", None), ("0" * 32, None)):
+        script.answer = lambda method, _, tag=tag: Answer(
+            200, b"" if method == "PUT" else b"data", {**META, "ETag": f'"{tag}"'}
+        )
+        backend = script.open()
+        backend.put("a", b"data")
+        assert backend.digest("a") == Digest(4, told)
+
+
+def test_only_google_sees_googles_login(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", _account(tmp_path))
+    script.answer = lambda *_: Answer(200, b"", META)
+    for name in ("GOOGLE_BEARER_TOKEN", ""):
+        script.open().put("a", b"1")
+        assert script.heads[-1].get("authorization", "Bearer").strip() == "Bearer"
+        if name:
+            monkeypatch.delenv(name)
+    with pytest.raises(RefusedError, match="plain text"):
+        open_backend(parse_url("gcs://bucket?endpoint=http://storage.googleapis.com"))
+    open_backend(parse_url("gcs://bucket?endpoint=https://storage.googleapis.com"))
+
+
+def test_a_service_account_signs_for_itself(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    script.answer = lambda *_: Answer(200, b"", META)
+    credentials = read_credentials({"GOOGLE_APPLICATION_CREDENTIALS": _account(tmp_path)})
+    backend = GcsBackend("bucket", "x", endpoint=script.endpoint, credentials=credentials)
+    backend.put("a", b"1")
+    assert script.asked == ["PUT"], "no server is asked for a token"
+    assert script.heads[0]["authorization"].startswith("Bearer eyJ")
+    script.answer = lambda *_: Answer(401, xml("AuthenticationRequired"))
+    for call in CALLS.values():
+        with pytest.raises(RefusedError, match="GOOGLE_APPLICATION_CREDENTIALS") as caught:
+            call(backend)
+        assert "eyJ" not in f"{caught.value}{backend!r}"
+
+
+def test_the_machine_gives_no_token(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, f"127.0.0.1:{script.port}")
+    script.answer = lambda *_: Answer(404)
+    backend = GcsBackend("bucket", "x", endpoint=script.endpoint, credentials=read_credentials({"K_SERVICE": "x"}))
+    with pytest.raises(RefusedError, match="no token was given"):
+        backend.put("a", b"1")
+    script.answer = lambda method, _path: Answer(
+        200, b'{"access_token":"TOKEN","expires_in":3600}' if method == "GET" else b"", META
+    )
+    backend.put("a", b"1")
+    assert script.heads[-1]["authorization"] == "Bearer TOKEN"
+
+
+def test_a_certificate_of_an_unknown_authority(script: Script, tmp_path: Path) -> None:
+    with (
+        serving(Script(url=URL), make_certificates(tmp_path)[1]) as server,
+        pytest.raises(UnreachableError, match="TLS certificate was not accepted"),
+    ):
+        server.open().put("a", b"1")
+
+
+def test_who_may_vote(script: Script) -> None:
+    assert script.open().form == "log"
+    assert open_backend(parse_url("gcs://bucket")).form == "log"
+    other = open_backend(parse_url("gcs://bucket?endpoint=https://storage.example.org"))
+    assert other.form == "none"
+    assert "nobody vouches" in getattr(other, "form_reason", "")
+
+
+def test_identity(script: Script) -> None:
+    def of(url: str) -> bytes:
+        return open_backend(parse_url(url)).identity()
+
+    assert of("gcs://bucket/a") == of("gcs://bucket/a/?endpoint=https://storage.googleapis.com/")
+    assert (
+        len({of("gcs://bucket/a"), of("gcs://bucket/b"), of("gcs://other/a"), of("gcs://bucket/a?endpoint=http://h")})
+        == 4
+    )
+
+
+def test_where_a_login_comes_from(tmp_path: Path) -> None:
+    def of(**environ: str) -> dict[str, str]:
+        return read_credentials({"HOME": str(tmp_path), **environ}, in_cloud=lambda: False)
+
+    account = _account(tmp_path)
+    text = Path(account).read_text()
+    assert of(GOOGLE_APPLICATION_CREDENTIALS=account) == {"application_credentials": account}
+    assert of(GOOGLE_SERVICE_ACCOUNT=account) == {"service_account": account}
+    assert of(GOOGLE_SERVICE_ACCOUNT_KEY=text) == {"service_account_key": text}
+    assert of(GOOGLE_BEARER_TOKEN="t", GOOGLE_SERVICE_ACCOUNT=account) == {"bearer_token": "t"}
+    assert of(GCE_METADATA_HOST="x") == {}
+    assert read_credentials({"HOME": str(tmp_path)}, in_cloud=lambda: True) == {}
+    with pytest.raises(RefusedError, match="no credentials for Google Cloud Storage"):
+        of()
+    with pytest.raises(RefusedError, match="both set"):
+        of(GOOGLE_SERVICE_ACCOUNT=account, GOOGLE_SERVICE_ACCOUNT_KEY=text)
+    login = tmp_path / ".config/gcloud/application_default_credentials.json"
+    login.parent.mkdir(parents=True)
+    login.write_text('{"type": "authorized_user"}')
+    assert of() == {"application_credentials": str(login)}
+    other = tmp_path / "elsewhere/application_default_credentials.json"
+    other.parent.mkdir()
+    other.write_text('{"type": "authorized_user"}')
+    assert of(CLOUDSDK_CONFIG=str(other.parent)) == {"application_credentials": str(other)}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"\xff\xfe", "no text"),
+        (b"hunter2", "not in JSON"),
+        (b"[]", "not in JSON"),
+        (b'{"type": "external_account", "x": "hunter2"}', "of the type 'external_account'"),
+    ],
+)
+def test_a_login_that_is_none(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "login.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RefusedError, match=said) as caught:
+        read_credentials({"GOOGLE_APPLICATION_CREDENTIALS": str(path)})
+    assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
+    assert str(path) in caught.value.message
+
+
+def test_whose_machine_this_is(tmp_path: Path) -> None:
+    signs = {"aws": ("sys_vendor", "Amazon EC2"), "gcs": ("product_name", "Google Compute Engine")}
+    signs["azure"] = ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77")
+    for cloud, (name, sign) in signs.items():
+        folder = tmp_path / cloud
+        assert not runs_in(cloud, str(folder))  # type: ignore[arg-type]
+        folder.mkdir()
+        (folder / name).write_text(f"{sign}\n")
+        assert [other for other in signs if runs_in(other, str(folder))] == [cloud]  # type: ignore[arg-type]
+        (folder / name).write_text("QEMU\n")
+        assert not runs_in(cloud, str(folder))  # type: ignore[arg-type]
