@@ -482,7 +482,7 @@ def test_slow_down_is_remembered_for_the_account(
 ) -> None:
     """Another way to it, to another bucket and as another process has one, does not ask; S3 names no time: a second."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    script.answer = lambda _method, _path: Answer(503, _xml("SlowDown"))
+    script.answer = lambda _method, _path: Answer(503, xml("SlowDown"))
     one, other = (
         ways.reached("m", parse_url(f"s3://bucket-{n}/x?endpoint=http://127.0.0.1:{script.port}")) for n in "12"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import subprocess
@@ -16,6 +17,7 @@ import s3
 from contract_kit import FULL, SMALL, passes
 from object_calls import CALLS, open_url
 
+from metasync.backends._base import Digest, TellsDigests
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
@@ -149,6 +151,26 @@ def test_a_server_that_goes_and_comes_back(own_s3_server: s3.S3Server) -> None:
         assert time.monotonic() - began < 3, "no retries below us"
     own_s3_server.start()
     assert backend.get("a", max_bytes=1) == b"1"
+
+
+def test_a_checksum_is_taken(s3_server: s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Amazon gets it by default: the server compares it, and creates are as they were."""
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "sha256")
+    backend = open_url(s3_server.url("checksum"))
+    assert [backend.create("a", b"1"), backend.create("a", b"2")] == [True, False]
+    backend.put("b", bytes(1 << 20))
+    assert backend.get("b", max_bytes=1 << 20) == bytes(1 << 20)
+    assert backend.probe() == "log"
+
+
+def test_digests(s3_server: s3.S3Server) -> None:
+    backend = open_url(s3_server.url("digests"))
+    assert isinstance(backend, TellsDigests)
+    big = secrets.token_bytes(1 << 20)
+    backend.put("big", big)
+    assert backend.digest("big") == Digest(1 << 20, None), "nothing small was seen yet to show what tags mean here"
+    backend.put("small", b"1")
+    assert backend.digest("big") == Digest(1 << 20, hashlib.md5(big).digest())
 
 
 def test_probe(s3_server: s3.S3Server) -> None:
