@@ -18,7 +18,7 @@ from metasync import settings, ways
 from metasync.backends import _pace
 from metasync.backends._base import Digest
 from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._s3_keys import read_keys
+from metasync.backends._s3_keys import read_keys, read_region
 from metasync.effects import Op, Task, Urgency
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime import Runtime
@@ -431,7 +431,7 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
         "[default]\naws_access_key_id = D\naws_secret_access_key = %d%\n"
         "[work]\naws_access_key_id=W\naws_secret_access_key=w\naws_session_token=t\n[half]\naws_access_key_id=H\n"
     )
-    file_only = {"AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    file_only = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_CONFIG_FILE": str(tmp_path / "config")}
     both = {**file_only, "AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "e", "AWS_SESSION_TOKEN": "et"}
 
     def of(environ: dict[str, str], profile: str | None = None) -> tuple[str, str, str | None]:
@@ -457,9 +457,27 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
         read_keys({**nothing, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}, "none", in_cloud=lambda: True)
 
 
+def test_the_file_of_settings(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(
+        "[default]\nregion = eu-west-1\n[profile work]\nregion=eu-central-1\naws_access_key_id=W\n"
+        "aws_secret_access_key=w\n[profile login]\nsso_session = x\n"
+    )
+    environ = {"AWS_CONFIG_FILE": str(file), "AWS_SHARED_CREDENTIALS_FILE": "/none", "METASYNC_KEYRING": "off"}
+    assert read_region(environ, None) == "eu-west-1"
+    assert read_region({**environ, "AWS_PROFILE": "work"}, None) == "eu-central-1"
+    assert read_region({**environ, "AWS_REGION": "us-west-2"}, None) == "us-west-2"
+    assert read_region({**environ, "AWS_REGION": "us-west-2"}, "work") == "eu-central-1"
+    assert read_region({**environ, "AWS_DEFAULT_REGION": "us-west-2"}, "login") == "us-west-2"
+    assert read_region({"AWS_CONFIG_FILE": "/none"}, None) == ""
+    assert read_keys(environ, "work")["secret_access_key"] == "w"
+    with pytest.raises(RefusedError, match="export-credentials"):
+        read_keys(environ, "login")
+
+
 def test_keys_in_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     own_keyring(monkeypatch, {"s3:nas": "K:secret", "s3:far.example.org": "T:secret:token", "s3:odd": "no colon"})
-    environ = {"AWS_SHARED_CREDENTIALS_FILE": "/none"}
+    environ = {"AWS_SHARED_CREDENTIALS_FILE": "/none", "AWS_CONFIG_FILE": "/none"}
     assert read_keys(environ, None, "nas")["secret_access_key"] == "secret"
     assert read_keys(environ, None, "far.example.org")["token"] == "token"
     for host, profile, more in (("odd", None, {}), ("nas", "work", {}), ("nas", None, {"METASYNC_KEYRING": "off"})):

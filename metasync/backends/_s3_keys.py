@@ -41,7 +41,7 @@ def read_keys(
         return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))
     name = profile or environ.get("AWS_PROFILE") or "default"
     path = environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
-    section = _section(path, name)
+    section = {**_configured(environ, name), **_section(path, name)}
     if section.get("aws_access_key_id") and section.get("aws_secret_access_key"):
         return _keys(section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token"))
     if profile is None:
@@ -63,6 +63,20 @@ def _keys(access_key_id: str, secret_access_key: str, token: str | None) -> dict
         "token": token or None,
         "expires_at": None,
     }
+
+
+def read_region(environ: Mapping[str, str], profile: str | None) -> str:
+    """The region that the environment names, or the profile; "" for none. A profile named in the URL wins."""
+    named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or ""
+    if named and profile is None:
+        return named
+    return _configured(environ, profile or environ.get("AWS_PROFILE") or "default").get("region") or named
+
+
+def _configured(environ: Mapping[str, str], name: str) -> Mapping[str, str]:
+    """What the file of settings says of a profile. It may hold a key as well."""
+    path = environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
+    return _section(path, name if name == "default" else f"profile {name}")
 
 
 def _section(path: str, name: str) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from metasync.backends._base import BackendUrl, LogForm
 from metasync.backends._names import native_identity
 from metasync.backends._object_answers import Dialect
 from metasync.backends._object_store import TagsAreDigests, endpoint_of, is_own_host, prefix_of
-from metasync.backends._s3_keys import read_keys
+from metasync.backends._s3_keys import read_keys, read_region
 from metasync.errors import UsageError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
@@ -155,7 +155,7 @@ class S3Backend(TagsAreDigests):
         """A prefix needs no making, and a bucket is not ours to make: `create_root` changes nothing."""
         params = dict(url.params)
         endpoint = endpoint_of(url, "an S3")
-        region = params.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        region = params.get("region") or read_region(os.environ, params.get("profile"))
         return _kind(_host(endpoint), params.get("server"))(
             url.host,
             prefix_of(url),
