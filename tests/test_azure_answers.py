@@ -43,6 +43,8 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool, str]] = [
     (403, xml("AuthorizationPermissionMismatch"), RefusedError, False, "AuthorizationPermissionMismatch"),
     (403, xml("AuthenticationFailed", "Request date header too old: 'Sat'"), RefusedError, False, "clock"),
     (403, PAGE, RefusedError, False, "403"),
+    (403, xml("BlobNotFound"), RefusedError, False, "403"),
+    (500, xml("BlobNotFound"), BackendError, True, "500"),
     (404, xml("ContainerNotFound"), UnreachableError, True, "no such container"),
     (404, xml("ResourceNotFound"), UnreachableError, True, "not the Azure server"),
     (404, PAGE, UnreachableError, True, "not the Azure server"),

@@ -52,6 +52,8 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool, str]] = [
     (403, xml("AccessDenied"), RefusedError, False, "AccessDenied"),
     (403, xml("RetentionPolicyNotMet"), RefusedError, False, "RetentionPolicyNotMet"),
     (403, PAGE, RefusedError, False, "403"),
+    (403, xml("NoSuchKey"), RefusedError, False, "403"),
+    (500, xml("NoSuchKey"), BackendError, True, "500"),
     (404, xml("NoSuchBucket"), UnreachableError, True, "no such bucket"),
     (404, b"Not Found", UnreachableError, True, "not the Google Cloud Storage server"),
     (404, PAGE, UnreachableError, True, "not the Google Cloud Storage server"),

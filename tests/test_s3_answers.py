@@ -47,6 +47,8 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool]] = [
     (403, xml("ObjectQuotaExceeded"), FullError, False),
     (400, xml("XMinioAdminBucketQuotaExceeded"), FullError, False),
     (403, PAGE, RefusedError, False),
+    (403, xml("NoSuchKey"), RefusedError, False),
+    (409, xml("NoSuchKey"), BackendError, True),
     (404, xml("NoSuchBucket"), UnreachableError, True),
     (404, xml("SomethingElse"), UnreachableError, True),
     (404, PAGE, UnreachableError, True),
@@ -82,6 +84,7 @@ def test_refusals(
     ("status", "body", "after_s"),
     [
         (503, xml("SlowDown"), 1.0),
+        (503, xml("InternalError"), 1.0),
         (503, b"", 1.0),
         (429, b"", 1.0),
         (400, xml("RequestLimitExceeded"), 1.0),

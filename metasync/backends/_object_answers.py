@@ -138,7 +138,9 @@ def backend_error(error: BaseException, verb: str, path: str, where: str, dialec
 
 def _meaning_of(status: int, code: str, text: str, dialect: Dialect) -> Meaning:
     said = dialect.codes.get(code)
-    if said is not None and said != "again" and (said != "absent" or status == 404):
+    if said == "absent" and status != 404:
+        said = None
+    if said is not None and said != "again":
         return said
     if 300 <= status < 400 or status == 407:
         return "elsewhere"
@@ -147,10 +149,9 @@ def _meaning_of(status: int, code: str, text: str, dialect: Dialect) -> Meaning:
         if not dialect.place_gone or "delete request failed for key" not in text:
             return "elsewhere"
         return "no place" if dialect.place_gone in text else "absent"
-    known = said or _BY_STATUS.get(status)
-    if status in _STATUS_DECIDES:
-        return _BY_STATUS[status]
-    return known or ("again" if status >= 500 else "never")
+    if said is None or status in _STATUS_DECIDES:
+        return _BY_STATUS.get(status) or ("again" if status >= 500 else "never")
+    return said
 
 
 def _refused(meaning: Meaning, said: str, word: str, attempt: str, dialect: Dialect) -> BackendError:
