@@ -26,6 +26,7 @@ _BUILT_IN = {
     "s3": "metasync.backends.s3:S3Backend",
     "azure": "metasync.backends.azure:AzureBackend",
     "gcs": "metasync.backends.gcs:GcsBackend",
+    "swift": "metasync.backends.swift:SwiftBackend",
 }
 
 _FORMS = {

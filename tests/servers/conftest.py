@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import azurite  # noqa: E402  (found by the line above, however pytest was started)
 import fakegcs  # noqa: E402
 import s3  # noqa: E402
+import swift_server  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -136,3 +138,43 @@ def own_gcs_server(
     """A server for this test alone: to stop, start and damage."""
     with fakegcs.running(1, tmp_path) as servers:
         yield servers[0]
+# Swift.
+
+
+@pytest.fixture(scope="session")
+def swift_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[swift_server.SwiftServer]:
+    """One cluster that all tests of the session share."""
+    binaries = swift_server.find_binaries()
+    if binaries is None:
+        pytest.skip("no Swift: tests/servers/swift_server.sh fetches it")
+    with swift_server.running(1, tmp_path_factory.mktemp("swift"), swift_server.make_keys(), binaries) as servers:
+        yield servers[0]
+
+
+@pytest.fixture
+def swift(swift_shared: swift_server.SwiftServer, monkeypatch: pytest.MonkeyPatch) -> swift_server.SwiftServer:
+    """The shared cluster, with its user and key in the environment."""
+    clean_of_openstack(monkeypatch)
+    for name, value in swift_shared.env.items():
+        monkeypatch.setenv(name, value)
+    return swift_shared
+
+
+@pytest.fixture
+def own_swift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[swift_server.SwiftServer]:
+    """A cluster for this test alone, with three replicas of each object: to stop, start and damage."""
+    binaries = swift_server.find_binaries()
+    if binaries is None:
+        pytest.skip("no Swift: tests/servers/swift_server.sh fetches it")
+    clean_of_openstack(monkeypatch)
+    with swift_server.running(1, tmp_path, swift_server.make_keys(), binaries, nodes=3) as servers:
+        for name, value in servers[0].env.items():
+            monkeypatch.setenv(name, value)
+        yield servers[0]
+
+
+def clean_of_openstack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the environment says of an OpenStack."""
+    for name in [name for name in os.environ if name.startswith(("OS_", "ST_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("METASYNC_KEYRING", "off")
