@@ -57,9 +57,11 @@ def crowd(
     rounds: int = ROUNDS,
     before_round: Callable[[int], None] = lambda _: None,
     sick: Collection[str] = (),
+    enter: bool = False,
 ) -> None:
     """All devices push a file of their own and an edit of a shared one, at the same moment, several times.
 
+    `enter`: the first device takes the clones in, where too few backends have an atomic create for them to enter.
     `sick`: backends that `before_round` takes away for some time; copies may be missing there.
     """
     began = time.monotonic()
@@ -75,6 +77,9 @@ def crowd(
     clones = [Child(run_clone, str(places[d]), urls, NAME, d) for d in places if d != "device0"]
     for clone in clones:
         clone.wait()
+    if enter:
+        with Workspace.open(first) as w:
+            w.push()
     print(f"\nset-up and {devices - 1} clones at once: {time.monotonic() - began:.1f} s")
     written: set[bytes] = set()
     for number in range(rounds):

@@ -25,6 +25,7 @@ LARGE_TIMEOUT_S = 600
 SMALL_BYTES_MAX = 1 << 18
 
 _IDLE_MAX = 32  # as many calls as the runtime ever has under way at one backend
+_LOGIN_BYTES_MAX = 4 << 20  # the catalogue of a large cloud has some 100 KB
 _READ_BYTES = 1 << 20  # between two looks at the clock
 # urllib3 gives the sending of a body of bytes, as a whole, the time-out of the connecting. A file goes out in pieces of
 # 16 KiB, and each has this time for itself.
@@ -126,13 +127,13 @@ class Wires:
         finally:
             self._give(base, line, kept=kept)
 
-    def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, most: int) -> Answer:
-        """One request and its whole answer, over a connection that is not kept."""
+    def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """A request of a login, and its whole answer."""
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
         attempt = f"cannot log in at {url.removesuffix('/auth/tokens')}"
         with self.exchange(method, f"{scheme}://{host}", slash + path, headers, body, attempt) as reply:
-            return Answer(reply.status, dict(_small(reply.headers)), reply.read(most))
+            return Answer(reply.status, dict(_small(reply.headers)), reply.read(_LOGIN_BYTES_MAX))
 
     def close(self) -> None:
         with self._lock:

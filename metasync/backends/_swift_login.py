@@ -28,7 +28,6 @@ NEXT_STEP = (
     "Set OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME (Keystone), or ST_AUTH, ST_USER and ST_KEY"
     " (TempAuth), or OS_STORAGE_URL and OS_AUTH_TOKEN; see docs/howto/swift.md."
 )
-ANSWER_BYTES_MAX = 4 << 20  # a catalogue of a large cloud has some 100 KB
 _EARLY_S = 30.0  # a token is renewed so long before its end: a large put takes as long to begin with
 _LIFE_S_MAX = 30 * 86400.0
 _REGION = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -55,6 +54,10 @@ class Login:
     @property
     def where(self) -> str:
         return self.auth_url or self.storage_url
+
+
+Ask = Callable[[str, str, Mapping[str, str], bytes | None], Answer]
+"""One request: (method, url, headers, body). Raises what the network makes of it."""
 
 
 class Token(NamedTuple):
@@ -164,8 +167,7 @@ def _domain(env: Mapping[str, str], whose: str, named: str | None) -> dict[str, 
 class Tokens:
     """The token in use; got when it is first asked for, and again when it ends. Used from several threads."""
 
-    def __init__(self, login: Login, ask: Callable[..., Answer], clock: Callable[[], float] = time.monotonic) -> None:
-        """`ask(method, url, headers, body)` makes one request, and raises what the network makes of it."""
+    def __init__(self, login: Login, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
         self.login = login
         self._ask = ask
         self._clock = clock
@@ -189,7 +191,7 @@ class Tokens:
             if again:
                 raise RefusedError(
                     f"the token of OS_AUTH_TOKEN is not accepted at {login.where}",
-                    next_step="Get a new one, or set what a token can be got with: OS_AUTH_URL, OS_USERNAME, OS_PASSWORD.",
+                    next_step="Get a new one, or set what one can be got with: OS_AUTH_URL, OS_USERNAME, OS_PASSWORD.",
                 )
             return Token(login.storage_url, login.secret, float("inf"))
         if login.kind == "v1":
@@ -203,7 +205,7 @@ class Tokens:
         return Token(url, value, ends_at if life_s > 2 * _EARLY_S else began + life_s)
 
 
-def _ask_v1(login: Login, ask: Callable[..., Answer]) -> tuple[str, str, float]:
+def _ask_v1(login: Login, ask: Ask) -> tuple[str, str, float]:
     answer = ask("GET", login.auth_url, {"X-Auth-User": login.user, "X-Auth-Key": login.secret}, None)
     if answer.status not in (200, 204):
         raise _refused(login, answer)
@@ -214,7 +216,7 @@ def _ask_v1(login: Login, ask: Callable[..., Answer]) -> tuple[str, str, float]:
     return found.get("x-storage-url") or "", token, _seconds(found.get("x-auth-token-expires"))
 
 
-def _ask_v3(login: Login, ask: Callable[..., Answer]) -> tuple[str, str, float]:
+def _ask_v3(login: Login, ask: Ask) -> tuple[str, str, float]:
     auth: dict[str, Any] = {"identity": dict(login.identity)}
     if login.scope is not None:
         auth["scope"] = dict(login.scope)
@@ -277,7 +279,7 @@ def _refused(login: Login, answer: Answer) -> BackendError:
     if answer.status in (300, 404, 405) or answer.is_page or answer.status < 300:
         return UnreachableError(
             f"{attempt}: what answered is no {'Keystone v3' if login.kind == 'v3' else 'TempAuth'} ({answer.status})",
-            next_step="Check the address to log in at, such as https://auth.example.org/v3, and the network's own login.",
+            next_step="Check the address to log in at (https://auth.example.org/v3, say), and the network's login.",
         )
     error = answered(answer, attempt)
     return BackendError(error.message, next_step=error.next_step) if isinstance(error, NotFoundError) else error

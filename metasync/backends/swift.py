@@ -20,7 +20,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -29,7 +28,7 @@ from metasync.backends._credentials import secret
 from metasync.backends._names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.backends._swift_answers import answered, not_swift
 from metasync.backends._swift_http import SMALL_BYTES_MAX, SMALL_TIMEOUT_S, Reply, Wires, timeout_s
-from metasync.backends._swift_login import ANSWER_BYTES_MAX, Login, Tokens, read_login
+from metasync.backends._swift_login import Login, Tokens, read_login
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 # How long a container that was seen counts as being there. It is in one test's way, and saves a request, one after the
@@ -69,7 +68,7 @@ class SwiftBackend:
             f"swift://{container}/{prefix} at {login.where}" if prefix else f"swift://{container} at {login.where}"
         )
         self._wires = Wires(environ)
-        self._tokens = Tokens(login, lambda *request: self._wires.ask(*request, ANSWER_BYTES_MAX))
+        self._tokens = Tokens(login, self._wires.ask)
         self._seen_at = float("-inf")
 
     def __repr__(self) -> str:
@@ -203,6 +202,8 @@ class SwiftBackend:
 
         It can only disprove: what a cluster does while its machines fail, nobody sees from here.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
         names = [f"probe-{os.urandom(12).hex()}" for _ in range(_PROBE_NAMES)]
         try:
             with ThreadPoolExecutor(max_workers=_PROBE_NAMES) as pool:
@@ -259,7 +260,7 @@ class SwiftBackend:
             reply.read(0)
             return _size_and_part(reply)[0], reply.headers
 
-    def _page(self, path: str, folder: str, marker: str) -> list[tuple[str, int | None]]:
+    def _page(self, path: str, folder: str, marker: str) -> tuple[tuple[str, int | None], ...]:
         query = f"?format=json&delimiter=/&limit={_PAGE_NAMES}&prefix={quote(folder)}&marker={quote(marker)}"
         attempt = f"cannot list {path} in {self._where}"
         place = f"/{quote(self._container, safe='')}{query}"
@@ -273,7 +274,7 @@ class SwiftBackend:
                 raise not_swift(attempt, "a listing that does not end")
         try:
             rows = json.loads(body) if body else []
-            page = [_row(row) for row in rows]
+            page = tuple(_row(row) for row in rows)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise not_swift(attempt, "no listing") from None
         self._seen_at = time.monotonic()

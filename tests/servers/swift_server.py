@@ -1,4 +1,4 @@
-"""OpenStack Swift for tests and benchmarks: a whole cluster of one machine on loopback, with a user made up on the spot.
+"""OpenStack Swift for tests and benchmarks: a cluster on loopback, with a user made up on the spot.
 
     python tests/servers/swift_server.py --count 1 --root DIR
 
@@ -31,6 +31,7 @@ NODES_MAX = 5
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 5
 CONTAINER = "metasync"
+GUEST = "other:guest"  # a user of another account
 _PIPELINES = {
     "account-server": "account-server",
     "container-server": "container-server",
@@ -78,6 +79,7 @@ class SwiftServer:
         self.nodes = nodes
         self._binaries = binaries
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.guest_key = secrets.token_hex(16)
         self._admin_key = secrets.token_hex(16)
         self._ports = dict(zip(self._names(), _free_ports(len(self._names())), strict=True))
         self._admin: dict[str, str] = {}
@@ -209,6 +211,7 @@ class SwiftServer:
         if program != "proxy-server":
             return text
         text += "account_autocreate = true\nallow_account_management = true\n"
+        text += "error_suppression_interval = 1\n"  # an object server that comes back is asked soon, not after a minute
         for filter_name in _PIPELINES[program].split()[:-1]:
             egg = {"cache": "memcache", "container-quotas": "container_quotas", "account-quotas": "account_quotas"}
             text += f"[filter:{filter_name}]\nuse = egg:swift#{egg.get(filter_name, filter_name)}\n"
@@ -217,6 +220,7 @@ class SwiftServer:
             if filter_name == "tempauth":
                 account, _, user = self.keys["ST_USER"].partition(":")
                 text += f"user_{account}_{user} = {self.keys['ST_KEY']} .admin\n"
+                text += f"user_{GUEST.replace(':', '_')} = {self.guest_key}\n"
                 text += f"user_{account}_boss = {self._admin_key} .admin .reseller_admin\n"
         return text
 
