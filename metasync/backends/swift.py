@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
@@ -42,6 +42,7 @@ _CONTAINER_BYTES_MAX = 256
 _NEWEST = {"X-Newest": "true"}
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
+_CONTAINER = re.compile(r"[^/\x00-\x1f\x7f]+")
 _WORD = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _PART = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
@@ -78,7 +79,7 @@ class SwiftBackend:
     def check_url(cls, url: BackendUrl) -> None:
         prefix = url.path.strip("/")
         size = len(url.host.encode("utf-8", "surrogateescape"))
-        if not 1 <= size <= _CONTAINER_BYTES_MAX or url.host in (".", "..") or _WORD.fullmatch(url.host) is None:
+        if not 1 <= size <= _CONTAINER_BYTES_MAX or url.host in (".", "..") or _CONTAINER.fullmatch(url.host) is None:
             raise UsageError(
                 "a Swift URL begins with the name of a container", next_step="Write swift://container/prefix."
             )
@@ -172,7 +173,7 @@ class SwiftBackend:
     def delete(self, path: str) -> None:
         split_path(path)
         with contextlib.suppress(NotFoundError), self._object("delete", "DELETE", path, {}) as reply:
-            self._expect(reply, "delete", path, 200, 204)
+            self._expect(reply, "delete", path, 204)
             reply.read(0)
 
     def identity(self) -> bytes:
@@ -182,19 +183,19 @@ class SwiftBackend:
 
     def space(self) -> Space:
         """The tighter of the account's and the container's quota. What is used, Swift counts some seconds late."""
+        attempt = f"cannot measure {self._where}"
         rooms = []
         for kind, path in (("account", ""), ("container", f"/{quote(self._container, safe='')}")):
-            try:
-                with self._asked("HEAD", path, _NEWEST, None, f"cannot measure {self._where}") as reply:
-                    if kind == "container" and reply.status == 404:
-                        raise self._no_container(f"cannot measure {self._where}")
-                    if reply.status not in (200, 204):
-                        raise answered(reply.answer(), f"cannot measure {self._where}")
+            with self._asked("HEAD", path, _NEWEST, None, attempt) as reply:
+                if kind == "account" and reply.status in (403, 404):  # often not for a user of one container to see
                     reply.read(0)
-                    rooms.append(_room(kind, reply.headers))
-            except (RefusedError, NotFoundError):
-                if kind == "container":  # an account is often not for a user of one container to see
-                    raise
+                    continue
+                if reply.status == 404:
+                    raise self._no_container(attempt)
+                answer = reply.answer()
+            if answer.status not in (200, 204) or answer.is_page:
+                raise answered(answer, attempt)
+            rooms.append(_room(kind, answer.headers))
         return min((room for room in rooms if room.free_bytes is not None), default=Space(None, None))
 
     def probe(self) -> LogForm:
@@ -273,8 +274,7 @@ class SwiftBackend:
             if not reply.ended:
                 raise not_swift(attempt, "a listing that does not end")
         try:
-            rows = json.loads(body) if body else []
-            page = tuple(_row(row) for row in rows)
+            page = _rows(body)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise not_swift(attempt, "no listing") from None
         self._seen_at = time.monotonic()
@@ -401,11 +401,14 @@ def _size_and_part(reply: Reply) -> tuple[int, tuple[int, int]]:
     return int(length), (0, int(length))
 
 
-def _row(row: Mapping[str, Any]) -> tuple[str, int | None]:
-    if "subdir" in row:
-        return str(row["subdir"]), None
-    size = int(row["bytes"])
-    return str(row["name"]), size
+def _rows(body: bytes) -> tuple[tuple[str, int | None], ...]:
+    """The names of a listing, whole, and their sizes. `ValueError`, `KeyError` or `TypeError` for what is none."""
+    rows = json.loads(body) if body else []
+    if not isinstance(rows, list):
+        raise TypeError
+    return tuple(
+        (str(row["subdir"]), None) if "subdir" in row else (str(row["name"]), int(row["bytes"])) for row in rows
+    )
 
 
 def _room(kind: str, headers: Mapping[str, str]) -> Space:
