@@ -102,7 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.fake.sent_bytes += len(answer.body)
         except OSError:  # the client heard enough
             self.close_connection = True
-        if answer.length is not None or answer.endless:
+        lies = answer.length is not None and self.command != "HEAD"  # of a HEAD it is the length of what a GET has
+        if lies or answer.endless:
             self.close_connection = True
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815 (the names http.server asks for)

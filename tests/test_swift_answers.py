@@ -407,7 +407,7 @@ def test_a_slow_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert took[0] > 1.0
 
 
-def test_connections_are_kept_and_given_back(fake: Fake) -> None:
+def test_connections_are_kept_and_given_back(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.answer = stored
     backend = opened(fake)
     backend._seen_at = float("inf")
@@ -420,6 +420,9 @@ def test_connections_are_kept_and_given_back(fake: Fake) -> None:
             backend.stat("c")
         backend.delete("c")
     assert fake.connections == 1
+    monkeypatch.setattr(_swift_http, "_IDLE_S", 0.0)
+    backend.put("a", b"1")
+    assert fake.connections == 2, "one that was idle for long may be gone without a word"
     backend.close()
     backend.close()
     with pytest.raises(AssertionError):

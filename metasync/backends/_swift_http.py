@@ -25,6 +25,7 @@ LARGE_TIMEOUT_S = 600
 SMALL_BYTES_MAX = 1 << 18
 
 _IDLE_MAX = 32  # as many calls as the runtime ever has under way at one backend
+_IDLE_S = 50.0  # servers, and what stands before them, forget a connection after a minute, and some do so silently
 _LOGIN_BYTES_MAX = 4 << 20  # the catalogue of a large cloud has some 100 KB
 _READ_BYTES = 1 << 20  # between two looks at the clock
 # urllib3 gives the sending of a body of bytes, as a whole, the time-out of the connecting. A file goes out in pieces of
@@ -89,7 +90,7 @@ class Wires:
                 f"there is no file {self._cacert} with the certificates to accept",
                 next_step="OS_CACERT or REQUESTS_CA_BUNDLE names it.",
             )
-        self._idle: dict[str, list[Any]] = {}
+        self._idle: dict[str, list[tuple[float, Any]]] = {}  # by server: since when, and the connection
         self._lock = threading.Lock()
         self._closed = False
 
@@ -140,15 +141,20 @@ class Wires:
             self._closed = True
             idle, self._idle = self._idle, {}
         for lines in idle.values():
-            for line in lines:
+            for _, line in lines:
                 line.request_session.close()
 
     def _take(self, base: str) -> Any:
         with self._lock:
             assert not self._closed, "the backend was closed"
-            lines = self._idle.get(base)
-            if lines:
-                return lines.pop()
+            lines = self._idle.get(base, [])
+            since, line = lines.pop() if lines else (0.0, None)
+            if line is not None and time.monotonic() - since < _IDLE_S:
+                return line
+            old = [line, *(line for _, line in lines)] if line is not None else []
+            lines.clear()  # the one used last is too old, and so are all
+        for line in old:
+            line.request_session.close()
         line = self._swiftclient.HTTPConnection(base, cacert=self._cacert, default_user_agent="metasync")
         # A redirect is an answer like any other; without a target requests does not even read its body.
         line.requests_args["allow_redirects"] = False
@@ -164,7 +170,7 @@ class Wires:
                 lines = self._idle.setdefault(base, [])
                 if not self._closed and len(lines) < _IDLE_MAX:
                     line.resp = None
-                    lines.append(line)
+                    lines.append((time.monotonic(), line))
                     return
         with contextlib.suppress(Exception):  # what is broken already may not close properly
             if line.resp is not None:
