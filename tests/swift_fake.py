@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -112,15 +113,21 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that hangs up, on a certificate say, is none of ours
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving(wrap: Callable[[Any], Any] | None = None, scheme: str = "http") -> Iterator[Fake]:
     """A fake on a free port. `wrap` makes another socket of the server's, for TLS."""
     fake = Fake(scheme=scheme)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
     if wrap is not None:
         server.socket = wrap(server.socket)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that hangs up on a certificate
     fake.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

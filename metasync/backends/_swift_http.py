@@ -80,9 +80,7 @@ class Wires:
 
         self._swiftclient = swiftclient.client
         self._proxies_for = requests.utils.get_environ_proxies
-        # ValueError: a token, address or header that cannot be sent. Its text quotes it.
-        self._failures = (requests.RequestException, urllib3.exceptions.HTTPError, OSError)
-        self._unsendable = (ValueError, swiftclient.client.ClientException)
+        self._failures = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
         names = ("OS_CACERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
         self._cacert = next((environ[name] for name in names if environ.get(name)), None)
         if self._cacert and not os.path.exists(self._cacert):
@@ -120,11 +118,9 @@ class Wires:
         except BackendError:
             raise
         except self._failures as error:
-            if isinstance(error, self._unsendable):
+            if isinstance(error, ValueError):  # such as requests' InvalidHeader, whose text quotes the header
                 raise _unsendable(attempt) from None
             raise broken(error, attempt) from error
-        except self._unsendable:
-            raise _unsendable(attempt) from None
         finally:
             self._give(base, line, kept=kept)
 
@@ -182,5 +178,8 @@ def _small(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     return ((name.lower(), value) for name, value in headers.items())
 
 
-def _unsendable(attempt: str) -> BackendError:
-    return BackendError(f"{attempt}: the request cannot be sent: its address or its token is not one", retryable=False)
+def _unsendable(attempt: str) -> RefusedError:
+    return RefusedError(
+        f"{attempt}: the request cannot be made",
+        next_step="Look for a line end, or what else does not belong there, in the user, the key or the token.",
+    )

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Fetches the servers, starts the tests that need them. The tests start and stop the servers themselves, on loopback.
+# What cannot be fetched here is said before the tests and after them; its tests are skipped.
 set -eu
 cd "$(dirname "$0")/../.."
 missing=""
@@ -23,3 +24,8 @@ if [ -n "$missing" ]; then
     echo "tests without their server were skipped; not to be had:$missing" >&2
 fi
 exit "$status"
+missing=
+if METASYNC_S3_SERVER=$(tests/servers/versitygw.sh); then export METASYNC_S3_SERVER; else missing="$missing S3"; fi
+if METASYNC_SWIFT_SERVER=$(tests/servers/swift_server.sh); then export METASYNC_SWIFT_SERVER; else missing="$missing Swift"; fi
+    echo "not tested, because there is no server:$missing" >&2
+exit $status
