@@ -64,7 +64,7 @@ def test_devices_push_at_once_over_swift_alone(swift: swift_server.SwiftServer, 
 
 
 def test_eight_devices_push_at_once_over_both_forms(swift: swift_server.SwiftServer, tmp_path: Path) -> None:
-    crowd(tmp_path, mixed(swift, tmp_path, 2), devices=8, rounds=2)
+    crowd(tmp_path, mixed(swift, tmp_path, 2), devices=8, rounds=1)
 
 
 def test_swift_goes_away_and_comes_back(own_swift: swift_server.SwiftServer, tmp_path: Path) -> None:
