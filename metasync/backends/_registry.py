@@ -27,6 +27,7 @@ _BUILT_IN = {
     "azure": "metasync.backends.azure:AzureBackend",
     "gcs": "metasync.backends.gcs:GcsBackend",
     "swift": "metasync.backends.swift:SwiftBackend",
+    "sftp": "metasync.backends.sftp:SftpBackend",
 }
 
 _FORMS = {

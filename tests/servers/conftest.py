@@ -16,6 +16,7 @@ import azurite  # noqa: E402  (found by the line above, however pytest was start
 import fakegcs  # noqa: E402
 import s3  # noqa: E402
 import swift_server  # noqa: E402
+import openssh  # noqa: E402  (found by the line above, however pytest was started)
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +88,23 @@ def azure_servers(
             if count > len(started):
                 root = tmp_path_factory.mktemp("azure")
                 started.extend(stack.enter_context(azurite.running(count - len(started), root, keys, binary)))
+# SFTP
+
+
+@pytest.fixture(scope="session")
+def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], list[openssh.SshServer]]]:
+    """`ssh_servers(n)`: n independent servers that all tests of the session share; `ssh_home` is the user's."""
+    if openssh.find_binary() is None:
+        pytest.skip(openssh.MISSING)
+    root = tmp_path_factory.mktemp("sshd")
+    home = openssh.Home(root / "home")
+    with contextlib.ExitStack() as stack:
+        started: list[openssh.SshServer] = []
+
+        def at_least(count: int) -> list[openssh.SshServer]:
+            if count > len(started):
+                part = root / str(len(started))
+                started.extend(stack.enter_context(openssh.running(count - len(started), part, home)))
             return started[:count]
 
         yield at_least
@@ -178,3 +196,23 @@ def clean_of_openstack(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("OS_", "ST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("METASYNC_KEYRING", "off")
+def ssh_server(
+    ssh_servers: Callable[[int], list[openssh.SshServer]], monkeypatch: pytest.MonkeyPatch
+) -> openssh.SshServer:
+    """One server, shared by the session; the environment is that of a user who may log in."""
+    server = ssh_servers(1)[0]
+    for name, value in server.home.env.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def own_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[openssh.SshServer]:
+    """A server and a user for this test alone: to stop, start and damage."""
+    if openssh.find_binary() is None:
+        pytest.skip(openssh.MISSING)
+    home = openssh.Home(tmp_path / "home")
+    for name, value in home.env.items():
+        monkeypatch.setenv(name, value)
+    with openssh.running(1, tmp_path / "sshd", home) as servers:
+        yield servers[0]

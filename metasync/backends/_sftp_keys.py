@@ -1,0 +1,180 @@
+"""Logs in to an SFTP server: with the keys of the agent and of ~/.ssh, else with a password, as the server allows.
+
+A password comes from METASYNC_SFTP_PASSWORD, or from the system's keyring (service "metasync", account "user@host").
+It also answers a single hidden question of keyboard-interactive, which is how many servers ask for it. Nothing is
+sent before the host key was checked, and nothing is asked of the user here: a sentence says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
+import paramiko
+
+from metasync.backends._sftp_hosts import PORT, Server
+from metasync.errors import BackendError, RefusedError, UnreachableError
+
+PASSWORD_VARIABLE: Final = "METASYNC_SFTP_PASSWORD"  # noqa: S105
+SERVICE: Final = "metasync"
+_USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_KEYS_MAX = 6  # a server ends the connection after so many attempts (MaxAuthTries of OpenSSH)
+
+
+def log_in(transport: Any, server: Server) -> None:
+    """Leaves `transport` logged in. `RefusedError` if the server lets nobody in with what there is."""
+    attempt = _Attempt(server)
+    try:
+        allowed = _allowed(transport, server)
+        if allowed is None:
+            return
+        if "publickey" in allowed and (allowed := attempt.with_keys(transport, allowed)) is None:
+            return
+        if attempt.with_password(transport, allowed):
+            return
+    except paramiko.AuthenticationException:
+        if not transport.is_active():
+            raise attempt.cut_off() from None
+        raise attempt.refused() from None
+    raise attempt.refused()
+
+
+def _allowed(transport: Any, server: Server) -> list[str] | None:
+    """The ways to log in that the server offers; None if it asks for none."""
+    try:
+        transport.auth_none(server.user)
+    except paramiko.BadAuthenticationType as error:
+        return list(error.allowed_types)
+    return None
+
+
+class _Attempt:
+    """One try to log in, and what was tried."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tried: list[str] = []
+        self._locked: list[str] = []
+        self._allowed: list[str] = []
+
+    def with_keys(self, transport: Any, allowed: list[str]) -> list[str] | None:
+        """None: logged in. Else what the server asks for now."""
+        self._allowed = allowed
+        agent = paramiko.Agent() if os.environ.get("SSH_AUTH_SOCK") else None
+        try:
+            for name, key in self._keys(agent):
+                if len(self._tried) >= _KEYS_MAX:
+                    break
+                self._tried.append(name)
+                try:
+                    more = transport.auth_publickey(self._server.user, key)
+                except paramiko.AuthenticationException:
+                    if not transport.is_active():
+                        raise
+                    continue
+                if not more:
+                    return None
+                self._allowed = list(more)  # it wants something else in addition
+                return self._allowed
+        finally:
+            if agent is not None:
+                agent.close()
+        return allowed
+
+    def with_password(self, transport: Any, allowed: list[str]) -> bool:
+        self._allowed = allowed
+        if not {"password", "keyboard-interactive"} & set(allowed):
+            return False
+        password = password_of(self._server)
+        if password is None:
+            return False
+        self._tried.append("the password")
+        if "password" in allowed:
+            try:
+                if not transport.auth_password(self._server.user, password, fallback=False):
+                    return True
+            except paramiko.AuthenticationException:
+                if not transport.is_active() or "keyboard-interactive" not in allowed:
+                    raise
+        if "keyboard-interactive" not in allowed:
+            return False
+
+        def answer(_title: str, _instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+            hidden = [not shown for _, shown in questions]
+            return [password] if hidden == [True] else ["" for _ in questions]
+
+        return not transport.auth_interactive(self._server.user, answer)
+
+    def _keys(self, agent: Any) -> Iterator[tuple[str, Any]]:
+        """Keys with their names: those of the configuration, the agent's, the usual ones; each once."""
+        held = {key.asbytes(): key for key in agent.get_keys()} if agent is not None else {}
+        seen: set[bytes] = set()
+        files = self._server.key_files or tuple(map(os.path.expanduser, _USUAL))
+        named = [(path, key) for path in files if (key := self._key(path, held)) is not None]
+        others = [] if self._server.only_those else [("a key of the agent", key) for key in held.values()]
+        for name, key in [*named, *others] if self._server.key_files else [*others, *named]:
+            blob = key.asbytes()
+            if blob not in seen:
+                seen.add(blob)
+                yield name, key
+
+    def _key(self, path: str, held: dict[bytes, Any]) -> Any:
+        """The key of a file: from the agent where it holds it, None if it cannot be used."""
+        try:
+            public = paramiko.PublicBlob.from_file(path if path.endswith(".pub") else path + ".pub")
+        except (OSError, ValueError, paramiko.SSHException):
+            public = None
+        if public is not None and public.key_blob in held:
+            return held[public.key_blob]
+        try:
+            return paramiko.PKey.from_path(path)
+        except (paramiko.PasswordRequiredException, TypeError):  # the latter is how `cryptography` says it
+            self._locked.append(path)
+        except Exception:  # noqa: BLE001  # missing, no key, of a kind not known here: libraries below raise anything
+            return None
+        return None
+
+    def refused(self) -> RefusedError:
+        tried = f"tried: {', '.join(self._tried)}" if self._tried else "there is nothing to log in with"
+        steps = []
+        if self._locked:
+            steps.append(f"The key {self._locked[0]} is encrypted: run ssh-add {shlex.quote(self._locked[0])}.")
+        if {"password", "keyboard-interactive"} & set(self._allowed):
+            steps.append(f"Set {PASSWORD_VARIABLE}, or run: keyring set {SERVICE} {shlex.quote(self._server.login)}")
+        elif not self._locked:
+            flag = "" if self._server.port == PORT else f"-p {self._server.port} "
+            steps.append(f"Make a key (ssh-keygen), then: ssh-copy-id {flag}{shlex.quote(self._server.login)}")
+        ways = ", ".join(w for w in self._allowed if w.isascii() and w.isprintable())[:100] or "nothing"
+        return RefusedError(
+            f"{self._server.login} is not let in ({tried}; the server takes: {ways})", next_step=" ".join(steps)
+        )
+
+    def cut_off(self) -> BackendError:
+        if not self._tried:
+            return UnreachableError(
+                f"{self._server.host} broke off while {self._server.user} was to be logged in",
+                next_step="Try again later.",
+            )
+        return RefusedError(
+            f"{self._server.login} is not let in: the server broke off (tried: {', '.join(self._tried)})",
+            next_step="Name the right key in ~/.ssh/config (IdentityFile, IdentitiesOnly yes).",
+        )
+
+
+def password_of(server: Server) -> str | None:
+    """The password for a login, if one is given to us anywhere."""
+    if password := os.environ.get(PASSWORD_VARIABLE):
+        return password
+    if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
+        return None
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return None
+    try:
+        return keyring.get_password(SERVICE, server.login)
+    except (keyring.errors.KeyringError, RuntimeError):
+        return None

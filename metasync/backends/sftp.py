@@ -1,0 +1,518 @@
+"""SFTP: `sftp://user@host:port/absolute/path`, or `sftp://host/~/path` for a folder below the home there.
+
+An object is written to a temporary name beside its place and flushed (fsync@openssh.com); then `create` gives it its
+name by hardlink@openssh.com, which fails if the name is taken, and `put` by posix-rename@openssh.com, which replaces.
+SFTP has no call that flushes a folder. So the file is flushed once more under its new name: on journalling file systems
+(ext4, XFS, btrfs, ZFS) that brings the name to the disk as well, on others it may be lost if the server loses power.
+
+The answer "failure" stands for everything the protocol has no word for. What it meant is found out by looking: at the
+name (taken?), the folders above (a file among them?), the root (gone?), the file system (full? read-only?).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from metasync.backends import _sftp_packets as sftp
+from metasync.backends._base import BackendUrl, Listed, LogForm, Space
+from metasync.backends._names import (
+    TEMP_PREFIX,
+    check_part,
+    count_bytes,
+    is_name,
+    native_identity,
+    split_folder,
+    split_path,
+)
+from metasync.backends._sftp_packets import FSYNC, HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
+
+if TYPE_CHECKING:
+    from metasync.backends._sftp_line import Line
+    from metasync.backends._sftp_session import Session
+
+_SMALL_TIMEOUT_S = 60
+# A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
+_LARGE_TIMEOUT_S = 600
+_SMALL_BYTES_MAX = 1 << 18
+_LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for before the bytes are sent
+_ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
+_WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
+_DEPTH_MAX = 64  # of folders that `sweep` goes down
+
+_HOST = re.compile(r"(?:([^@/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+
+_PROBE_NAMES = 4
+_PROBE_WRITERS = 8
+
+
+class SftpBackend:
+    """A folder at an OpenSSH server. It is connected while it is open, and anew when the connection broke."""
+
+    scheme: ClassVar[str] = "sftp"
+    form: ClassVar[LogForm] = "log"
+    url_params: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, line: Line, root: bytes, fsid: int | None) -> None:
+        """`root`: the folder, as the server's `realpath` has it; `fsid`: of the file system it was seen on."""
+        self._line = line
+        self._root = root
+        self._fsid = fsid
+        self._shown = f"{_readable(root)} at {line.server.host}"
+        self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{_readable(root)}")
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._shown})"
+
+    @classmethod
+    def check_url(cls, url: BackendUrl) -> None:
+        match = _HOST.fullmatch(url.host)
+        if match is None or (match[3] and not 0 < int(match[3]) < 1 << 16) or match[2].startswith("-"):
+            raise UsageError(
+                "an SFTP URL begins with a server",
+                next_step="Write sftp://user@host/path or sftp://user@host:port/path.",
+            )
+        if match[1] and match[1].startswith("-"):
+            raise UsageError("not a user to log in as", next_step="Write sftp://user@host/path.")
+        below = url.path.removeprefix("/~")
+        if not below.strip("/") or ".." in url.path.split("/"):
+            raise UsageError(
+                "an SFTP URL names a folder of its own",
+                next_step="Write sftp://host/absolute/path, or sftp://host/~/path for one below the home there.",
+            )
+
+    @classmethod
+    def open(cls, url: BackendUrl, *, create_root: bool) -> SftpBackend:
+        """Connects. `UnreachableError` if the folder is not there and not to be made."""
+        from metasync.backends._sftp_hosts import server_of
+        from metasync.backends._sftp_line import Line
+
+        match = _HOST.fullmatch(url.host)
+        assert match is not None, "a URL that was not checked"
+        host = match[2].strip("[]")
+        line = Line(server_of(host, int(match[3]) if match[3] else None, match[1]))
+        asked = url.path.removeprefix("/~/") if url.path.startswith("/~/") else url.path
+        try:
+            with line.session(_SMALL_TIMEOUT_S, f"cannot open {asked}") as session:
+                root, fsid = _find_root(session, os.fsencode(asked), line.server.host, create=create_root)
+                powers = session.powers
+        except BaseException:
+            line.close()
+            raise
+        if POSIX_RENAME not in powers:
+            line.close()
+            raise RefusedError(
+                f"{line.server.host} cannot replace a file in one step ({POSIX_RENAME.decode()})",
+                next_step="Use another server, such as OpenSSH, or another way to this one.",
+            )
+        kind = SftpBackend if line.is_openssh and HARDLINK in powers else BlockSftpBackend
+        return kind(line, root, fsid)
+
+    def create(self, path: str, data: bytes) -> bool:
+        target = self._path(path)
+        with self._calling("create", path, len(data)) as session:
+            if len(data) >= _LOOK_FIRST_BYTES and _is_there(session, target):
+                self._settle_taken(session, target)
+                return False
+            temp, handle = self._write_temp(session, path, data)
+            return self._give_name(session, handle, temp, target)
+
+    def put(self, path: str, data: bytes) -> None:
+        target = self._path(path)
+        with self._calling("put", path, len(data)) as session:
+            temp, handle = self._write_temp(session, path, data)
+            renamed, *others = session.ask(
+                sftp.posix_rename(temp, target), *_flush(session, handle), sftp.close(handle)
+            )
+            try:
+                for reply in (renamed, *others):
+                    sftp.done(reply)
+            except StatusError:
+                session.send(sftp.remove(temp), unwanted=True)
+                raise
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        place = self._path(path)
+        check_part(offset, length, max_bytes)
+        most = max_bytes if length is None else min(length, max_bytes)
+        with self._calling("get", path, most, absent_is_error=True) as session:
+            handle = sftp.handle_of(session.ask_one(sftp.open_to_read(place)))
+            first = min(most, session.piece_bytes)
+            size, head = session.send(sftp.fstat(handle)), session.send(sftp.read(handle, offset, first))
+            whole = first == most <= _WHOLE_READ_BYTES
+            if whole:
+                session.send(sftp.close(handle), unwanted=True)
+            try:
+                found = self._size(sftp.attributes_of(session.receive(size)), path)
+                count = count_bytes(found, offset, length, max_bytes, f"{path} in {self._shown}")
+                data = sftp.data_of(session.receive(head), first) if count else b""
+                if not whole and len(data) < count:
+                    data += session.read(handle, offset + len(data), count - len(data))
+            finally:
+                if not whole:
+                    session.send(sftp.close(handle), unwanted=True)
+            if len(data) < count:
+                raise ProtocolError("fewer bytes than the file has")
+        return data[:count]
+
+    def stat(self, path: str) -> int:
+        place = self._path(path)
+        with self._calling("stat", path, absent_is_error=True) as session:
+            return self._size(sftp.attributes_of(session.ask_one(sftp.stat_of(place))), path)
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        split_folder(path)
+        place = self._below(path)
+        found: dict[str, Listed] = {}
+        with self._calling("list", path) as session:
+            try:
+                for raw, attributes in session.names(place):
+                    name = raw.decode("ascii", "replace")
+                    if not is_name(name):
+                        continue
+                    if attributes.is_folder:
+                        found[name] = Listed(name, None)
+                    elif attributes.is_file and attributes.size is not None:
+                        found[name] = Listed(name, attributes.size)
+            except StatusError as error:
+                if not self._is_absent(session, error, place + b"/-"):  # a file is an empty folder here
+                    raise
+        return tuple(sorted(found.values(), key=lambda entry: entry.name))
+
+    def delete(self, path: str) -> None:
+        place = self._path(path)
+        with self._calling("delete", path) as session:
+            try:
+                sftp.done(session.ask_one(sftp.remove(place)))
+            except StatusError as error:
+                if not self._is_absent(session, error, place):
+                    raise
+
+    def identity(self) -> bytes:
+        return self._identity
+
+    def space(self) -> Space:
+        """None and None where the server has no statvfs@openssh.com. A user's own quota does not show."""
+        with self._calling("measure", "") as session:
+            if STATVFS not in session.powers:
+                return Space(None, None)
+            room = sftp.room_of(session.ask_one(sftp.statvfs(self._root)))
+        return Space(free_bytes=room.free_bytes, total_bytes=room.total_bytes)
+
+    def sweep(self, path: str) -> None:
+        place = self._path(path)
+        with self._calling("sweep", path) as session:
+            try:
+                _sweep(session, place, _DEPTH_MAX)
+            except StatusError as error:
+                if not self._is_absent(session, error, place + b"/-"):
+                    raise
+
+    def probe(self) -> LogForm:
+        """Whether the server keeps `create`'s promise: "none" if it was seen to break it, or cannot link files.
+
+        Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
+        disprove.
+        """
+        names = [f"probe-{os.urandom(12).hex()}" for _ in range(1 + _PROBE_NAMES)]
+        try:
+            kept = self.create(names[0], b"first") and not self.create(names[0], b"second")
+            if not kept or self.get(names[0], max_bytes=64) != b"first":
+                return "none"
+            for name in names[1:]:
+                if _winners(self.create, name) > 1:
+                    return "none"
+        except _NoLinksError:
+            return "none"
+        finally:
+            for name in names:
+                with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
+                    self.delete(name)
+        return self.form
+
+    def close(self) -> None:
+        self._closed = True
+        self._line.close()
+
+    def _path(self, path: str) -> bytes:
+        split_path(path)
+        return self._below(path)
+
+    def _below(self, path: str) -> bytes:
+        return b"%s/%s" % (self._root, path.encode("ascii")) if path else self._root
+
+    @contextlib.contextmanager
+    def _calling(
+        self, verb: str, path: str, size_bytes: int = 0, *, absent_is_error: bool = False
+    ) -> Iterator[Session]:
+        """A session for a call; a no of the server's that comes out of the block becomes the contract's error.
+
+        `absent_is_error`: where the object is not there, that is the answer, and not a failure of the call.
+        """
+        assert not self._closed, "the backend was closed"
+        what = f"{path} in {self._shown}" if path else self._shown
+        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= _SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
+        with self._line.session(timeout_s, f"cannot {verb} {what}") as session:
+            try:
+                yield session
+            except StatusError as error:
+                session.settle()
+                if absent_is_error and self._is_absent(session, error, self._below(path)):
+                    raise NotFoundError(f"{path} is not in {self._shown}") from error
+                raise self._refusal(session, error, verb, what, self._below(path), size_bytes) from error
+
+    def _write_temp(self, session: Session, path: str, data: bytes) -> tuple[bytes, bytes]:
+        """Stores `data`, flushed, under a temporary name beside its place; -> the name, and a handle still open."""
+        above, slash, _ = path.rpartition("/")
+        temp = self._below(f"{above}{slash}{TEMP_PREFIX}{os.urandom(8).hex()}")
+        if not above:
+            self._check_root(session)  # else: a folder below it was there, or is made after a look at the root
+        try:
+            handle = sftp.handle_of(session.ask_one(sftp.open_to_create(temp)))
+        except StatusError as error:
+            if error.code not in sftp.ABSENT or not above:
+                raise
+            self._make_folders(session, above)
+            handle = sftp.handle_of(session.ask_one(sftp.open_to_create(temp)))
+        try:
+            numbers = session.write(handle, data)
+            numbers += [session.send(request) for request in _flush(session, handle)]
+            for number in numbers:
+                sftp.done(session.receive(number))
+        except StatusError:
+            session.send(sftp.close(handle), unwanted=True)
+            session.send(sftp.remove(temp), unwanted=True)
+            raise
+        return temp, handle
+
+    def _give_name(self, session: Session, handle: bytes, temp: bytes, target: bytes) -> bool:
+        if HARDLINK not in session.powers:
+            raise self._other_server()
+        linked, *others = session.ask(
+            sftp.hardlink(temp, target), *_flush(session, handle), sftp.close(handle), sftp.remove(temp)
+        )
+        try:
+            sftp.done(linked)
+        except StatusError as error:
+            if _is_there(session, target):
+                self._settle_taken(session, target)
+                return False
+            if error.code in (sftp.PERMISSION_DENIED, sftp.OP_UNSUPPORTED):
+                raise _NoLinksError(
+                    f"cannot create in {self._shown}: the file system there has no hard links, or allows none",
+                    next_step="It can hold data, but not vote: add ?role=storage to its URL.",
+                ) from error
+            raise
+        for reply in others[:-1]:  # a temporary name that is left over does no harm
+            sftp.done(reply)
+        return True
+
+    def _settle_taken(self, session: Session, target: bytes) -> None:
+        """Whoever made it may not have flushed the name yet, and the caller will act on what it finds there."""
+        if FSYNC not in session.powers:
+            return
+        with contextlib.suppress(StatusError):  # not ours to read: then nobody acts on it either
+            handle = sftp.handle_of(session.ask_one(sftp.open_to_read(target)))
+            session.ask(sftp.fsync(handle), sftp.close(handle))
+
+    def _other_server(self) -> UnreachableError:
+        return UnreachableError(
+            f"{self._line.server.host} does not offer any more what it did before ({HARDLINK.decode()})",
+            next_step="Was the server's software exchanged? Run: metasync backend check URL",
+        )
+
+    def _size(self, found: sftp.Attributes, path: str) -> int:
+        if not found.is_file:
+            raise RefusedError(f"{path} in {self._shown} is not a file")
+        if found.size is None:
+            raise ProtocolError("a file without a size")
+        return found.size
+
+    def _make_folders(self, session: Session, path: str) -> None:
+        self._check_root(session)
+        parts = path.split("/")
+        session.ask(*(sftp.mkdir(self._below("/".join(parts[:n]))) for n in range(1, len(parts) + 1)))
+
+    def _check_root(self, session: Session) -> None:
+        """`UnreachableError` unless the root is there, on the file system on which it was."""
+        try:
+            if self._fsid is not None and STATVFS in session.powers:
+                # "/.": of a file in its place the same would be told.
+                fsid = sftp.room_of(session.ask_one(sftp.statvfs(self._root + b"/."))).fsid
+                if fsid != self._fsid:
+                    raise UnreachableError(
+                        f"{self._shown} lies on another file system than before; was a drive unmounted there?",
+                        next_step="Mount the drive again and repeat the command.",
+                    )
+            elif not sftp.attributes_of(session.ask_one(sftp.stat_of(self._root))).is_folder:
+                raise StatusError(sftp.NO_SUCH_FILE)
+        except StatusError as error:
+            raise _root_error(error, self._shown) from error
+
+    def _is_absent(self, session: Session, error: StatusError, place: bytes) -> bool:
+        """Whether `error` says that there is nothing at `place`. `UnreachableError` if there is not even the root."""
+        if error.code not in {*sftp.ABSENT, sftp.FAILURE}:
+            return False
+        self._check_root(session)
+        return error.code in sftp.ABSENT or self._is_below_a_file(session, place)
+
+    def _is_below_a_file(self, session: Session, place: bytes) -> bool:
+        parts = place.removeprefix(self._root).strip(b"/").split(b"/")[:-1]
+        above = [self._root + b"/" + b"/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        for reply in session.ask(*map(sftp.lstat, above)):
+            with contextlib.suppress(StatusError):
+                found = sftp.attributes_of(reply)
+                if found.mode is not None and not found.is_folder:
+                    return True
+        return False
+
+    def _refusal(
+        self, session: Session, error: StatusError, verb: str, what: str, place: bytes, size_bytes: int
+    ) -> BackendError:
+        """What the server's no means, which may take a look or two."""
+        message = f"cannot {verb} {what}"
+        full = FullError(f"{message}: no space or quota is left", next_step="Free some space, or add a backend.")
+        if error.code in (sftp.NO_SPACE, sftp.QUOTA_EXCEEDED):
+            return full
+        if error.code in (sftp.NO_CONNECTION, sftp.CONNECTION_LOST):
+            return UnreachableError(f"{message}: {error}", next_step="Try again later.")
+        if error.code in (sftp.PERMISSION_DENIED, sftp.WRITE_PROTECT):
+            return RefusedError(
+                f"{message}: {error}",
+                next_step=f"{self._line.server.user} must own the folder there, or have the right to write in it.",
+            )
+        if error.code in (sftp.BAD_MESSAGE, sftp.OP_UNSUPPORTED):
+            return RefusedError(f"{message}: {error}", next_step="This server cannot do that.")
+        if error.code == sftp.FAILURE:
+            self._check_root(session)
+            if self._is_below_a_file(session, place):
+                return RefusedError(f"{message}: a file stands where a folder should", next_step="Look at it there.")
+            room = self._room(session)
+            if room is not None and room.read_only:
+                return RefusedError(f"{message}: the file system is mounted read-only", next_step="Mount it anew.")
+            if room is not None and (
+                room.free_bytes < size_bytes + _ROOM_BYTES_MIN or (room.files_total and not room.files_free)
+            ):
+                return full
+        return BackendError(
+            f"{message}: the server says {str(error)!r} and no more", next_step="A quota may be used up there."
+        )
+
+    def _room(self, session: Session) -> sftp.Room | None:
+        if STATVFS not in session.powers:
+            return None
+        with contextlib.suppress(StatusError):
+            return sftp.room_of(session.ask_one(sftp.statvfs(self._root)))
+        return None
+
+
+class BlockSftpBackend(SftpBackend):
+    """A server of which nobody knows that two racing creates cannot both win."""
+
+    form: ClassVar[LogForm] = "block"
+    form_reason: ClassVar[str] = (
+        "the server is not OpenSSH, or offers no hard links: nobody vouches that two racing creates cannot both win"
+    )
+
+    def _give_name(self, session: Session, handle: bytes, temp: bytes, target: bytes) -> bool:
+        if _is_there(session, target):
+            session.ask(sftp.close(handle), sftp.remove(temp))
+            return False
+        renamed, *others = session.ask(sftp.rename(temp, target), *_flush(session, handle), sftp.close(handle))
+        try:
+            sftp.done(renamed)
+        except StatusError:
+            session.send(sftp.remove(temp), unwanted=True)
+            if _is_there(session, target):
+                return False
+            raise
+        for reply in others:
+            sftp.done(reply)
+        return True
+
+
+class _NoLinksError(RefusedError):
+    """The file system has no hard links."""
+
+
+def _readable(path: bytes) -> str:
+    return os.fsdecode(path)
+
+
+def _find_root(session: Session, path: bytes, host: str, *, create: bool) -> tuple[bytes, int | None]:
+    """The folder's real path, and what its file system is called."""
+    path = path.rstrip(b"/")
+    shown = f"{_readable(path)} at {host}"
+    if create:
+        parts = path.split(b"/")
+        steps = (b"/".join(parts[:n]) for n in range(1, len(parts) + 1))
+        session.ask(*(sftp.mkdir(step) for step in steps if step))  # those that are there say no
+    try:
+        if not sftp.attributes_of(session.ask_one(sftp.stat_of(path))).is_folder:
+            raise UnreachableError(f"{shown} is not a folder", next_step="Name a folder in the URL.")
+        root = sftp.path_of(session.ask_one(sftp.realpath(path)))
+        fsid = sftp.room_of(session.ask_one(sftp.statvfs(root))).fsid if STATVFS in session.powers else None
+    except StatusError as error:
+        raise _root_error(error, shown) from error
+    return root.rstrip(b"/") or b"/", fsid
+
+
+def _root_error(error: StatusError, shown: str) -> BackendError:
+    if error.code == sftp.PERMISSION_DENIED:
+        return RefusedError(f"cannot reach {shown}: {error}", next_step="Check who owns the folders there.")
+    if error.code in {*sftp.ABSENT, sftp.FAILURE}:
+        return UnreachableError(
+            f"the folder {shown} is not there",
+            next_step="Is the drive mounted there, and the path right? Only init makes a folder that is missing.",
+        )
+    return BackendError(f"cannot reach {shown}: {error}")
+
+
+def _flush(session: Session, handle: bytes) -> tuple[sftp.Request, ...]:
+    return (sftp.fsync(handle),) if FSYNC in session.powers else ()
+
+
+def _is_there(session: Session, place: bytes) -> bool:
+    reply = session.ask_one(sftp.lstat(place))
+    try:
+        sftp.attributes_of(reply)
+    except StatusError:
+        return False
+    return True
+
+
+def _sweep(session: Session, folder: bytes, depth_left: int) -> None:
+    entries = list(session.names(folder))
+    for name, found in entries:  # links are neither
+        place = folder + b"/" + name
+        if found.is_folder and depth_left:
+            with contextlib.suppress(StatusError):
+                _sweep(session, place, depth_left - 1)
+        elif found.is_file and name.startswith(TEMP_PREFIX.encode()):
+            sftp.done(session.ask_one(sftp.remove(place)))
+    session.ask_one(sftp.rmdir(folder))  # where it is not empty, that is all right
+
+
+def _winners(create: Callable[[str, bytes], bool], name: str) -> int:
+    together = threading.Barrier(_PROBE_WRITERS)
+    outcomes: list[bool] = []
+
+    def race(writer: int) -> None:
+        together.wait()
+        try:
+            outcomes.append(create(name, bytes([writer])))
+        except BackendError:  # unknown: it counts neither for nor against the server
+            return
+
+    writers = [threading.Thread(target=race, args=(number,)) for number in range(_PROBE_WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    return sum(outcomes)

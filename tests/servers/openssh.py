@@ -1,0 +1,265 @@
+"""SSH servers for tests: OpenSSH's sshd without rights of its own, on loopback, with host and user keys of its own.
+
+An sshd that is not root lets in the account it runs as, and no other. Under root it is run as `daemon`, which needs
+a folder that it can reach: then what the servers hold lies in a temporary folder of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+COUNT_MAX = 9
+START_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 5
+ACCOUNT = "daemon"  # under root
+MISSING = "no sshd: tests/servers/openssh.sh fetches it"
+SYSTEM_PATHS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
+
+
+def find_binary() -> str | None:
+    """The sshd to run: the one named in the environment, this system's, or the one `openssh.sh` unpacked."""
+    fetched = str(Path(__file__).parents[2] / ".servers/bin/sshd")
+    for found in (os.environ.get("METASYNC_SSH_SERVER"), shutil.which("sshd"), *SYSTEM_PATHS, fetched):
+        if found and os.access(found, os.X_OK):
+            return os.path.abspath(found)
+    return None
+
+
+def account() -> str:
+    return ACCOUNT if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+
+
+def make_key(path: Path, password: bytes | None = None) -> str:
+    """Writes a private key, and its public half beside it; -> the public half as a line."""
+    key = Ed25519PrivateKey.generate()
+    encryption: KeySerializationEncryption = BestAvailableEncryption(password) if password else NoEncryption()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, encryption))
+    path.chmod(0o600)
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    path.with_suffix(".pub").write_text(line + "\n")
+    return line
+
+
+class Home:
+    """A user's home with a key and known hosts. `env`: what a client needs to use it."""
+
+    def __init__(self, root: Path) -> None:
+        self.ssh = root / ".ssh"
+        self.ssh.mkdir(parents=True, mode=0o700)
+        self.public_key = make_key(self.ssh / "id_ed25519")
+        self.known_hosts = self.ssh / "known_hosts"
+        self.env = {"HOME": str(root), "SSH_AUTH_SOCK": "", "METASYNC_SFTP_PASSWORD": "", "METASYNC_KEYRING": "off"}
+
+    def knows(self, server: SshServer) -> None:
+        with open(self.known_hosts, "a") as file:
+            file.write(f"[127.0.0.1]:{server.port} {server.host_key}\n")
+
+    def forgets(self, server: SshServer) -> None:
+        lines = self.known_hosts.read_text().splitlines(keepends=True)
+        self.known_hosts.write_text("".join(x for x in lines if not x.startswith(f"[127.0.0.1]:{server.port} ")))
+
+
+class SshServer:
+    """One server with one folder, `data`. `stop` ends it and all who are connected; `start` brings it back."""
+
+    def __init__(self, binary: str, root: Path, home: Home, lines: Sequence[str] = ()) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.home = home
+        self.port = _free_port()
+        self.lines = list(lines)
+        """Of its configuration, before all others; read at each start."""
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+        self.data.mkdir()
+        (root / "authorized_keys").write_text(home.public_key + "\n")
+        self.host_key = make_key(root / "host_key")
+        if os.geteuid() == 0:
+            _give(root, account())
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def url(self, prefix: str = "", *, params: str = "") -> str:
+        """The URL of a folder of that name, which is made."""
+        folder = self.data / prefix
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            _give(self.data, account())
+        return f"sftp://{account()}@127.0.0.1:{self.port}{folder}{params}"
+
+    def new_host_key(self) -> None:
+        """Takes effect with the next start."""
+        self.host_key = make_key(self.root / "host_key")
+        if os.geteuid() == 0:
+            _give(self.root, account())
+
+    def wipe(self) -> None:
+        """Empties the store behind its back."""
+        for found in self.data.iterdir():
+            shutil.rmtree(found)
+
+    def sessions(self) -> list[int]:
+        """The processes that serve those who are connected."""
+        return _descendants(self.pid) if self._process is not None else []
+
+    def start(self) -> None:
+        for attempt in range(3):
+            if self._start():
+                break
+            if attempt == 0:
+                self.port = _free_port()  # another program took it between our look and the server's start
+        else:
+            raise RuntimeError(f"{self._binary} did not start:\n{self.log()}")
+        self.home.forgets(self) if self.home.known_hosts.exists() else None
+        self.home.knows(self)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        served = self.sessions()
+        self._process.terminate()
+        self.drop(served)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def drop(self, served: Sequence[int] | None = None) -> None:
+        """Ends the processes that serve those who are connected, in the midst of what they do."""
+        for pid in self.sessions() if served is None else served:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def log(self) -> str:
+        return (self.root / "log").read_text(errors="replace")[-2000:]
+
+    def _start(self) -> bool:
+        config = self.root / "sshd_config"
+        config.write_text(
+            "\n".join(
+                [
+                    *self.lines,
+                    f"Port {self.port}",
+                    "ListenAddress 127.0.0.1",
+                    f"HostKey {self.root}/host_key",
+                    f"PidFile {self.root}/pid",
+                    f"AuthorizedKeysFile {self.root}/authorized_keys",
+                    "StrictModes no",  # temporary folders are not the account's own all the way up
+                    "UsePAM no",
+                    "PasswordAuthentication no",
+                    "KbdInteractiveAuthentication no",
+                    "UseDNS no",
+                    "MaxStartups 200",
+                    *(["PerSourcePenalties no"] if _version(self._binary) >= (9, 8) else []),
+                    f"Subsystem sftp internal-sftp -d {self.root}",
+                ]
+            )
+            + "\n"
+        )
+        config.chmod(0o644)
+        with open(self.root / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                restore_signals=True,
+                **({"user": account(), "group": _group(), "extra_groups": []} if os.geteuid() == 0 else {}),  # type: ignore[arg-type]
+            )
+        until = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+                return probe.recv(8).startswith(b"SSH-2.0-")
+            time.sleep(0.02)
+        self.stop()
+        return False
+
+
+@contextlib.contextmanager
+def running(
+    count: int, root: Path, home: Home, binary: str | None = None, lines: Sequence[str] = ()
+) -> Iterator[list[SshServer]]:
+    """`count` servers below `root` (under root: below a folder of their own), known in `home`; they end with the block."""
+    binary = binary or find_binary()
+    if binary is None:
+        raise RuntimeError(MISSING)
+    if not 1 <= count <= COUNT_MAX:
+        raise ValueError(f"between 1 and {COUNT_MAX} servers, not {count}")
+    servers: list[SshServer] = []
+    with contextlib.ExitStack() as stack:
+        if os.geteuid() == 0:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metasync-sshd-")))
+            root.chmod(0o755)
+        for number in range(count):
+            folder = root / f"sshd-{number}"
+            folder.mkdir(parents=True)
+            servers.append(SshServer(binary, folder, home, lines))
+            stack.callback(servers[-1].stop)
+            servers[-1].start()
+        yield servers
+
+
+def hashed(name: str) -> str:
+    """The name of a known host as `ssh-keygen -H` writes it."""
+    import hmac
+
+    salt = os.urandom(20)
+    digest = hmac.digest(salt, name.encode(), "sha1")
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def _version(binary: str) -> tuple[int, int]:
+    done = subprocess.run([binary, "-V"], capture_output=True, timeout=START_TIMEOUT_S, check=False)
+    match = re.search(rb"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _group() -> int:
+    return pwd.getpwnam(account()).pw_gid
+
+
+def _give(folder: Path, name: str) -> None:
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, name, _group())
+
+
+def _descendants(pid: int) -> list[int]:
+    done = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    above = dict(tuple(map(int, line.split())) for line in done.stdout.splitlines())
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in above.items() if parent == one]
+    return found[1:]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
