@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ _LOGIN_TIMEOUT_S = 20  # key exchange, login: a server that looks up names waits
 _SESSION_TIMEOUT_S = 10
 _SILENT_S = 30  # what was sent and not even acknowledged for so long: the connection is dead
 _KEEPALIVE_S = 30
+_END_TIMEOUT_S = 2
 SESSIONS_MAX: Final = 8  # OpenSSH's MaxSessions is 10, and the user may be logged in besides
 _WINDOW_BYTES = 4 << 20
 _OPENSSH = "SSH-2.0-OpenSSH_"
@@ -182,9 +184,10 @@ class _Connection:
         self.sessions = 0
         self.sessions_max = SESSIONS_MAX
         self._server = server
-        self._transport = paramiko.Transport(_way_to(server), default_window_size=_WINDOW_BYTES)
+        self._way, self._process = _way_to(server)
+        self._transport = paramiko.Transport(self._way, default_window_size=_WINDOW_BYTES)
         try:
-            with _ended_after(self._transport, _LOGIN_TIMEOUT_S) as overdue:
+            with self._ended_after(_LOGIN_TIMEOUT_S) as overdue:
                 try:
                     self.key_fingerprint = _handshake(self._transport, server)
                     log_in(self._transport, server)
@@ -201,7 +204,7 @@ class _Connection:
         return bool(self._transport.is_active())
 
     def open_session(self) -> Session:
-        with _ended_after(self._transport, _SESSION_TIMEOUT_S):
+        with self._ended_after(_SESSION_TIMEOUT_S):
             channel = self._transport.open_session(timeout=_SESSION_TIMEOUT_S)
             try:
                 channel.invoke_subsystem("sftp")
@@ -216,19 +219,46 @@ class _Connection:
         )
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._way.shutdown(socket.SHUT_RDWR)  # wakes paramiko's thread at once, where a close lets it sleep on
         self._transport.close()
+        with contextlib.suppress(RuntimeError):  # it did not begin
+            self._transport.join(_END_TIMEOUT_S)
+        if self._process is not None:
+            _end(self._process)
 
+    @contextlib.contextmanager
+    def _ended_after(self, seconds: float) -> Iterator[threading.Event]:
+        """Closes if the block takes longer: paramiko waits without a bound in places. Sets the event then."""
+        overdue = threading.Event()
 
-def _way_to(server: Server) -> Any:
-    """A socket, or what the configuration's command makes of it."""
-    if server.proxy:
+        def end() -> None:
+            overdue.set()
+            self.close()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
         try:
-            return paramiko.ProxyCommand(server.proxy)
-        except (OSError, ValueError, paramiko.SSHException) as error:
-            raise UnreachableError(
-                f"cannot run the way to {server.host} that ~/.ssh/config names: {type(error).__name__}",
-                next_step=f"Try: ssh {server.login}",
-            ) from error
+            yield overdue
+        finally:
+            timer.cancel()
+
+
+def _way_to(server: Server) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """A socket to the server, or to the command that the configuration names."""
+    if server.proxy:
+        ours, its = socket.socketpair()
+        try:
+            # The command is the user's own, for a shell, as ssh has it.
+            words = ["/bin/sh", "-c", f"exec {server.proxy}"]
+            process = subprocess.Popen(words, stdin=its.fileno(), stdout=its.fileno(), stderr=subprocess.DEVNULL)  # noqa: S603
+        except OSError as error:
+            ours.close()
+            raise UnreachableError(f"cannot run a command to reach {server.host}: {error.strerror}") from error
+        finally:
+            its.close()
+        return ours, process
     try:
         way = socket.create_connection((server.host, server.port), _CONNECT_TIMEOUT_S)
     except (OSError, UnicodeError) as error:
@@ -237,7 +267,16 @@ def _way_to(server: Server) -> Any:
     way.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         way.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_S * 1000)
-    return way
+    return way, None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _handshake(transport: Any, server: Server) -> str:
@@ -252,24 +291,6 @@ def _handshake(transport: Any, server: Server) -> str:
     blob = key.asbytes()
     check_key(server, known, key.get_name(), blob)
     return fingerprint(blob)
-
-
-@contextlib.contextmanager
-def _ended_after(transport: Any, seconds: float) -> Iterator[threading.Event]:
-    """Ends the connection if the block takes longer: paramiko waits without a bound in places. Sets the event then."""
-    overdue = threading.Event()
-
-    def end() -> None:
-        overdue.set()
-        transport.close()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield overdue
-    finally:
-        timer.cancel()
 
 
 def _no_connection(server: Server, error: Exception) -> UnreachableError:

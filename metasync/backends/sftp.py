@@ -171,6 +171,8 @@ class SftpBackend:
         place = self._below(path)
         found: dict[str, Listed] = {}
         with self._calling("list", path) as session:
+            if not path:
+                self._check_root(session)
             try:
                 for raw, attributes in session.names(place):
                     name = raw.decode("ascii", "replace")
@@ -389,7 +391,7 @@ class SftpBackend:
             )
         if error.code in (sftp.BAD_MESSAGE, sftp.OP_UNSUPPORTED):
             return RefusedError(f"{message}: {error}", next_step="This server cannot do that.")
-        if error.code == sftp.FAILURE:
+        if error.code in {*sftp.ABSENT, sftp.FAILURE}:
             self._check_root(session)
             if self._is_below_a_file(session, place):
                 return RefusedError(f"{message}: a file stands where a folder should", next_step="Look at it there.")
@@ -401,7 +403,8 @@ class SftpBackend:
             ):
                 return full
         return BackendError(
-            f"{message}: the server says {str(error)!r} and no more", next_step="A quota may be used up there."
+            f"{message}: the server says {str(error)!r} and no more",
+            next_step="Look at it there; a quota may be used up." if error.code == sftp.FAILURE else "",
         )
 
     def _room(self, session: Session) -> sftp.Room | None:

@@ -35,13 +35,13 @@ START_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 5
 ACCOUNT = "daemon"  # under root
 MISSING = "no sshd: tests/servers/openssh.sh fetches it"
+FETCHED = Path(__file__).parents[2] / ".servers/bin/sshd"
 SYSTEM_PATHS = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/usr/lib/ssh/sshd")
 
 
 def find_binary() -> str | None:
     """The sshd to run: the one named in the environment, this system's, or the one `openssh.sh` unpacked."""
-    fetched = str(Path(__file__).parents[2] / ".servers/bin/sshd")
-    for found in (os.environ.get("METASYNC_SSH_SERVER"), shutil.which("sshd"), *SYSTEM_PATHS, fetched):
+    for found in (os.environ.get("METASYNC_SSH_SERVER"), shutil.which("sshd"), *SYSTEM_PATHS, str(FETCHED)):
         if found and os.access(found, os.X_OK):
             return os.path.abspath(found)
     return None
@@ -91,6 +91,7 @@ class SshServer:
         self.port = _free_port()
         self.lines = list(lines)
         """Of its configuration, before all others; read at each start."""
+        self.has_sftp = True
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
         self.data.mkdir()
@@ -135,8 +136,6 @@ class SshServer:
                 self.port = _free_port()  # another program took it between our look and the server's start
         else:
             raise RuntimeError(f"{self._binary} did not start:\n{self.log()}")
-        self.home.forgets(self) if self.home.known_hosts.exists() else None
-        self.home.knows(self)
 
     def stop(self) -> None:
         if self._process is None:
@@ -178,7 +177,7 @@ class SshServer:
                     "UseDNS no",
                     "MaxStartups 200",
                     *(["PerSourcePenalties no"] if _version(self._binary) >= (9, 8) else []),
-                    f"Subsystem sftp internal-sftp -d {self.root}",
+                    *([f"Subsystem sftp internal-sftp -d {self.root}"] if self.has_sftp else []),
                 ]
             )
             + "\n"
@@ -206,7 +205,7 @@ class SshServer:
 def running(
     count: int, root: Path, home: Home, binary: str | None = None, lines: Sequence[str] = ()
 ) -> Iterator[list[SshServer]]:
-    """`count` servers below `root` (under root: below a folder of their own), known in `home`; they end with the block."""
+    """`count` servers that `home` knows, below `root` (under root: a folder of their own); they end with the block."""
     binary = binary or find_binary()
     if binary is None:
         raise RuntimeError(MISSING)
@@ -217,12 +216,14 @@ def running(
         if os.geteuid() == 0:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metasync-sshd-")))
             root.chmod(0o755)
+            binary = _within_reach(binary, root)
         for number in range(count):
             folder = root / f"sshd-{number}"
             folder.mkdir(parents=True)
             servers.append(SshServer(binary, folder, home, lines))
             stack.callback(servers[-1].stop)
             servers[-1].start()
+            home.knows(servers[-1])
         yield servers
 
 
@@ -233,6 +234,18 @@ def hashed(name: str) -> str:
     salt = os.urandom(20)
     digest = hmac.digest(salt, name.encode(), "sha1")
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def _within_reach(binary: str, root: Path) -> str:
+    """What `openssh.sh` unpacked, where another account can run it: a checkout may lie in a home."""
+    unpacked = FETCHED.parents[1] / "openssh/unpacked"
+    if Path(binary) != FETCHED:
+        return binary
+    wrapper = root / "sshd"
+    shutil.copytree(unpacked, root / "unpacked", symlinks=True)
+    wrapper.write_text(FETCHED.read_text().replace(str(unpacked), str(root / "unpacked")))
+    wrapper.chmod(0o755)
+    return str(wrapper)
 
 
 def _version(binary: str) -> tuple[int, int]:
