@@ -45,7 +45,7 @@ _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be 
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
 _DEPTH_MAX = 64  # of folders that `sweep` goes down
 
-_HOST = re.compile(r"(?:([^@/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 
 _PROBE_NAMES = 4
 _PROBE_WRITERS = 8
@@ -80,8 +80,9 @@ class SftpBackend:
             )
         if match[1] and match[1].startswith("-"):
             raise UsageError("not a user to log in as", next_step="Write sftp://user@host/path.")
-        below = url.path.removeprefix("/~")
-        if not below.strip("/") or ".." in url.path.split("/"):
+        parts = url.path.rstrip("/").split("/")[1:]
+        home = bool(parts) and parts[0].startswith("~")
+        if not parts or ".." in parts or (home and (parts[0] != "~" or len(parts) == 1)):
             raise UsageError(
                 "an SFTP URL names a folder of its own",
                 next_step="Write sftp://host/absolute/path, or sftp://host/~/path for one below the home there.",

@@ -573,7 +573,8 @@ def test_a_way_through_another_server(own_ssh_server: openssh.SshServer) -> None
     options = f"-o UserKnownHostsFile={ssh}/known_hosts -i {ssh}/id_ed25519 -F none"
     way = f"ssh {options} -p {own_ssh_server.port} {openssh.account()}@127.0.0.1 -W 127.0.0.1:{own_ssh_server.port}"
     (ssh / "config").write_text(
-        f"Host inner\n  HostKeyAlias [127.0.0.1]:{own_ssh_server.port}\n  User {openssh.account()}\n  ProxyCommand {way}\n"
+        f"Host inner\n  HostKeyAlias [127.0.0.1]:{own_ssh_server.port}\n  User {openssh.account()}\n"
+        f"  ProxyCommand {way}\n"
     )
     backend = _open(f"sftp://inner{folder}")
     assert backend.create("d/a", b"12") is True
