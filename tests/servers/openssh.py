@@ -120,9 +120,10 @@ class SshServer:
             _give(self.root, account())
 
     def wipe(self) -> None:
-        """Empties the store behind its back."""
-        for found in self.data.iterdir():
-            shutil.rmtree(found)
+        """Empties the stores behind their backs; their folders stay."""
+        for store in self.data.iterdir():
+            for found in store.iterdir():
+                shutil.rmtree(found) if found.is_dir() else found.unlink()
 
     def sessions(self) -> list[int]:
         """The processes that serve those who are connected."""
