@@ -58,7 +58,7 @@ class Session:
         (self._unwanted if unwanted else self._due).add(number)
         self._out += sftp.numbered(request, number)
         if len(self._out) > _SEND_BYTES:
-            self._flush()
+            self.flush()
         return number
 
     def receive(self, number: int) -> Reply:
@@ -145,10 +145,9 @@ class Session:
                 ahead = 8
         finally:
             self.send(sftp.close(handle), unwanted=True)
-            self._flush()
 
     def _packet(self) -> bytes:
-        self._flush()
+        self.flush()
         data = self._in
         while len(data) < 4:
             self._fill()
@@ -175,7 +174,8 @@ class Session:
             raise LostError("the connection broke")
         self._in += found
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Has sent what `send` was given."""
         if not self._out:
             return
         whole = bytes(self._out)

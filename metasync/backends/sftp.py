@@ -118,8 +118,7 @@ class SftpBackend:
     def create(self, path: str, data: bytes) -> bool:
         target = self._path(path)
         with self._calling("create", path, len(data)) as session:
-            if len(data) >= _LOOK_FIRST_BYTES and _is_there(session, target):
-                self._settle_taken(session, target)
+            if len(data) >= _LOOK_FIRST_BYTES and _is_taken(session, target):
                 return False
             temp, handle = self._write_temp(session, path, data)
             return self._give_name(session, handle, temp, target)
@@ -135,7 +134,7 @@ class SftpBackend:
                 for reply in (renamed, *others):
                     sftp.done(reply)
             except StatusError:
-                session.send(sftp.remove(temp), unwanted=True)
+                _remove(session, temp)
                 raise
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
@@ -290,7 +289,7 @@ class SftpBackend:
                 sftp.done(session.receive(number))
         except StatusError:
             session.send(sftp.close(handle), unwanted=True)
-            session.send(sftp.remove(temp), unwanted=True)
+            _remove(session, temp)
             raise
         return temp, handle
 
@@ -303,8 +302,7 @@ class SftpBackend:
         try:
             sftp.done(linked)
         except StatusError as error:
-            if _is_there(session, target):
-                self._settle_taken(session, target)
+            if _is_taken(session, target):
                 return False
             if error.code in (sftp.PERMISSION_DENIED, sftp.OP_UNSUPPORTED):
                 raise _NoLinksError(
@@ -315,14 +313,6 @@ class SftpBackend:
         for reply in others[:-1]:  # a temporary name that is left over does no harm
             sftp.done(reply)
         return True
-
-    def _settle_taken(self, session: Session, target: bytes) -> None:
-        """Whoever made it may not have flushed the name yet, and the caller will act on what it finds there."""
-        if FSYNC not in session.powers:
-            return
-        with contextlib.suppress(StatusError):  # not ours to read: then nobody acts on it either
-            handle = sftp.handle_of(session.ask_one(sftp.open_to_read(target)))
-            session.ask(sftp.fsync(handle), sftp.close(handle))
 
     def _other_server(self) -> UnreachableError:
         return UnreachableError(
@@ -425,15 +415,15 @@ class BlockSftpBackend(SftpBackend):
     )
 
     def _give_name(self, session: Session, handle: bytes, temp: bytes, target: bytes) -> bool:
-        if _is_there(session, target):
+        if _is_taken(session, target):
             session.ask(sftp.close(handle), sftp.remove(temp))
             return False
         renamed, *others = session.ask(sftp.rename(temp, target), *_flush(session, handle), sftp.close(handle))
         try:
             sftp.done(renamed)
         except StatusError:
-            session.send(sftp.remove(temp), unwanted=True)
-            if _is_there(session, target):
+            _remove(session, temp)
+            if _is_taken(session, target):
                 return False
             raise
         for reply in others:
@@ -462,11 +452,13 @@ def _find_root(session: Session, path: bytes, host: str, *, create: bool) -> tup
         parts = path.split(b"/")
         steps = (b"/".join(parts[:n]) for n in range(1, len(parts) + 1))
         session.ask(*(sftp.mkdir(step) for step in steps if step))  # those that are there say no
+    measure = [sftp.statvfs(path)] if STATVFS in session.powers else []
     try:
-        if not sftp.attributes_of(session.ask_one(sftp.stat_of(path))).is_folder:
+        found, real, *room = session.ask(sftp.stat_of(path), sftp.realpath(path), *measure)
+        if not sftp.attributes_of(found).is_folder:
             raise UnreachableError(f"{shown} is not a folder", next_step="Name a folder in the URL.")
-        root = sftp.path_of(session.ask_one(sftp.realpath(path)))
-        fsid = sftp.room_of(session.ask_one(sftp.statvfs(root))).fsid if STATVFS in session.powers else None
+        root = sftp.path_of(real)
+        fsid = sftp.room_of(room[0]).fsid if room else None
     except StatusError as error:
         raise _root_error(error, shown) from error
     return root.rstrip(b"/") or b"/", fsid
@@ -487,13 +479,25 @@ def _flush(session: Session, handle: bytes) -> tuple[sftp.Request, ...]:
     return (sftp.fsync(handle),) if FSYNC in session.powers else ()
 
 
-def _is_there(session: Session, place: bytes) -> bool:
-    reply = session.ask_one(sftp.lstat(place))
+def _is_taken(session: Session, target: bytes) -> bool:
+    """Whether there is something of that name; then flushed.
+
+    Whoever made it may not have come to that yet, and the caller will act on what it finds there.
+    """
+    seen, opened = session.ask(sftp.lstat(target), sftp.open_to_read(target))
+    with contextlib.suppress(StatusError):  # what nobody may read is not acted on either
+        handle = sftp.handle_of(opened)
+        session.ask(*_flush(session, handle), sftp.close(handle))
     try:
-        sftp.attributes_of(reply)
+        sftp.attributes_of(seen)
     except StatusError:
         return False
     return True
+
+
+def _remove(session: Session, temp: bytes) -> None:
+    session.send(sftp.remove(temp), unwanted=True)
+    session.flush()  # there may be no further call
 
 
 def _sweep(session: Session, folder: bytes, depth_left: int) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -453,6 +454,32 @@ def test_close_leaves_no_thread_and_no_connection(own_ssh_server: openssh.SshSer
     while own_ssh_server.sessions() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert own_ssh_server.sessions() == []
+
+
+def test_an_interrupt_ends_the_process(own_ssh_server: openssh.SshServer) -> None:
+    """In the midst of a call; nothing that runs beside it holds the process."""
+    program = (
+        "import sys\n"
+        "from metasync.backends._registry import open_backend, parse_url\n"
+        "backend = open_backend(parse_url(sys.argv[1]))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    backend.put('d/a', bytes(1 << 20))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, own_ssh_server.url("x")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) != 0
+        assert process.stderr.read().rstrip().endswith("KeyboardInterrupt")
+    assert len(_open(own_ssh_server.url("x")).get("d/a", max_bytes=1 << 20)) == 1 << 20
 
 
 # Who is there.
