@@ -114,15 +114,13 @@ class Line:
         """A new session. None: the server allows no more of them at once."""
         try:
             return connection.open_session()
-        except paramiko.ChannelException as error:
+        except _NoMoreError as error:
             with self._lock:
                 connection.sessions -= 1
                 if connection.sessions > 0:
                     connection.sessions_max = connection.sessions
                     return None
-            raise UnreachableError(
-                f"{self.server.host} opens no SFTP session (reason {error.code})", next_step="Try again later."
-            ) from error
+            raise UnreachableError(f"{self.server.host} opens no SFTP session", next_step="Try again later.") from error
         except BaseException as error:
             self._give_up(connection)
             if isinstance(error, LostError | paramiko.SSHException | OSError | EOFError):
@@ -176,6 +174,10 @@ class Line:
         raise AssertionError("the backend was closed")
 
 
+class _NoMoreError(Exception):
+    """The server opens no further session."""
+
+
 class _Connection:
     """An SSH connection to a server whose host key was checked, logged in."""
 
@@ -205,7 +207,14 @@ class _Connection:
 
     def open_session(self) -> Session:
         with self._ended_after(_SESSION_TIMEOUT_S):
-            channel = self._transport.open_session(timeout=_SESSION_TIMEOUT_S)
+            try:
+                channel = self._transport.open_session(timeout=2 * _SESSION_TIMEOUT_S)
+            except paramiko.SSHException as error:
+                # A ChannelException, but not if another thread's was refused at the same time: there is one place for
+                # both, and whoever looks second finds nothing in it.
+                if self._transport.is_active():
+                    raise _NoMoreError from error
+                raise
             try:
                 channel.invoke_subsystem("sftp")
             except paramiko.SSHException:

@@ -25,7 +25,7 @@ from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
 pytestmark = pytest.mark.servers
-pytest.importorskip("paramiko")
+paramiko = pytest.importorskip("paramiko")
 
 CALLS: dict[str, Callable[[Backend], object]] = {
     "create": lambda b: b.create("d/new", b"x"),
@@ -509,6 +509,21 @@ def test_a_changed_host_key(own_ssh_server: openssh.SshServer) -> None:
         with pytest.raises(RefusedError, match="HAS CHANGED") as caught:
             call()
         assert f"ssh-keygen -R '[127.0.0.1]:{own_ssh_server.port}'" in caught.value.next_step
+
+
+def test_a_server_with_several_keys(own_ssh_server: openssh.SshServer) -> None:
+    """It is asked for the one that is known, whichever it would show first."""
+    key = paramiko.RSAKey.generate(2048)
+    key.write_private_key_file(str(own_ssh_server.root / "rsa_key"))
+    url = own_ssh_server.url("x")
+    own_ssh_server.stop()
+    own_ssh_server.lines.append(f"HostKey {own_ssh_server.root}/rsa_key")
+    if os.geteuid() == 0:
+        shutil.chown(own_ssh_server.root / "rsa_key", openssh.account())
+    own_ssh_server.start()
+    assert _open(url).list("") == ()
+    own_ssh_server.home.known_hosts.write_text(f"[127.0.0.1]:{own_ssh_server.port} ssh-rsa {key.get_base64()}\n")
+    assert _open(url).list("") == ()
 
 
 def test_a_hashed_known_host(own_ssh_server: openssh.SshServer) -> None:
