@@ -28,7 +28,11 @@ _BUILT_IN = {
     "gcs": "metasync.backends.gcs:GcsBackend",
     "swift": "metasync.backends.swift:SwiftBackend",
     "sftp": "metasync.backends.sftp:SftpBackend",
+    "webdav": "metasync.backends.webdav:WebDavBackend",
+    "webdav+http": "metasync.backends.webdav:PlainWebDavBackend",
 }
+_ALIASES = {"webdav+https": "webdav"}
+"""Other names for a scheme, which a URL never keeps: one store has one name."""
 
 _FORMS = {
     "azure": "azure://container/prefix?account=NAME",
@@ -140,6 +144,10 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
         return kind.open(url, create_root=create_root)
     except ModuleNotFoundError as error:
         raise _not_installed(url.scheme, error) from error
+        raise UsageError(
+            f"{url.scheme} URLs need the package {error.name}, which is not installed",
+            next_step=f"Run: pip install 'metasync[{url.scheme.partition('+')[0]}]'",
+        ) from error
 
 
 def digest_kind(scheme: str) -> str | None:
@@ -181,7 +189,7 @@ def _split_scheme(text: str) -> tuple[str, str]:
     if len(text) > _URL_CHARS_MAX:
         raise UsageError(f"a backend URL of more than {_URL_CHARS_MAX} characters")
     scheme, colon, rest = text.strip().partition(":")
-    scheme = scheme.lower()
+    scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if not colon or _SCHEME.fullmatch(scheme) is None:
         is_scp = colon and "@" in scheme and "/" not in scheme
         raise UsageError(

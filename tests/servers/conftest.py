@@ -17,6 +17,7 @@ import fakegcs  # noqa: E402
 import s3  # noqa: E402
 import swift_server  # noqa: E402
 import openssh  # noqa: E402  (found by the line above, however pytest was started)
+import webdav  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -106,6 +107,37 @@ def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
                 part = root / str(len(started))
                 started.extend(stack.enter_context(openssh.running(count - len(started), part, home)))
             return started[:count]
+# WebDAV
+
+
+@pytest.fixture(scope="session")
+def dav_env() -> Iterator[dict[str, str]]:
+    """The login of every WebDAV server of this session, also set in the environment while it lasts."""
+    env = webdav.make_login()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NETRC", "/nonexistent")
+        for name, value in env.items():
+            patch.setenv(name, value)
+        yield env
+
+
+@pytest.fixture(scope="session")
+def dav_servers(
+    dav_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[webdav.Kind, int], list[webdav.DavServer]]]:
+    """`dav_servers(kind, n)`: n independent servers that all tests of the session share."""
+    with contextlib.ExitStack() as stack:
+        started: dict[webdav.Kind, list[webdav.DavServer]] = {"apache": [], "wsgidav": []}
+
+        def at_least(kind: webdav.Kind, count: int) -> list[webdav.DavServer]:
+            missing = webdav.why_not(kind)
+            if missing:
+                pytest.skip(missing)
+            here = started[kind]
+            if count > len(here):
+                root = tmp_path_factory.mktemp("webdav")
+                here.extend(stack.enter_context(webdav.running(kind, count - len(here), root, dav_env)))
+            return here[:count]
 
         yield at_least
 
@@ -215,4 +247,21 @@ def own_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, value in home.env.items():
         monkeypatch.setenv(name, value)
     with openssh.running(1, tmp_path / "sshd", home) as servers:
+@pytest.fixture(params=["apache", "wsgidav"])
+def dav_server(
+    request: pytest.FixtureRequest, dav_servers: Callable[[webdav.Kind, int], list[webdav.DavServer]]
+) -> webdav.DavServer:
+    """One server of each kind, shared by the session."""
+    return dav_servers(request.param, 1)[0]
+
+
+@pytest.fixture(params=["apache", "wsgidav"])
+def own_dav_server(
+    request: pytest.FixtureRequest, dav_env: dict[str, str], tmp_path: Path
+) -> Iterator[webdav.DavServer]:
+    """A server for this test alone: to stop, start and damage."""
+    missing = webdav.why_not(request.param)
+    if missing:
+        pytest.skip(missing)
+    with webdav.running(request.param, 1, tmp_path, dav_env) as servers:
         yield servers[0]
