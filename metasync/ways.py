@@ -286,6 +286,8 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
     if url.role == "both" and form == "none":
         text = f"{name} holds data but does not vote: {why or 'it has no atomic create'}"
         on_event(Notice(text, warning=True))
+    if caution := getattr(backend, "caution", ""):
+        on_event(Notice(f"{name}: {caution}", warning=True))
     return NewBackend(
         name, url.scheme, url.capacity_bytes or DEFAULT_CAPACITY, form, backend.identity(), url.role == "both"
     )

@@ -130,6 +130,13 @@ class ExplainsForm(Protocol):
 
 
 @runtime_checkable
+class Cautions(Protocol):
+    """Optional power: says in words what people should know before they give it to a workspace; "" if nothing."""
+
+    caution: str
+
+
+@runtime_checkable
 class Sweeps(Protocol):
     """Optional power: can remove what no list shows."""
 
@@ -148,7 +155,7 @@ class Probes(Protocol):
     def probe(self) -> LogForm: ...
 
 
-POWERS = ("space", "probe", "sweep", "form_reason", "digest_kind", "digest")
+POWERS = ("space", "probe", "sweep", "form_reason", "caution", "digest_kind", "digest")
 """What the optional powers are called. A wrapper hands those of its inner backend on as attributes of its own: from
 Python 3.12 on `isinstance` with a protocol does not ask `__getattr__`."""
 

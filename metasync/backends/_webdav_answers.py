@@ -41,7 +41,9 @@ def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, log
             f"{said}: the login has no right to do this",
             next_step="Give it the right to write there (a shared folder may be read-only), or name another folder.",
         )
-    if 300 <= status < 400:
+    if status < 300:  # 207 to a MOVE or DELETE: done in part
+        return BackendError(f"{said}, which confirms nothing", next_step=_AGAIN)
+    if status < 400:
         return _redirected(headers, attempt, url)
     if status == 407:
         return UnreachableError(f"{attempt}: the proxy asks for a login (407)", next_step=_PROXY)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from metasync.backends._webdav_login import Showing
 from metasync.errors import RefusedError
@@ -105,10 +104,9 @@ class Connection:
         self._showing = showing
         self._proxies = requests.utils.get_environ_proxies(server)
         self._verify = _certificates()
-        self._session = requests.Session()
-        self._session.trust_env = False
-        adapter = HTTPAdapter(pool_connections=1, pool_maxsize=_CONNECTIONS_MAX, max_retries=0)
-        self._session.mount(f"{urlsplit(server).scheme}://", adapter)
+        # Not a `Session`: it takes a redirect's target apart and reads all of its body even where it does not follow.
+        self._adapter = HTTPAdapter(pool_connections=1, pool_maxsize=_CONNECTIONS_MAX, max_retries=0)
+        self._cookies = requests.cookies.RequestsCookieJar()
         self._closed = False
 
     def ask(
@@ -129,7 +127,7 @@ class Connection:
 
     def close(self) -> None:
         self._closed = True
-        self._session.close()
+        self._adapter.close()
 
     def _send(
         self,
@@ -156,20 +154,21 @@ class Connection:
             request.headers["Content-Length"] = str(len(data))
         if authorization is not None:
             request.headers["Authorization"] = authorization
-        if self._session.cookies:  # Nextcloud begins a session for each request that brings none
-            request.prepare_cookies(self._session.cookies)
+        if self._cookies:  # Nextcloud begins a session for each request that brings none
+            request.prepare_cookies(self._cookies)
         until = time.monotonic() + timeout_s
         try:
-            response = self._session.send(
+            response = self._adapter.send(
                 request,
                 stream=True,
                 timeout=(CONNECT_TIMEOUT_S, timeout_s),
                 verify=self._verify,
                 proxies=self._proxies,
-                allow_redirects=False,
             )
         except self._failures as error:
             raise NoAnswerError from error
+        if response.cookies:
+            self._cookies.update(response.cookies)
         return Answer(response, self._failures, until)
 
 

@@ -19,7 +19,7 @@ from typing import Final
 from metasync.errors import RefusedError
 
 USER_VARIABLE: Final = "METASYNC_WEBDAV_USER"
-PASSWORD_VARIABLE: Final = "METASYNC_WEBDAV_PASSWORD"
+PASSWORD_VARIABLE: Final = "METASYNC_WEBDAV_PASSWORD"  # noqa: S105 (the name of one)
 SERVICE: Final = "metasync"
 _HEADER_CHARS_MAX: Final = 1 << 13
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(basic|digest)(?=\s|,|$)", re.IGNORECASE)
@@ -164,11 +164,12 @@ def read_challenges(values: Sequence[str]) -> tuple[bool, Challenge | None]:
     for value in values:
         text = "".join(c if c.isprintable() else " " for c in value[:_HEADER_CHARS_MAX])
         marks = list(_SCHEME.finditer(text))
-        for mark, after in zip(marks, [*marks[1:], None], strict=True):
+        for number, mark in enumerate(marks):
+            end = marks[number + 1].start() if number + 1 < len(marks) else None
             if mark[1].lower() == "basic":
                 basic = True
             elif digest is None:
-                digest = _challenge(text[mark.end() : after.start() if after else None])
+                digest = _challenge(text[mark.end() : end])
     return basic, digest
 
 

@@ -68,6 +68,8 @@ class Wrapper:
             mine["digest_kind"] = inner.digest_kind
         if hasattr(inner, "form_reason"):
             mine["form_reason"] = inner.form_reason
+        if hasattr(inner, "caution"):
+            mine["caution"] = inner.caution
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"

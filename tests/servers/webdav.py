@@ -218,7 +218,7 @@ DocumentRoot "{self.root}/www"
 
 
 class WsgiDavServer(DavServer):
-    """wsgidav over a folder: a PUT in place can be seen in part, a MOVE removes what it replaces first. Tells a quota."""
+    """wsgidav over a folder: a PUT in place can be seen in part, a MOVE removes what it replaces first."""
 
     kind = "wsgidav"
 

@@ -1,0 +1,213 @@
+"""A small WebDAV server on loopback that gives whatever answers a test wants, over TLS too."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from metasync.backends._base import Backend
+from metasync.backends._registry import open_backend, parse_url
+
+PASSWORD = "hunter2"
+PAGE = b"<!DOCTYPE html><html><body>Please sign in. hunter2 <form></form></body></html>"
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+_STATUS = "<propstat><prop>{}</prop><status>HTTP/1.1 200 OK</status></propstat>"
+
+
+@dataclass
+class Asked:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None  # what the head claims, where it lies
+    chunked: bool = False
+    unsized: bool = False
+
+
+@dataclass
+class Script:
+    """What the server answers, and what it was asked."""
+
+    answer: Callable[[Asked], Answer] = lambda _: Answer()
+    asked: list[Asked] = field(default_factory=list)
+    port: int = 0
+    tls: bool = False
+
+    def url(self, path: str = "/dav/x", user: str = "anna") -> str:
+        return f"{'webdav' if self.tls else 'webdav+http'}://{user}@127.0.0.1:{self.port}{path}"
+
+    def open(self, path: str = "/dav/x") -> Backend:
+        return open_backend(parse_url(self.url(path)))
+
+    @property
+    def methods(self) -> list[str]:
+        return [asked.method for asked in self.asked]
+
+
+class Store:
+    """A sound server's answers, from a dictionary. `overlay` may answer first."""
+
+    def __init__(self, overlay: Callable[[Asked], Answer | None] = lambda _: None, dav: str = "1") -> None:
+        self.files: dict[str, bytes] = {}
+        self.folders = {"/dav", "/dav/x"}
+        self.overlay = overlay
+        self.dav = dav
+        self.lock = threading.Lock()
+
+    def __call__(self, asked: Asked) -> Answer:
+        with self.lock:
+            return self.overlay(asked) or self.sound(asked)
+
+    def sound(self, asked: Asked) -> Answer:
+        path, above = asked.path.rstrip("/"), asked.path.rstrip("/").rpartition("/")[0]
+        if asked.method == "OPTIONS":
+            return Answer(200, b"", {"DAV": self.dav})
+        if asked.method in {"PUT", "MKCOL"} and above not in self.folders:
+            return Answer(409)
+        if asked.method == "PUT":
+            taken = path in self.files
+            if taken and asked.headers.get("If-None-Match") == "*":
+                return Answer(412)
+            self.files[path] = asked.body
+            return Answer(204 if taken else 201)
+        if asked.method == "MKCOL":
+            made = path not in self.folders
+            self.folders.add(path)
+            return Answer(201 if made else 405)
+        if asked.method == "PROPFIND":
+            return self._listed(path, asked.headers["Depth"])
+        if path not in self.files:
+            return Answer(404)
+        if asked.method == "MOVE":
+            to = "/" + asked.headers["Destination"].partition("://")[2].partition("/")[2]
+            if to in self.files and asked.headers["Overwrite"] == "F":
+                return Answer(412)
+            self.files[to] = self.files.pop(path)
+            return Answer(201)
+        if asked.method == "DELETE":
+            del self.files[path]
+            return Answer(204)
+        return Answer(200, self.files[path], {"ETag": f'"{hash(self.files[path])}"'})
+
+    def _listed(self, path: str, depth: str) -> Answer:
+        if path not in self.folders and path not in self.files:
+            return Answer(404)
+        below = [p for p in (*self.files, *self.folders) if p.rpartition("/")[0] == path and depth == "1"]
+        return multistatus(*(entry(p, self.files.get(p)) for p in [path, *below]))
+
+
+def entry(path: str, data: bytes | None) -> str:
+    kind = "<resourcetype><collection/></resourcetype>"
+    if data is not None:
+        kind = f"<resourcetype/><getcontentlength>{len(data)}</getcontentlength>"
+    return f"<response><href>{path}</href>{_STATUS.format(kind)}</response>"
+
+
+def multistatus(*entries: str, head: str = "") -> Answer:
+    body = f'<?xml version="1.0"?>{head}<multistatus xmlns="DAV:">{"".join(entries)}</multistatus>'
+    return Answer(207, body.encode(), {"Content-Type": "application/xml"})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    script: Script
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        asked = Asked(self.command, self.path, dict(self.headers), body)
+        self.script.asked.append(asked)
+        answer = self.script.answer(asked)
+        self.send_response(answer.status)
+        length = len(answer.body) if answer.length is None else answer.length
+        framing = {"Transfer-Encoding": "chunked"} if answer.chunked else {"Content-Length": str(length)}
+        if answer.unsized:
+            framing = {"Connection": "close"}
+        for name, value in {**framing, **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            with contextlib.suppress(OSError):  # the client heard enough
+                self.wfile.write(
+                    b"%x\r\n%s\r\n0\r\n\r\n" % (len(answer.body), answer.body) if answer.chunked else answer.body
+                )
+        self.close_connection = self.close_connection or answer.length is not None or answer.unsized
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:  # a client that does not trust our certificate
+        pass
+
+
+@contextlib.contextmanager
+def serving(certificate: tuple[str, str] | None = None) -> Iterator[Script]:
+    """A server that answers as `script.answer` says; over TLS with a certificate and its key."""
+    script = Script(tls=certificate is not None)
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    script.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield script
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def make_certificate(
+    folder: Path, *, days_from: int = -1, days_to: int = 2, address: str = "127.0.0.1"
+) -> tuple[str, str]:
+    """A certificate for loopback that is signed by itself, and its key: two files in `folder`."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days=days_from))
+        .not_valid_after(now + datetime.timedelta(days=days_to))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return str(folder / "cert.pem"), str(folder / "key.pem")
