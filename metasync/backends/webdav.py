@@ -46,7 +46,7 @@ from metasync.errors import BackendError, NotFoundError, RefusedError, Unreachab
 
 T = TypeVar("T")
 
-_LOOKS_AGAIN_S: Final = (0.0, 0.01, 0.05, 0.2)  # a server removes and renames in a few milliseconds
+_LOOKS_AGAIN_S: Final = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)  # a server removes and renames in a few milliseconds
 _CHANGING_S: Final = 3.0  # what was changed so short a time ago may be changing now; servers' times are whole seconds
 _SEEN_MAX: Final = 1 << 12
 _SWEEP_DEPTH_MAX: Final = 16
@@ -152,11 +152,11 @@ class WebDavBackend:
         if length == 0:
             self.stat(path)
             return b""
-        return self._seen_again(path, lambda: self._get(parts, path, offset, length, max_bytes))
+        return self._seen_again(path, lambda again: self._get(parts, path, offset, length, max_bytes, again))
 
     def stat(self, path: str) -> int:
         parts = split_path(path)
-        return self._seen_again(path, lambda: self._size(parts, path))
+        return self._seen_again(path, lambda again: self._size(parts, path, again))
 
     def list(self, path: str) -> tuple[Listed, ...]:
         parts = split_folder(path)
@@ -191,7 +191,9 @@ class WebDavBackend:
     def sweep(self, path: str) -> None:
         self._sweep(split_path(path), self._attempt("sweep", path))
 
-    def _get(self, parts: tuple[str, ...], path: str, offset: int, length: int | None, max_bytes: int) -> bytes:
+    def _get(
+        self, parts: tuple[str, ...], path: str, offset: int, length: int | None, max_bytes: int, again: bool
+    ) -> bytes:
         attempt = self._attempt("get", path)
         headers = {}
         if offset or length is not None:
@@ -200,23 +202,25 @@ class WebDavBackend:
         with self._folder.ask(attempt, "GET", self._folder.url(parts), headers, None, most) as answer:
             if answer.status == 416 and headers:  # begins at or behind the end
                 return b""
-            self._check_object(answer, attempt, path)
+            self._check_object(answer, attempt, path, again)
             try:
                 data = _part(answer, offset, length, max_bytes, attempt)
             except NoAnswerError as error:
-                if path in self._seen:
+                if again:
                     raise _MayPassError from None
                 raise no_answer(cause(error), attempt) from None
         if path in self._seen and _is_changing(answer):
             with self._folder.ask(attempt, "HEAD", self._folder.url(parts)) as now:
                 if now.status != 200 or _version(now) != _version(answer):
-                    raise _MayPassError
+                    if again:
+                        raise _MayPassError
+                    raise BackendError(f"{attempt}: it changes all the time", next_step="Try again later.")
         return data
 
-    def _size(self, parts: tuple[str, ...], path: str) -> int:
+    def _size(self, parts: tuple[str, ...], path: str, again: bool) -> int:
         attempt = self._attempt("stat", path)
         with self._folder.ask(attempt, "HEAD", self._folder.url(parts)) as answer:
-            self._check_object(answer, attempt, path)
+            self._check_object(answer, attempt, path, again)
             if answer.size is not None:
                 return answer.size
         # Apache keeps a length of 0 to itself.
@@ -225,9 +229,9 @@ class WebDavBackend:
                 return found.size
         raise BackendError(f"{attempt}: the server does not say how large it is", retryable=False)
 
-    def _check_object(self, answer: Answer, attempt: str, path: str) -> None:
+    def _check_object(self, answer: Answer, attempt: str, path: str, again: bool) -> None:
         """`NotFoundError`, or another, unless this is the answer to a request for an object."""
-        if answer.status in {403, 404, 500} and path in self._seen:
+        if answer.status in {403, 404, 500} and again:
             raise _MayPassError
         if answer.status == 404:
             raise self._folder.absent(attempt)
@@ -272,25 +276,25 @@ class WebDavBackend:
 
     # What this object remembers.
 
-    def _seen_again(self, path: str, look: Callable[[], T]) -> T:
-        """Looks for an object; several times if it was there before, since it may be about to be replaced."""
-        for pause_s in _LOOKS_AGAIN_S:
+    def _seen_again(self, path: str, look: Callable[[bool], T]) -> T:
+        """Looks for an object; several times if it was there before, since it may be about to be replaced.
+
+        `look` is told whether it was there, and that what it meets may pass.
+        """
+        for pause_s in _LOOKS_AGAIN_S if path in self._seen else ():
             try:
-                value = look()
-                break
+                return look(True)
             except _MayPassError:
                 time.sleep(pause_s)
-        else:
+        try:
+            value = look(False)
+        except NotFoundError:
             self._forget(path)
-            try:
-                value = look()
-            except _MayPassError:  # another thread has seen it meanwhile
-                raise BackendError(f"{self._attempt('read', path)}: it changes all the time") from None
-        if path not in self._seen:
-            with self._lock:
-                if len(self._seen) >= _SEEN_MAX:
-                    self._seen.clear()
-                self._seen.add(path)
+            raise
+        with self._lock:
+            if len(self._seen) >= _SEEN_MAX:
+                self._seen.clear()
+            self._seen.add(path)
         return value
 
     def _forget(self, path: str) -> None:
@@ -329,8 +333,10 @@ def _caution(line: str, host: str) -> str:
     return "webdav+http has no TLS: whoever sees the line can read its password (what is stored is encrypted anyway)"
 
 
-def _version(answer: Answer) -> tuple[str | None, ...]:
-    return answer.headers.get("ETag"), answer.headers.get("Last-Modified")
+def _version(answer: Answer) -> tuple[str | int | None, ...]:
+    """What an answer says of the object as a whole. wsgidav takes its parts from several looks at the file."""
+    whole = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+    return answer.headers.get("ETag"), answer.headers.get("Last-Modified"), int(whole[3]) if whole else answer.size or 0
 
 
 def _is_changing(answer: Answer) -> bool:
