@@ -18,6 +18,9 @@ fetch METASYNC_S3_SERVER versitygw.sh
 fetch METASYNC_AZURITE azurite.sh
 fetch METASYNC_FAKE_GCS fakegcs.sh
 fetch METASYNC_SWIFT_SERVER swift_server.sh
+fetch METASYNC_SSH_SERVER openssh.sh
+fetch METASYNC_APACHE apache.sh
+fetch METASYNC_WSGIDAV_PYTHON wsgidav.sh
 
 status=0
 "${PYTHON:-python3}" -m pytest -m servers tests/servers "$@" || status=$?
