@@ -14,9 +14,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import azurite  # noqa: E402  (found by the line above, however pytest was started)
 import fakegcs  # noqa: E402
+import openssh  # noqa: E402
 import s3  # noqa: E402
 import swift_server  # noqa: E402
-import openssh  # noqa: E402  (found by the line above, however pytest was started)
 import webdav  # noqa: E402
 
 
@@ -89,55 +89,7 @@ def azure_servers(
             if count > len(started):
                 root = tmp_path_factory.mktemp("azure")
                 started.extend(stack.enter_context(azurite.running(count - len(started), root, keys, binary)))
-# SFTP
-
-
-@pytest.fixture(scope="session")
-def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], list[openssh.SshServer]]]:
-    """`ssh_servers(n)`: n independent servers that all tests of the session share; `ssh_home` is the user's."""
-    if openssh.find_binary() is None:
-        pytest.skip(openssh.MISSING)
-    root = tmp_path_factory.mktemp("sshd")
-    home = openssh.Home(root / "home")
-    with contextlib.ExitStack() as stack:
-        started: list[openssh.SshServer] = []
-
-        def at_least(count: int) -> list[openssh.SshServer]:
-            if count > len(started):
-                part = root / str(len(started))
-                started.extend(stack.enter_context(openssh.running(count - len(started), part, home)))
             return started[:count]
-# WebDAV
-
-
-@pytest.fixture(scope="session")
-def dav_env() -> Iterator[dict[str, str]]:
-    """The login of every WebDAV server of this session, also set in the environment while it lasts."""
-    env = webdav.make_login()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NETRC", "/nonexistent")
-        for name, value in env.items():
-            patch.setenv(name, value)
-        yield env
-
-
-@pytest.fixture(scope="session")
-def dav_servers(
-    dav_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[webdav.Kind, int], list[webdav.DavServer]]]:
-    """`dav_servers(kind, n)`: n independent servers that all tests of the session share."""
-    with contextlib.ExitStack() as stack:
-        started: dict[webdav.Kind, list[webdav.DavServer]] = {"apache": [], "wsgidav": []}
-
-        def at_least(kind: webdav.Kind, count: int) -> list[webdav.DavServer]:
-            missing = webdav.why_not(kind)
-            if missing:
-                pytest.skip(missing)
-            here = started[kind]
-            if count > len(here):
-                root = tmp_path_factory.mktemp("webdav")
-                here.extend(stack.enter_context(webdav.running(kind, count - len(here), root, dav_env)))
-            return here[:count]
 
         yield at_least
 
@@ -188,6 +140,8 @@ def own_gcs_server(
     """A server for this test alone: to stop, start and damage."""
     with fakegcs.running(1, tmp_path) as servers:
         yield servers[0]
+
+
 # Swift.
 
 
@@ -228,6 +182,31 @@ def clean_of_openstack(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("OS_", "ST_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("METASYNC_KEYRING", "off")
+
+
+# SFTP
+
+
+@pytest.fixture(scope="session")
+def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], list[openssh.SshServer]]]:
+    """`ssh_servers(n)`: n independent servers that all tests of the session share; `ssh_home` is the user's."""
+    if openssh.find_binary() is None:
+        pytest.skip(openssh.MISSING)
+    root = tmp_path_factory.mktemp("sshd")
+    home = openssh.Home(root / "home")
+    with contextlib.ExitStack() as stack:
+        started: list[openssh.SshServer] = []
+
+        def at_least(count: int) -> list[openssh.SshServer]:
+            if count > len(started):
+                part = root / str(len(started))
+                started.extend(stack.enter_context(openssh.running(count - len(started), part, home)))
+            return started[:count]
+
+        yield at_least
+
+
+@pytest.fixture
 def ssh_server(
     ssh_servers: Callable[[int], list[openssh.SshServer]], monkeypatch: pytest.MonkeyPatch
 ) -> openssh.SshServer:
@@ -247,6 +226,44 @@ def own_ssh_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, value in home.env.items():
         monkeypatch.setenv(name, value)
     with openssh.running(1, tmp_path / "sshd", home) as servers:
+        yield servers[0]
+
+
+# WebDAV
+
+
+@pytest.fixture(scope="session")
+def dav_env() -> Iterator[dict[str, str]]:
+    """The login of every WebDAV server of this session, also set in the environment while it lasts."""
+    env = webdav.make_login()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NETRC", "/nonexistent")
+        for name, value in env.items():
+            patch.setenv(name, value)
+        yield env
+
+
+@pytest.fixture(scope="session")
+def dav_servers(
+    dav_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[webdav.Kind, int], list[webdav.DavServer]]]:
+    """`dav_servers(kind, n)`: n independent servers that all tests of the session share."""
+    with contextlib.ExitStack() as stack:
+        started: dict[webdav.Kind, list[webdav.DavServer]] = {"apache": [], "wsgidav": []}
+
+        def at_least(kind: webdav.Kind, count: int) -> list[webdav.DavServer]:
+            missing = webdav.why_not(kind)
+            if missing:
+                pytest.skip(missing)
+            here = started[kind]
+            if count > len(here):
+                root = tmp_path_factory.mktemp("webdav")
+                here.extend(stack.enter_context(webdav.running(kind, count - len(here), root, dav_env)))
+            return here[:count]
+
+        yield at_least
+
+
 @pytest.fixture(params=["apache", "wsgidav"])
 def dav_server(
     request: pytest.FixtureRequest, dav_servers: Callable[[webdav.Kind, int], list[webdav.DavServer]]
