@@ -133,7 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        length = int(self.headers.get("Content-Length", "0"))
+        body = self.rfile.read(length)
+        if len(body) < length:  # whoever sent it is gone: a sound server stores nothing of it
+            self.close_connection = True
+            return
         asked = Asked(self.command, self.path, dict(self.headers), body)
         self.script.asked.append(asked)
         answer = self.script.answer(asked)

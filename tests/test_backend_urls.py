@@ -199,7 +199,6 @@ REFUSED = {
     "gcs://Bucket": "gcs://bucket/prefix",
     "gcs://bucket/a//b": "plain prefix",
     "gcs://bucket?endpoint=https://x/?a=b": "https://host:port",
-    "gs://bucket": "Did you mean gcs",
     "file:///a?region=x": "no parameter",
     "file:///a?name=Work": "a-z",
     "file:///a?name=" + "x" * 41: "1 to 40",

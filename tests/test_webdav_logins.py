@@ -95,15 +95,6 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     assert PASSWORD not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("webdaf", "webdav"), ("https", "webdav"), ("davs", "webdav"), ("http", "webdav+http")]
-)
-def test_a_typo_in_the_scheme(typed: str, meant: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_url(f"{typed}://host/dav")
-    assert caught.value.next_step == f"Did you mean {meant}?"
-
-
 def test_a_plain_line_is_warned_of() -> None:
     def caution(url: str) -> str:
         return open_backend(parse_url(url)).caution  # type: ignore[attr-defined]
