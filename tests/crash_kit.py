@@ -138,8 +138,7 @@ class Child:
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self._mine, theirs = _processes.Pipe()
-        # What the fork server inherited is what stood in the environment when it started.
-        settings = {k: v for k, v in os.environ.items() if k.startswith(("METASYNC_", "AWS_"))}
+        settings = dict(os.environ)  # what the fork server inherited is what stood there when it started
         self._process = _processes.Process(target=_child, args=(theirs, settings, function, arguments), daemon=True)
         self._process.start()
         theirs.close()
@@ -195,6 +194,7 @@ class Child:
 def _child(
     pipe: Connection, settings: Mapping[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
+    os.environ.clear()
     os.environ.update(settings)
     pipe.send("ready")
     try:

@@ -454,7 +454,8 @@ def test_a_damaged_copy_is_named_and_another_serves(lab: Lab, how: str) -> None:
     assert report.short
     assert not report.lost
     quick = w.check()
-    assert {p.backend for p in quick.problems} == ({"a"} if how not in ("flipped", "swapped") else set())
+    assert {p.backend for p in quick.problems} <= {"a"}
+    assert quick.problems or how in ("flipped", "swapped"), "sizes are compared, and pieces read"
     c = lab.clone(lab.urls("a", "b"))
     assert tree_of(c.directory) == tree_of(w.directory)
     for pack in (*lab.objects("a", "packs"), *lab.objects("b", "packs")):
