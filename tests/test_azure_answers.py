@@ -48,6 +48,7 @@ ANSWERS: list[tuple[int, bytes, type[BackendError], bool, str]] = [
     (404, xml("ContainerNotFound"), UnreachableError, True, "no such container"),
     (404, xml("ResourceNotFound"), UnreachableError, True, "not the Azure server"),
     (404, PAGE, UnreachableError, True, "not the Azure server"),
+    (404, b"Bulk delete request failed for key a: gone (code: 404)", UnreachableError, True, "not the Azure server"),
     (409, xml("ContainerBeingDeleted"), UnreachableError, True, "no such container"),
     (409, xml("BlobImmutableDueToPolicy"), BackendError, False, "BlobImmutableDueToPolicy"),
     (409, xml("Whatever"), BackendError, True, "409"),

@@ -90,8 +90,6 @@ _BY_STATUS: dict[int, Meaning] = {
     507: "full",
 }
 _STATUS_DECIDES = {401, 413, 429, 503, 507}  # over a code that says no more than "again"
-
-
 _NOT_THE_SERVER = {
     302: "a redirect",  # where S3 means another region it says 301 or 307
     303: "a redirect",
@@ -145,8 +143,8 @@ def _meaning_of(status: int, code: str, text: str, dialect: Dialect) -> Meaning:
     if 300 <= status < 400 or status == 407:
         return "elsewhere"
     if status == 404:
-        # One of several deletes in a request is refused by a line of text, without a code.
-        if not dialect.place_gone or "delete request failed for key" not in text:
+        # One of several deletes in a request is refused by a line of text, without a code, in an answer of status 202.
+        if not dialect.place_gone or "status code: " in text or "delete request failed for key" not in text:
             return "elsewhere"
         return "no place" if dialect.place_gone in text else "absent"
     if said is None or status in _STATUS_DECIDES:
