@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import fakegcs
 import pytest
 import s3
 from crash_kit import CHEAP, PASSPHRASE, make_tree, quiet_environment, read_tree, same_trees
+from test_contention import crowd
 
 from metasync.workspace import Workspace
 
@@ -45,3 +47,14 @@ def test_three_providers(
     own_azure_server.start()
     with Workspace.open(place) as one:
         assert one.check(read_data=True).problems == ()
+
+
+def test_eight_processes_push_at_once(
+    s3_servers: Callable[[int], list[s3.S3Server]],
+    azure_servers: Callable[[int], list[azurite.AzuriteServer]],
+    gcs_servers: Callable[[int], list[fakegcs.GcsServer]],
+    tmp_path: Path,
+) -> None:
+    servers = (s3_servers(1)[0], azure_servers(1)[0], gcs_servers(1)[0])
+    prefix = f"crowd-{secrets.token_hex(4)}"
+    crowd(tmp_path, [f"{server.url(prefix)}&name=b{number}" for number, server in enumerate(servers)])
