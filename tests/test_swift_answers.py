@@ -440,6 +440,15 @@ def test_a_slow_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert took[0] > 1.0
 
 
+def behind(backend: SwiftBackend, fake: Fake) -> bytes:
+    """A read that begins behind the end of an object."""
+    before, fake.answer = fake.answer, lambda _: Answer(416, NOT_FOUND, META)
+    try:
+        return backend.get("a", offset=9, max_bytes=9)
+    finally:
+        fake.answer = before
+
+
 def test_connections_are_kept_and_given_back(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.answer = stored
     backend = opened(fake)
@@ -452,6 +461,7 @@ def test_connections_are_kept_and_given_back(fake: Fake, monkeypatch: pytest.Mon
         with pytest.raises(NotFoundError):
             backend.stat("c")
         backend.delete("c")
+        assert behind(backend, fake) == b""
     assert fake.connections == 1
     monkeypatch.setattr(_swift_http, "_IDLE_S", 0.0)
     backend.put("a", b"1")

@@ -319,6 +319,18 @@ def test_a_token_that_says_how_long_it_lives(fake: Fake) -> None:
         assert Tokens(tokens.login, ask, lambda: 0.0).current().ends_at > 1e6
 
 
+def test_a_login_that_leads_to_another_store_later(fake: Fake) -> None:
+    """What was compared with the workspace's own is not exchanged under way."""
+    fake.log_in = keystone(fake)
+    backend = open_backend(parse_url("swift://bucket"))
+    backend.stat("a")
+    fake.answer = lambda _: Answer(401)
+    fake.log_in = keystone(fake, [endpoint(fake, "R1", "AUTH_test/other")])
+    with pytest.raises(UnreachableError, match="another store"):
+        backend.stat("a")
+    assert len(fake.asked) == 2
+
+
 def endpoint(fake: Fake, region: str, account: str) -> dict[str, str]:
     return {"interface": "public", "region": region, "region_id": region, "url": f"{fake.root}/v1/{account}"}
 

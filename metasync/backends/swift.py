@@ -130,7 +130,7 @@ class SwiftBackend:
         within_s = timeout_s(max_bytes if length is None else min(length, max_bytes))
         with self._object("get", "GET", path, headers, within_s=within_s) as reply:
             if reply.status == 416:  # begins at or behind the end
-                reply.read(0)
+                reply.answer()
                 return b""
             what = f"{path} in {self._where}"
             self._expect(reply, "get", path, 200, 206)
@@ -188,7 +188,7 @@ class SwiftBackend:
         for kind, path in (("account", ""), ("container", f"/{quote(self._container, safe='')}")):
             with self._asked("HEAD", path, _NEWEST, None, attempt) as reply:
                 if kind == "account" and reply.status in (403, 404):  # often not for a user of one container to see
-                    reply.read(0)
+                    reply.answer()
                     continue
                 if reply.status == 404:
                     raise self._no_container(attempt)
