@@ -723,6 +723,12 @@ def test_urls() -> None:
     assert url.capacity_bytes == 5 * 10**9
 
 
+def test_what_to_install(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "swiftclient", None)
+    with pytest.raises(UsageError, match=r"pip install 'metasync\[swift\]'"):
+        opened(fake)
+
+
 def test_nothing_is_imported_before_it_is_opened() -> None:
     code = "import sys; from metasync.backends._registry import parse_url; parse_url('swift://c/p');"
     code += (
