@@ -472,6 +472,38 @@ def test_connections_are_kept_and_given_back(fake: Fake, monkeypatch: pytest.Mon
         backend.put("a", b"")
 
 
+def test_a_refusal_before_the_body_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would take the rest of it for the next request."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections: list[socket.socket] = []
+
+        def refuse() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                connections.append(connection)
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += connection.recv(1)
+                connection.sendall(b"HTTP/1.1 507 Full\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        monkeypatch.setenv("OS_STORAGE_URL", f"http://127.0.0.1:{server.getsockname()[1]}/v1/a")
+        monkeypatch.setenv("OS_AUTH_TOKEN", TOKEN)
+        backend = open_backend(parse_url("swift://bucket"))
+        with pytest.raises(FullError):
+            backend.put("a", bytes(1 << 17))
+        monkeypatch.setattr(swift_module, "timeout_s", lambda _: 2)
+        with pytest.raises(FullError):
+            backend.get("a", max_bytes=9)
+        thread.join(5)
+        assert len(connections) == 2
+        for connection in connections:
+            connection.close()
+
+
 def test_a_server_that_nobody_can_find(monkeypatch: pytest.MonkeyPatch) -> None:
     for auth, why in (("http://nobody.invalid/v1.0", "resolved"), ("http://127.0.0.1:9/v1.0", "connection refused")):
         backend = open_backend(parse_url(f"swift://bucket?auth={auth}"))
