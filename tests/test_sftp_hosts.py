@@ -170,6 +170,20 @@ def test_ways_through_other_servers(ssh: Path, line: str, command: str) -> None:
     assert server_of("nas", None, None).proxy == command
 
 
+def test_match_exec_is_carried_out(ssh: Path) -> None:
+    """In a process of its own: here the library may have been loaded whole already."""
+    (ssh / "config").write_text("Match host nas exec true\n  Port 2200\nMatch host nas exec false\n  User nobody\n")
+    program = (
+        "import sys\n"
+        "from metasync.backends._sftp_hosts import server_of\n"
+        "assert 'invoke' not in sys.modules\n"
+        "server = server_of('nas', None, None)\n"
+        "assert (server.port, server.user) == (2200, 'localuser'), server\n"
+        "assert 'invoke' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
+
+
 @pytest.mark.parametrize(
     "content", [b"Host \xff\n", b"Host nas\n  Port many\n", b"Host nas\n  Port 0\n", b"nonsense\n"]
 )

@@ -18,12 +18,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import paramiko
-
+from metasync.backends._sftp_paramiko import paramiko, with_match_exec
 from metasync.errors import RefusedError
 
 PORT: Final = 22
 _CONFIG = "~/.ssh/config"
+_EXEC = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 _SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _FILE_BYTES_MAX = 1 << 24  # 100,000 hosts; longer files are cut there
@@ -192,10 +192,13 @@ def _config(host: str) -> dict[str, Any]:
     path = os.path.expanduser(_CONFIG)
     try:
         with open(path, encoding="utf-8") as file:
-            return dict(paramiko.SSHConfig.from_text(file.read(_FILE_BYTES_MAX)).lookup(host))
+            text = file.read(_FILE_BYTES_MAX)
+        if _EXEC.search(text):
+            with_match_exec()
+        return dict(paramiko.SSHConfig.from_text(text).lookup(host))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, paramiko.SSHException) as error:
+    except (OSError, ValueError, ImportError, paramiko.SSHException) as error:
         raise RefusedError(
             f"cannot read {path}: {type(error).__name__}", next_step=f"Try: ssh -G {shlex.quote(host)}"
         ) from None

@@ -12,9 +12,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
-import paramiko
-
 from metasync.backends._sftp_hosts import PORT, Server
+from metasync.backends._sftp_paramiko import paramiko
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
 PASSWORD_VARIABLE: Final = "METASYNC_SFTP_PASSWORD"  # noqa: S105

@@ -19,11 +19,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-import paramiko
-
 from metasync.backends import _sftp_packets as sftp
 from metasync.backends._sftp_hosts import Server, by_known, check_key, fingerprint, known_keys
 from metasync.backends._sftp_keys import log_in
+from metasync.backends._sftp_paramiko import paramiko
 from metasync.backends._sftp_session import PIECE_BYTES, SMALL_PIECE_BYTES, LostError, Session
 from metasync.errors import BackendError, RefusedError, UnreachableError
 

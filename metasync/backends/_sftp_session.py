@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-import paramiko
-
 from metasync.backends import _sftp_packets as sftp
 from metasync.backends._sftp_packets import ProtocolError, Reply, Request
+from metasync.backends._sftp_paramiko import paramiko
 
 _SEND_BYTES = 1 << 15  # what SSH puts into one packet
 _RECEIVE_BYTES = 1 << 18
