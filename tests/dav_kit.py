@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length", "0"))
         body = self.rfile.read(length)
-        if len(body) < length:  # whoever sent it is gone: a sound server stores nothing of it
+        if len(body) < length:  # the client is gone
             self.close_connection = True
             return
         asked = Asked(self.command, self.path, dict(self.headers), body)

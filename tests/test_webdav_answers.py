@@ -283,6 +283,14 @@ def test_a_refused_write_leaves_no_temporary_object(script: Script, store: Store
     assert store.files == {}
 
 
+def test_a_condition_that_nobody_set_is_no_success(script: Script) -> None:
+    """412 is an answer to a create; a put that is told so has stored nothing."""
+    for dav in ("1", WHOLE):
+        script.answer = Store(lambda asked: Answer(412) if asked.method == "PUT" else None, dav=dav)
+        with pytest.raises(BackendError):
+            script.open().put("a", b"1")
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 500])
 def test_a_move_that_fails_is_no_success(script: Script, store: Store, status: int) -> None:
     store.overlay = lambda asked: Answer(status) if asked.method == "MOVE" else None
