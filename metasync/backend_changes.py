@@ -166,7 +166,7 @@ class BackendChanges:
                 f"this device has no way to {entry.name}", next_step=f"metasync backend link {entry.name} URL"
             )
         form = backend.form
-        if form == "log" and isinstance(backend, Probes):
+        if form != "none" and isinstance(backend, Probes):
             form = backend.probe()
         if form == "none":
             why = getattr(backend, "form_reason", "") if backend.form == "none" else ""

@@ -275,7 +275,7 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
     from metasync.sync.found import NewBackend
 
     form = backend.form
-    if url.role == "both" and form == "log" and isinstance(backend, Probes):
+    if url.role == "both" and form != "none" and isinstance(backend, Probes):
         form = backend.probe()
     why = getattr(backend, "form_reason", "") if form == backend.form else ""
     if url.role == "both" and form == "block":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from metasync.backends._credentials import from_keyring
 from metasync.backends._own_cloud import runs_in
 from metasync.errors import RefusedError
 
@@ -64,9 +65,7 @@ def _from_variables(environ: Mapping[str, str], account: str) -> dict[str, str] 
 
 def _from_keyring(environ: Mapping[str, str], account: str) -> dict[str, str] | None:
     """A key, a signature or a connection string."""
-    from metasync.backends._keyring import ask_keyring
-
-    secret = ask_keyring(environ, f"azure:{account}")
+    secret = from_keyring(f"azure:{account}", environ)
     if not secret:
         return None
     if "AccountKey=" in secret or "SharedAccessSignature=" in secret:

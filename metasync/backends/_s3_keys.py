@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from metasync.backends._keyring import ask_keyring
+from metasync.backends._credentials import from_keyring
 from metasync.backends._own_cloud import runs_in
 from metasync.errors import RefusedError
 
@@ -45,7 +45,7 @@ def read_keys(
     if section.get("aws_access_key_id") and section.get("aws_secret_access_key"):
         return _keys(section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token"))
     if profile is None:
-        kept = (ask_keyring(environ, f"s3:{host}") or "").strip().split(":")
+        kept = (from_keyring(f"s3:{host}", environ) or "").strip().split(":")
         if len(kept) in {2, 3} and all(kept):
             return _keys(kept[0], kept[1], kept[2] if len(kept) == 3 else None)
         disabled = environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"

@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
+from metasync.backends._credentials import SERVICE, secret
 from metasync.backends._sftp_hosts import PORT, Server
 from metasync.backends._sftp_paramiko import paramiko
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
 PASSWORD_VARIABLE: Final = "METASYNC_SFTP_PASSWORD"  # noqa: S105
-SERVICE: Final = "metasync"
 _USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _KEYS_MAX = 6  # a server ends the connection after so many attempts (MaxAuthTries of OpenSSH)
 
@@ -151,16 +151,4 @@ class _Attempt:
 
 def password_of(server: Server) -> str | None:
     """The password for a login, if one is given to us anywhere."""
-    if password := os.environ.get(PASSWORD_VARIABLE):
-        return password
-    if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
-        return None
-    try:
-        import keyring
-        import keyring.errors
-    except ImportError:
-        return None
-    try:
-        return keyring.get_password(SERVICE, server.login)
-    except (keyring.errors.KeyringError, RuntimeError):
-        return None
+    return secret(server.login, (PASSWORD_VARIABLE,))

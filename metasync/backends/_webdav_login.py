@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from metasync.backends._credentials import SERVICE, from_keyring
 from metasync.errors import RefusedError
 
 USER_VARIABLE: Final = "METASYNC_WEBDAV_USER"
 PASSWORD_VARIABLE: Final = "METASYNC_WEBDAV_PASSWORD"  # noqa: S105 (the name of one)
-SERVICE: Final = "metasync"
 _HEADER_CHARS_MAX: Final = 1 << 13
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(basic|digest)(?=\s|,|$)", re.IGNORECASE)
 _FIELD: Final = re.compile(r'([a-z]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))', re.IGNORECASE)
@@ -98,18 +98,8 @@ def _from_variables(user: str | None, environ: Mapping[str, str]) -> Login | Non
 
 def _from_keyring(host: str, user: str | None, environ: Mapping[str, str]) -> Login | None:
     user = user or environ.get(USER_VARIABLE)
-    if not user or environ.get("METASYNC_KEYRING", "").lower() == "off":
-        return None
-    try:
-        import keyring
-        import keyring.errors
-    except ImportError:
-        return None
-    try:
-        password = keyring.get_password(SERVICE, f"{user}@{host}")
-    except (keyring.errors.KeyringError, RuntimeError):
-        return None
-    return Login(user, password) if password else None
+    password = from_keyring(f"{user}@{host}", environ) if user else None
+    return Login(user, password) if user and password else None
 
 
 class Showing:
