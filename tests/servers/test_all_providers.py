@@ -1,4 +1,4 @@
-"""One workspace on every provider at once, on real servers: both forms of voting in one quorum, and some of them lost."""
+"""One workspace on every provider at once, on real servers: both forms of voting in one quorum, some of them lost."""
 
 from __future__ import annotations
 
