@@ -243,9 +243,15 @@ def test_a_wrong_password_by_digest_ends(script: Script, monkeypatch: pytest.Mon
     script.answer = lambda _: Answer(
         401, headers={"WWW-Authenticate": f'Digest realm="x", nonce="{len(script.asked)}", stale=true'}
     )
+    backend = script.open()
     with pytest.raises(RefusedError, match="refused the login"):
-        script.open().get("a", max_bytes=1)
+        backend.get("a", max_bytes=1)
     assert len(script.asked) == 2
+    script.asked.clear()
+    script.answer = lambda _: Answer(401, headers={"WWW-Authenticate": 'Digest realm="x", nonce="1"'})
+    with pytest.raises(RefusedError, match="refused the login"):
+        backend.get("a", max_bytes=1)
+    assert len(script.asked) == 1, "the same answer to the same nonce"
 
 
 def test_over_a_plain_line_nothing_is_shown_unasked() -> None:
