@@ -29,7 +29,16 @@ from metasync.backends._names import (
     split_folder,
     split_path,
 )
-from metasync.backends._sftp_packets import FSYNC, HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
+from metasync.backends._sftp_folders import (
+    find_root,
+    flushing,
+    is_taken,
+    readable,
+    remove_temp,
+    root_error,
+    sweep_folder,
+)
+from metasync.backends._sftp_packets import HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +52,6 @@ _SMALL_BYTES_MAX = 1 << 18
 _LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for before the bytes are sent
 _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
-_DEPTH_MAX = 64  # of folders that `sweep` goes down
 
 _HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 
@@ -63,8 +71,8 @@ class SftpBackend:
         self._line = line
         self._root = root
         self._fsid = fsid
-        self._shown = f"{_readable(root)} at {line.server.host}"
-        self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{_readable(root)}")
+        self._shown = f"{readable(root)} at {line.server.host}"
+        self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{readable(root)}")
         self._closed = False
 
     def __repr__(self) -> str:
@@ -101,7 +109,7 @@ class SftpBackend:
         asked = url.path.removeprefix("/~/") if url.path.startswith("/~/") else url.path
         try:
             with line.session(_SMALL_TIMEOUT_S, f"cannot open {asked}") as session:
-                root, fsid = _find_root(session, os.fsencode(asked), line.server.host, create=create_root)
+                root, fsid = find_root(session, os.fsencode(asked), line.server.host, create=create_root)
                 powers = session.powers
         except BaseException:
             line.close()
@@ -118,7 +126,7 @@ class SftpBackend:
     def create(self, path: str, data: bytes) -> bool:
         target = self._path(path)
         with self._calling("create", path, len(data)) as session:
-            if len(data) >= _LOOK_FIRST_BYTES and _is_taken(session, target):
+            if len(data) >= _LOOK_FIRST_BYTES and is_taken(session, target):
                 return False
             temp, handle = self._write_temp(session, path, data)
             return self._give_name(session, handle, temp, target)
@@ -128,13 +136,13 @@ class SftpBackend:
         with self._calling("put", path, len(data)) as session:
             temp, handle = self._write_temp(session, path, data)
             renamed, *others = session.ask(
-                sftp.posix_rename(temp, target), *_flush(session, handle), sftp.close(handle)
+                sftp.posix_rename(temp, target), *flushing(session, handle), sftp.close(handle)
             )
             try:
                 for reply in (renamed, *others):
                     sftp.done(reply)
             except StatusError:
-                _remove(session, temp)
+                remove_temp(session, temp)
                 raise
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
@@ -211,7 +219,7 @@ class SftpBackend:
         place = self._path(path)
         with self._calling("sweep", path) as session:
             try:
-                _sweep(session, place, _DEPTH_MAX)
+                sweep_folder(session, place)
             except StatusError as error:
                 if not self._is_absent(session, error, place + b"/-"):
                     raise
@@ -284,12 +292,12 @@ class SftpBackend:
             handle = sftp.handle_of(session.ask_one(sftp.open_to_create(temp)))
         try:
             numbers = session.write(handle, data)
-            numbers += [session.send(request) for request in _flush(session, handle)]
+            numbers += [session.send(request) for request in flushing(session, handle)]
             for number in numbers:
                 sftp.done(session.receive(number))
         except StatusError:
             session.send(sftp.close(handle), unwanted=True)
-            _remove(session, temp)
+            remove_temp(session, temp)
             raise
         return temp, handle
 
@@ -297,12 +305,12 @@ class SftpBackend:
         if HARDLINK not in session.powers:
             raise self._other_server()
         linked, *others = session.ask(
-            sftp.hardlink(temp, target), *_flush(session, handle), sftp.close(handle), sftp.remove(temp)
+            sftp.hardlink(temp, target), *flushing(session, handle), sftp.close(handle), sftp.remove(temp)
         )
         try:
             sftp.done(linked)
         except StatusError as error:
-            if _is_taken(session, target):
+            if is_taken(session, target):
                 return False
             if error.code in (sftp.PERMISSION_DENIED, sftp.OP_UNSUPPORTED):
                 raise _NoLinksError(
@@ -346,7 +354,7 @@ class SftpBackend:
             elif not sftp.attributes_of(session.ask_one(sftp.stat_of(self._root))).is_folder:
                 raise StatusError(sftp.NO_SUCH_FILE)
         except StatusError as error:
-            raise _root_error(error, self._shown) from error
+            raise root_error(error, self._shown) from error
 
     def _is_absent(self, session: Session, error: StatusError, place: bytes) -> bool:
         """Whether `error` says that there is nothing at `place`. `UnreachableError` if there is not even the root."""
@@ -415,15 +423,15 @@ class BlockSftpBackend(SftpBackend):
     )
 
     def _give_name(self, session: Session, handle: bytes, temp: bytes, target: bytes) -> bool:
-        if _is_taken(session, target):
+        if is_taken(session, target):
             session.ask(sftp.close(handle), sftp.remove(temp))
             return False
-        renamed, *others = session.ask(sftp.rename(temp, target), *_flush(session, handle), sftp.close(handle))
+        renamed, *others = session.ask(sftp.rename(temp, target), *flushing(session, handle), sftp.close(handle))
         try:
             sftp.done(renamed)
         except StatusError:
-            _remove(session, temp)
-            if _is_taken(session, target):
+            remove_temp(session, temp)
+            if is_taken(session, target):
                 return False
             raise
         for reply in others:
@@ -438,78 +446,6 @@ class _NoLinksError(RefusedError):
 def _votes_in_log_form(line: Line) -> bool:
     """The allow-list: of OpenSSH it is known that a link never replaces, and that one of several makers gets it."""
     return line.is_openssh
-
-
-def _readable(path: bytes) -> str:
-    return os.fsdecode(path)
-
-
-def _find_root(session: Session, path: bytes, host: str, *, create: bool) -> tuple[bytes, int | None]:
-    """The folder's real path, and what its file system is called."""
-    path = path.rstrip(b"/")
-    shown = f"{_readable(path)} at {host}"
-    if create:
-        parts = path.split(b"/")
-        steps = (b"/".join(parts[:n]) for n in range(1, len(parts) + 1))
-        session.ask(*(sftp.mkdir(step) for step in steps if step))  # those that are there say no
-    measure = [sftp.statvfs(path)] if STATVFS in session.powers else []
-    try:
-        found, real, *room = session.ask(sftp.stat_of(path), sftp.realpath(path), *measure)
-        if not sftp.attributes_of(found).is_folder:
-            raise UnreachableError(f"{shown} is not a folder", next_step="Name a folder in the URL.")
-        root = sftp.path_of(real)
-        fsid = sftp.room_of(room[0]).fsid if room else None
-    except StatusError as error:
-        raise _root_error(error, shown) from error
-    return root.rstrip(b"/") or b"/", fsid
-
-
-def _root_error(error: StatusError, shown: str) -> BackendError:
-    if error.code == sftp.PERMISSION_DENIED:
-        return RefusedError(f"cannot reach {shown}: {error}", next_step="Check who owns the folders there.")
-    if error.code in {*sftp.ABSENT, sftp.FAILURE}:
-        return UnreachableError(
-            f"the folder {shown} is not there",
-            next_step="Is the drive mounted there, and the path right? Only init makes a folder that is missing.",
-        )
-    return BackendError(f"cannot reach {shown}: {error}")
-
-
-def _flush(session: Session, handle: bytes) -> tuple[sftp.Request, ...]:
-    return (sftp.fsync(handle),) if FSYNC in session.powers else ()
-
-
-def _is_taken(session: Session, target: bytes) -> bool:
-    """Whether there is something of that name; then flushed.
-
-    Whoever made it may not have come to that yet, and the caller will act on what it finds there.
-    """
-    seen, opened = session.ask(sftp.lstat(target), sftp.open_to_read(target))
-    with contextlib.suppress(StatusError):  # what nobody may read is not acted on either
-        handle = sftp.handle_of(opened)
-        session.ask(*_flush(session, handle), sftp.close(handle))
-    try:
-        sftp.attributes_of(seen)
-    except StatusError:
-        return False
-    return True
-
-
-def _remove(session: Session, temp: bytes) -> None:
-    session.send(sftp.remove(temp), unwanted=True)
-    session.flush()  # there may be no further call
-
-
-def _sweep(session: Session, folder: bytes, depth_left: int) -> None:
-    entries = list(session.names(folder))
-    for name, found in entries:  # links are neither
-        place = folder + b"/" + name
-        if found.is_folder and depth_left:
-            with contextlib.suppress(StatusError):
-                _sweep(session, place, depth_left - 1)
-        elif found.is_file and name.startswith(TEMP_PREFIX.encode()):
-            sftp.done(session.ask_one(sftp.remove(place)))
-    session.ask_one(sftp.rmdir(folder))  # where it is not empty, that is all right
 
 
 def _winners(create: Callable[[str, bytes], bool], name: str) -> int:
