@@ -338,6 +338,15 @@ def test_a_file_that_is_shorter_than_it_says(script: Script, opened: Opened, siz
         backend.get("d/a", max_bytes=1 << 20)
 
 
+@pytest.mark.parametrize("root", [b"/a\x1b[2J", b"/a\nb", b"/" + b"x" * 5000])
+def test_a_root_that_nobody_should_print(script: Script, opened: Opened, root: bytes) -> None:
+    script.answer = says(kit.REALPATH, names((root, b"", attributes(0, 0o040755))))
+    with pytest.raises(BackendError, match="does not speak SFTP as it should") as caught:
+        opened(script)
+    assert len(str(caught.value)) < 300
+    assert "\x1b" not in str(caught.value)
+
+
 def test_a_folder_without_an_end(script: Script, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metasync.backends._sftp_session.FOLDER_ENTRIES_MAX", 1000)
     backend = opened(script)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING
 
 from metasync.backends import _sftp_packets as sftp
 from metasync.backends._names import TEMP_PREFIX
-from metasync.backends._sftp_packets import FSYNC, STATVFS, StatusError
+from metasync.backends._sftp_packets import FSYNC, STATVFS, ProtocolError, StatusError
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
 if TYPE_CHECKING:
     from metasync.backends._sftp_session import Session
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_PATH_BYTES_MAX = 4096
 _DEPTH_MAX = 64  # of folders that `sweep_folder` goes down
 
 
@@ -36,6 +39,8 @@ def find_root(session: Session, path: bytes, host: str, *, create: bool) -> tupl
         if not sftp.attributes_of(found).is_folder:
             raise UnreachableError(f"{shown} is not a folder", next_step="Name a folder in the URL.")
         root = sftp.path_of(real)
+        if len(root) > _PATH_BYTES_MAX or _CONTROL.search(readable(root)):  # people will read it
+            raise ProtocolError("no path where one was due")
         fsid = sftp.room_of(room[0]).fsid if room else None
     except StatusError as error:
         raise root_error(error, shown) from error
