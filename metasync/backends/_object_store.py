@@ -10,9 +10,7 @@ the store behind our back.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -24,10 +22,11 @@ from urllib.parse import urlsplit
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends._names import check_part, count_bytes, is_name, split_folder, split_path
 from metasync.backends._object_answers import Dialect, backend_error, begins_behind, status_of
+from metasync.backends._probe import keeps_creates
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 _CONNECT_TIMEOUT_S = 5
 _SMALL_TIMEOUT_S = 60
@@ -35,8 +34,6 @@ _SMALL_TIMEOUT_S = 60
 _LARGE_TIMEOUT_S = 600
 _SMALL_BYTES_MAX = 1 << 18
 
-_PROBE_NAMES = 4
-_PROBE_WRITERS = 8
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
@@ -160,23 +157,12 @@ class ObjectStoreBackend(ABC):
         Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
         disprove: nginx's MOVE stood 200 such races before it failed (PROVIDERS 1.4).
         """
-        names = [f"probe-{os.urandom(12).hex()}" for _ in range(1 + _PROBE_NAMES)]
         try:
-            kept = self.create(names[0], b"first") and not self.create(names[0], b"second")
-            if not kept or self.get(names[0], max_bytes=64) != b"first":
-                return "none"
-            for name in names[1:]:
-                if _winners(self.create, name) > 1:
-                    return "none"
+            return self.form if keeps_creates(self) else "none"
         except BackendError as error:
             if isinstance(error.__cause__, NotImplementedError) or status_of(error.__cause__) == 501:
                 return "none"
             raise
-        finally:
-            for name in names:
-                with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
-                    self.delete(name)
-        return self.form
 
     def _head(self, path: str, verb: str) -> Any:
         """What the store says of an object without its bytes."""
@@ -361,22 +347,3 @@ def _body(result: Any, count: int) -> bytes | None:
 
 def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
-
-
-def _winners(create: Callable[[str, bytes], bool], name: str) -> int:
-    together = threading.Barrier(_PROBE_WRITERS)
-    outcomes: list[bool] = []
-
-    def race(writer: int) -> None:
-        together.wait()
-        try:
-            outcomes.append(create(name, bytes([writer])))
-        except BackendError:  # unknown: it counts neither for nor against the server
-            return
-
-    writers = [threading.Thread(target=race, args=(number,)) for number in range(_PROBE_WRITERS)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    return sum(outcomes)

@@ -14,8 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from metasync.backends import _sftp_packets as sftp
@@ -29,6 +28,7 @@ from metasync.backends._names import (
     split_folder,
     split_path,
 )
+from metasync.backends._probe import keeps_creates
 from metasync.backends._sftp_folders import (
     find_root,
     flushing,
@@ -54,9 +54,6 @@ _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be 
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
 
 _HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-
-_PROBE_NAMES = 4
-_PROBE_WRITERS = 8
 
 
 class SftpBackend:
@@ -230,21 +227,11 @@ class SftpBackend:
         Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
         disprove. In block form nobody races for a name: there the first of these alone is looked at.
         """
-        names = [f"probe-{os.urandom(12).hex()}" for _ in range(1 + _PROBE_NAMES)]
         try:
-            kept = self.create(names[0], b"first") and not self.create(names[0], b"second")
-            if not kept or self.get(names[0], max_bytes=64) != b"first":
-                return "none"
-            for name in names[1:] if self.form == "log" else ():
-                if _winners(self.create, name) > 1:
-                    return "none"
+            kept = keeps_creates(self, races=self.form == "log")
         except _NoLinksError:
             return "none"
-        finally:
-            for name in names:
-                with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
-                    self.delete(name)
-        return self.form
+        return self.form if kept else "none"
 
     def close(self) -> None:
         self._closed = True
@@ -446,22 +433,3 @@ class _NoLinksError(RefusedError):
 def _votes_in_log_form(line: Line) -> bool:
     """The allow-list: of OpenSSH it is known that a link never replaces, and that one of several makers gets it."""
     return line.is_openssh
-
-
-def _winners(create: Callable[[str, bytes], bool], name: str) -> int:
-    together = threading.Barrier(_PROBE_WRITERS)
-    outcomes: list[bool] = []
-
-    def race(writer: int) -> None:
-        together.wait()
-        try:
-            outcomes.append(create(name, bytes([writer])))
-        except BackendError:  # unknown: it counts neither for nor against the server
-            return
-
-    writers = [threading.Thread(target=race, args=(number,)) for number in range(_PROBE_WRITERS)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    return sum(outcomes)

@@ -1,0 +1,51 @@
+"""A look at a store on the spot: whether its creates were seen to break the contract. It can disprove, never prove."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from metasync.backends._base import Backend
+from metasync.errors import BackendError
+
+NAMES: Final = 4  # nginx's MOVE stood 200 such races before it failed (PROVIDERS 1.4): few show what many would not
+WRITERS: Final = 8
+
+
+def keeps_creates(backend: Backend, *, races: bool = True) -> bool:
+    """Whether a scratch object is created once and stays as it is, and, with `races`, of eight threads one gets a name.
+
+    It leaves nothing behind. Errors of the contract pass through.
+    """
+    names = [f"probe-{os.urandom(12).hex()}" for _ in range(1 + NAMES)]
+    try:
+        kept = backend.create(names[0], b"first") and not backend.create(names[0], b"second")
+        if not kept or backend.get(names[0], max_bytes=64) != b"first":
+            return False
+        return all(_winners(backend.create, name) <= 1 for name in names[1:] if races)
+    finally:
+        for name in names:
+            with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
+                backend.delete(name)
+
+
+def _winners(create: Callable[[str, bytes], bool], name: str) -> int:
+    together = threading.Barrier(WRITERS)
+    outcomes: list[bool] = []
+
+    def race(writer: int) -> None:
+        together.wait()
+        try:
+            outcomes.append(create(name, bytes([writer])))
+        except BackendError:  # unknown: it counts neither for nor against the server
+            return
+
+    writers = [threading.Thread(target=race, args=(number,)) for number in range(WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    return sum(outcomes)
