@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+TEST_JOBS ?= 3
 FUZZ_VENV := .venv-fuzz
 FUZZ_BIN := $(FUZZ_VENV)/bin
 FUZZ_STAMP := $(FUZZ_VENV)/.installed
@@ -32,7 +33,7 @@ demo: $(STAMP) ## three providers and two devices in a temporary folder
 	@$(BIN)/metasync demo
 
 test: $(STAMP) ## the tests that need nothing but this machine
-	$(BIN)/python -m pytest -n $(JOBS) -m "not servers" $(PYTEST)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not servers" $(PYTEST)
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
