@@ -51,7 +51,7 @@ bench-cpu: $(STAMP) ## CPU, requests, round trips of each step beside the commit
 	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) $(CPU)
 
 bench-providers: $(STAMP) ## requests, bytes and CPU of a push per provider, on the servers that are fetched; PROVIDERS="--only s3"
-	server=$$(tests/servers/versitygw.sh) && METASYNC_S3_SERVER=$$server $(BIN)/python tests/benchmarks/providers.py $(PROVIDERS)
+	. tests/servers/fetched.sh; $(BIN)/python tests/benchmarks/providers.py $(PROVIDERS)
 
 bench-scale: $(STAMP) ## very many files, very large ones: an hour, 30 GB; less: SCALE="--parts files --files 10000,100000"
 	$(BIN)/python tests/benchmarks/scale.py $(SCALE)
