@@ -7,6 +7,7 @@ import ipaddress
 import ssl
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Answer:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None  # what the head claims, where it lies
+    pause_s: float = 0.0  # before each byte of the body
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Script:
     answer: Callable[[str, str], Answer] = lambda _method, _path: Answer()
     asked: list[str] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
+    clients: set[tuple[str, int]] = field(default_factory=set)  # by connection
     url: str = "s3://bucket/{prefix}?endpoint={endpoint}"
     port: int = 0
     scheme: str = "http"
@@ -73,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.script.asked.append(self.command)
+        self.script.clients.add(self.client_address)
         self.script.heads.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
         answer = self.script.answer(self.command, self.path)
         self.send_response(answer.status)
@@ -82,7 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             try:
-                self.wfile.write(answer.body)
+                for at in range(len(answer.body)) if answer.pause_s else ():
+                    time.sleep(answer.pause_s)
+                    self.wfile.write(answer.body[at : at + 1])
+                if not answer.pause_s:
+                    self.wfile.write(answer.body)
             except OSError:  # the client heard enough
                 self.close_connection = True
         if answer.length is not None:

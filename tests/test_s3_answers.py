@@ -15,7 +15,7 @@ import pytest
 from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, own_keyring, serving, xml
 
 from metasync import settings, ways
-from metasync.backends import _pace
+from metasync.backends import _object_store, _pace
 from metasync.backends._base import Digest
 from metasync.backends._registry import open_backend, parse_url
 from metasync.backends._s3_keys import read_keys, read_region
@@ -202,6 +202,49 @@ def test_a_redirect_takes_no_signature_along_and_is_no_success(
         assert call in (CALLS["list"], CALLS["delete"]), "a page is no success"
     assert "authorization" in script.heads[0]
     assert not any("authorization" in head for head in script.heads if "login" in head["path"])
+
+
+def test_large_answers_share_the_connections_of_small_ones(script: Script) -> None:
+    script.answer = lambda *_: Answer(200, b"ab", META)
+    backend = script.open()
+    assert backend.get("d/a", max_bytes=9) == backend.get("d/a", max_bytes=1 << 26) == b"ab"
+    assert len(script.asked) == 2
+    assert len(script.clients) == 1
+
+
+def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_object_store, "_SILENT_TIMEOUT_S", 1)
+    release = threading.Event()
+    backend = script.open()
+    script.answer = lambda *_: Answer(200, b"slow", META, pause_s=0.5)
+    assert backend.get("d/a", max_bytes=9) == b"slow", "four bytes in two seconds"
+
+    def silent(*_: str) -> Answer:
+        release.wait(30)
+        return Answer()
+
+    script.answer = silent
+    with pytest.raises(UnreachableError, match="no answer in time"):
+        backend.get("d/a", max_bytes=1 << 26)
+    release.set()
+
+
+@pytest.mark.parametrize("size_bytes", [1, (1 << 18) + 1])
+def test_a_large_write_may_take_longer_than_silence_may(
+    script: Script, monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    monkeypatch.setattr(_object_store, "_SILENT_TIMEOUT_S", 1)
+
+    def late(*_: str) -> Answer:
+        time.sleep(2)
+        return Answer(200, b"", META)
+
+    script.answer = late
+    if size_bytes == 1:
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            script.open().put("d/a", bytes(size_bytes))
+    else:
+        script.open().put("d/a", bytes(size_bytes))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())

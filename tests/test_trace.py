@@ -255,7 +255,9 @@ def test_every_command_writes_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> N
     for words in (["status"], ["push"], ["pull"], ["check"], ["log"], ["backend", "list"]):
         ran = run_process(*words, cwd=w.directory)
         assert ran.code == 0, ran.err
-        assert {f[1] for f in taken() if f[2] == "get"} == {"a", "b", "c"}, words
+        asked = {f[1] for f in taken() if f[2] == "get"}
+        assert asked <= {"a", "b", "c"}, words
+        assert len(asked) >= 2, words  # a look ends with a quorum: the third may not have been asked yet
     lab.clone(lab.urls("a", "b", "c")).close()
     assert {f[2] for f in taken()} >= {"open", "list", "get", "put"}
 

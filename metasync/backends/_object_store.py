@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm
@@ -25,15 +25,11 @@ from metasync.backends._object_answers import Dialect, backend_error, begins_beh
 from metasync.backends._probe import keeps_creates
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 
-if TYPE_CHECKING:
-    pass
-
 _CONNECT_TIMEOUT_S = 5
-_SMALL_TIMEOUT_S = 60
+_SILENT_TIMEOUT_S = 60  # without a byte of an answer, from the request's beginning on
 # A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
-_LARGE_TIMEOUT_S = 600
+_TIMEOUT_S = 600
 _SMALL_BYTES_MAX = 1 << 18
-
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
@@ -61,7 +57,7 @@ class ObjectStoreBackend(ABC):
         self._identity = identity
         self._url = url
         self._may_be_another = _is_readable(url)
-        self._stores: dict[int, Any] = {}  # by time-out; each takes 4 ms to make, and many a process needs but one
+        self._stores: dict[bool, Any] = {}  # for large writes, for all else; each takes 4 ms and has its connections
         self._making = threading.Lock()
         self._closed = False
 
@@ -104,10 +100,9 @@ class ObjectStoreBackend(ABC):
             self.stat(path)
             return b""
         what = f"{path} in {self._where}"
-        store = self._store(max_bytes if length is None else min(length, max_bytes))
         try:
             # The answer's head comes first: what is too large is refused before its body is read.
-            result = self._obstore.get(store, path, options=_range(offset, length))
+            result = self._obstore.get(self._store(), path, options=_range(offset, length))
             self._check_no_page(result, what)
             start, end = result.range
             count = count_bytes(result.meta["size"], offset, length, max_bytes, what)
@@ -128,7 +123,7 @@ class ObjectStoreBackend(ABC):
     def list(self, path: str) -> tuple[Listed, ...]:
         split_folder(path)
         try:
-            found = self._obstore.list_with_delimiter(self._store(0), path or None)
+            found = self._obstore.list_with_delimiter(self._store(), path or None)
         except self._failures as error:
             raise self._error(error, "list", path or ".") from error
         entries = [Listed(_last(prefix), None) for prefix in found["common_prefixes"]]
@@ -138,7 +133,7 @@ class ObjectStoreBackend(ABC):
     def delete(self, path: str) -> None:
         split_path(path)
         try:
-            self._obstore.delete(self._store(0), path)
+            self._obstore.delete(self._store(), path)
         except self._failures as error:
             failed = self._error(error, "delete", path)
             if not isinstance(failed, NotFoundError):
@@ -168,13 +163,13 @@ class ObjectStoreBackend(ABC):
         """What the store says of an object without its bytes."""
         split_path(path)
         try:
-            return self._meta(self._obstore.get(self._store(0), path, options={"head": True}), path)
+            return self._meta(self._obstore.get(self._store(), path, options={"head": True}), path)
         except self._failures as error:
             if not 400 <= (status_of(error) or 0) < 500:
                 raise self._error(error, verb, path) from error
         try:
             # A refused HEAD has no body, and so does not say whether the object, the bucket or the key is wrong.
-            return self._meta(self._obstore.get(self._store(0), path), path)
+            return self._meta(self._obstore.get(self._store(), path), path)
         except self._failures as error:
             raise self._error(error, verb, path) from error
 
@@ -217,22 +212,28 @@ class ObjectStoreBackend(ABC):
         """An object that passes by, whole, with the tag that the store gave it. Here it means nothing."""
         return
 
-    def _store(self, size_bytes: int) -> Any:
+    def _store(self, up_bytes: int = 0) -> Any:
+        """What small requests and large answers share has one pool of connections: a new one costs a round trip.
+
+        Time without an answer counts from the request's beginning, so that a large write would run into it.
+        """
         assert not self._closed, "the backend was closed"
-        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= _SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
+        large = up_bytes > _SMALL_BYTES_MAX
         with self._making:
-            store = self._stores.get(timeout_s)
+            store = self._stores.get(large)
             if store is None:
-                store = self._stores[timeout_s] = self._made(timeout_s)
+                store = self._stores[large] = self._made(None if large else _SILENT_TIMEOUT_S)
             return store
 
-    def _made(self, timeout_s: int) -> Any:
+    def _made(self, silent_timeout_s: int | None) -> Any:
         client_options = {
             "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
-            "timeout": timedelta(seconds=timeout_s),
+            "timeout": timedelta(seconds=_TIMEOUT_S),
             "allow_http": self._url.startswith("http://"),
         }
-        retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+        if silent_timeout_s is not None:
+            client_options["read_timeout"] = timedelta(seconds=silent_timeout_s)
+        retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=_TIMEOUT_S)}
         try:
             return self._new_store(client_options, retry_config)
         except self._failures:
