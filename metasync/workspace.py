@@ -15,6 +15,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -328,7 +330,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         with self._seated("push", first=first) as seat, contextlib.ExitStack() as stack:
             begun = None
             if not dry_run and durability is None and quiet.may_be(seat):
-                found = quiet.push(seat, stack.enter_context(seat.looking()))
+                look = stack.enter_context(seat.looking())
+                found = quiet.push(seat, look)
                 if not isinstance(found, quiet.Begun):
                     return found
                 begun = found
@@ -363,7 +366,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         with self._seated("pull") as seat, contextlib.ExitStack() as stack:
             look = None
             if quiet.may_be(seat):
-                look = stack.enter_context(seat.looking())
+                look = stack.enter_context(seat.looking(on_news=partial(import_module, "metasync.sync.pull")))
                 if (nothing := quiet.pull(seat, look)) is not None:
                     return nothing
             from metasync.sync import pull as pulling

@@ -771,6 +771,21 @@ def test_phase_one_may_run_ahead_of_the_value(world: World, ws: Workspace) -> No
     assert most_requests(world) == 2
 
 
+def test_phase_one_ahead_waits_for_the_rest_only_while_there_is_time(world: World, ws: Workspace) -> None:
+    took = {}
+    base = ws.genesis
+    for n, hurry in enumerate((False, True)):
+        base = push(world, ws, group_of(ws, 1), base)
+        group = group_of(ws, 2, n)
+        assert world.do(group.get_recent(base)) == base
+        world.stuck = {"c"}
+        began = world.now
+        assert world.do(group.prepare(base, hurry=lambda hurry=hurry: hurry))
+        took[hurry] = world.now - began
+        world.stuck = set()
+    assert took[True] < took[False] / 2
+
+
 def test_a_round_prepared_ahead_is_given_up_for_a_higher_one(world: World, ws: Workspace) -> None:
     """Whoever prepared and took its time finds what others decided meanwhile."""
     slow, quick = group_of(ws, 1), group_of(ws, 2, 1)

@@ -16,10 +16,10 @@ from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
 from metasync import ways
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, Wrapper
-from metasync.consensus import Ref, member
+from metasync.consensus import Ref, ancestry, member
 from metasync.consensus.entries import with_refs
 from metasync.localdb import LocalDb
-from metasync.sync import quiet
+from metasync.sync import lineage, quiet
 from metasync.sync.seat import BASE_KEY
 
 T = TypeVar("T")
@@ -157,6 +157,57 @@ def test_the_folder_is_walked_while_news_are_asked_for(
     watched.hold = hold
     assert w.push().version is None
     assert late == []
+
+
+def test_stores_are_looked_at_while_news_are_asked_for(watched: Watched, lab: Lab) -> None:  # noqa: F811
+    """Whoever is not heard in time is asked already: no pack waits another round trip for that."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"x": b"x"})
+    w.push()
+    w = lab.reopen(w)
+    write(w.directory, {"x": b"other"})
+    watched.forget()
+    late: list[str] = []
+
+    def hold(what: str) -> None:
+        if "/px/" in what and not watched.are_begun("/birth", 6):  # of three logs and of three places for packs
+            late.append(what)
+
+    watched.hold = hold
+    assert w.push().version == 2
+    assert late == []
+
+
+def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Each push by a process of its own, which remembers nothing."""
+    w = lab.init(lab.urls("a", "b", "c"))
+    fetched: list[str] = []
+    really = ancestry.get_anywhere
+
+    def get_anywhere(copies: object, bytes_max: int, what: str) -> object:
+        fetched.append(what)
+        return really(copies, bytes_max, what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ancestry, "get_anywhere", get_anywhere)
+    for v in range(1, 17):
+        write(w.directory, {"x": b"%d" % v})
+        assert w.push().version == v
+        w = lab.reopen(w)
+    assert fetched == []
+    assert len(lineage.read(w._db.get(lineage.LINE_KEY))) == 1, "of 16 on there is one way back"
+    w._db.set(lineage.LINE_KEY, b"damaged")
+    for v in range(17, 21):
+        write(w.directory, {"x": b"%d" % v})
+        assert w.push().version == v
+        w = lab.reopen(w)
+    assert fetched == [], "what was damaged is begun anew"
+    w._db.set(lineage.LINE_KEY, None)
+    for v in range(21, 25):
+        write(w.directory, {"x": b"%d" % v})
+        w._db.set(lineage.LINE_KEY, None)
+        assert w.push().version == v
+        w = lab.reopen(w)
+    assert fetched == ["the state of version 22", "the state of version 20"]
 
 
 def test_the_others_are_told_while_the_outcome_is_recorded(

@@ -173,9 +173,9 @@ class Lab:
     def hurry(self, deadline_s: float = QUICK_S, *, proposing: bool = False) -> None:
         """Gives up on a quorum after so many seconds, where news are looked for or also where something is proposed."""
         for task in (Seat.ask_newest, Seat.looking.__wrapped__):  # type: ignore[attr-defined]
-            self._monkeypatch.setattr(task, "__kwdefaults__", {"deadline_s": deadline_s})
+            self._monkeypatch.setitem(task.__kwdefaults__, "deadline_s", deadline_s)
         if proposing:
-            self._monkeypatch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": deadline_s})
+            self._monkeypatch.setitem(Group.propose.__kwdefaults__, "deadline_s", deadline_s)
         self._monkeypatch.setattr(status, "DEADLINE_S", deadline_s)
 
     def cli(self, *words: str, cwd: str = "laptop") -> Ran:

@@ -10,7 +10,7 @@ from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.heads import Head
 from metasync.consensus.member import Barred, Standing, checked_memory
 from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
-from metasync.consensus.states import NOTHING, ZERO_HASH, Change, Ref, State, decode_state
+from metasync.consensus.states import NOTHING, STATE_BYTES, ZERO_HASH, Change, Ref, State, decode_state, skip_version
 
 if TYPE_CHECKING:
     from metasync.consensus.founding import Found, Founded, bootstrap, found, look
@@ -21,6 +21,7 @@ __all__ = [
     "DEADLINE_S",
     "JOURNAL_KEY",
     "NOTHING",
+    "STATE_BYTES",
     "ZERO_HASH",
     "Barred",
     "Change",
@@ -47,6 +48,7 @@ __all__ = [
     "found",
     "is_root",
     "look",
+    "skip_version",
 ]
 
 

@@ -26,7 +26,7 @@ from metasync.consensus.meta import (
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.paxos import BehindFloorError, Decided, Journal, MakeValue, prepare, propose
+from metasync.consensus.paxos import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
 from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State
 from metasync.effects import Gather, Random, Task, Work
 from metasync.keys.derive import RecordKind
@@ -108,6 +108,12 @@ class Group:
         return frozenset(instance.names[a] for a in instance.heard if a in instance.names)
 
     @property
+    def hears_news(self) -> bool:
+        """Whether the look that is under way has read anything of the version it looks for."""
+        instance = self.member.instance
+        return instance is not None and instance.progress() > 0
+
+    @property
     def enter(self) -> Callable[[State], Task]:
         """For `recovery`: a task -> what is known of the version after a decided state, with the config it names."""
         return self._enter
@@ -127,6 +133,11 @@ class Group:
     def reached(self) -> State | None:
         """The newest state that the last `get_recent` found decided, one that did not come to its end too."""
         return self.member.reached
+
+    def recall(self, states: Iterable[State]) -> None:
+        """Takes over states of the chain that are known from before: they need not be fetched."""
+        for state in states:
+            self.member.remember_state(state)
 
     def follow(self, config: Config, config_hash: bytes, links: Mapping[bytes, str]) -> None:
         """Takes note of a config that is agreed, and of this device's ways to acceptors, those of older configs too."""
@@ -177,18 +188,19 @@ class Group:
 
         return task()
 
-    def prepare(self, base: State, *, deadline_s: float = DEADLINE_S) -> Task:
+    def prepare(self, base: State, *, deadline_s: float = DEADLINE_S, hurry: Hurry = lambda: False) -> Task:
         """Does ahead what `propose` on `base` would begin with, while packs or the index are still on their way.
 
         -> bool: only one round trip is left. May run beside tasks that write single objects. For one who is about to
-        propose: whoever else is at work waits for a while.
+        propose: whoever else is at work waits for a while. `hurry`: whether the rest is done by now; until then it
+        also waits for acceptors beyond the quorum, for a few round trips.
         """
 
         def task() -> Task:
             yield from self._make_sure_of_fence(base, deadline_s)
             instance = yield from self._enter(base)
             try:
-                return (yield from prepare(self.member, instance, deadline_s))
+                return (yield from prepare(self.member, instance, deadline_s, hurry))
             except BehindFloorError:
                 return False
 

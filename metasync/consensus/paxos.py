@@ -54,12 +54,16 @@ PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; 
 PATIENCE_LEAST_S: Final = 0.01
 PATIENCE_MAX_S: Final = 8.0
 LINGER_RTTS: Final = 3  # an early PREPARE waits so long for acceptors beyond the quorum
+HURRY_STEP_S: Final = 0.01  # between looks at whether there still is time for that
 PHASE_RTTS: Final = 4  # a phase that met a rival waits so long for the acceptors that have not answered
 PHASE_LEAST_S: Final = 0.05
 BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
 BACKOFF_MAX_S: Final = 2.0
 ROUND_MAX: Final = (1 << 32) - 1
 _TIMER: Final = ""  # the key of a Gather's timer branch; backends' names are not empty
+
+Hurry = Callable[[], bool]
+"""Whether somebody waits by now."""
 
 MakeValue = Callable[[], "Change | Task"]
 """Called at most once, when it is one's turn to propose: returns the change, or a task that does. All that the change
@@ -157,7 +161,7 @@ class _Attempt:
                 return decided
             yield from self._lost(Kind.ACCEPT)
 
-    def prepare(self) -> Task:
+    def prepare(self, hurry: Hurry) -> Task:
         """Phase 1 alone, once. -> bool: a quorum promised, or there is no phase 1 to do."""
         i, m = self.instance, self.m
         m.take_prepared(i)
@@ -166,7 +170,7 @@ class _Attempt:
         i.begin()
         yield from ancestor(m, i, i.base, skip_version(i.v))  # remembered: the value will need it
         self._new_round()
-        yield from self._phase(Kind.PREPARE, linger=True)
+        yield from self._phase(Kind.PREPARE, linger=hurry)
         if i.promises(self.round) < i.quorum:
             return False
         m.prepared = (i, self.round)
@@ -227,11 +231,11 @@ class _Attempt:
             yield Persist(JOURNAL_KEY, Journal(self.own.op_id, self.instance.base).encode())
             self.sent = True
 
-    def _phase(self, kind: Kind, *, linger: bool = False) -> Task:
+    def _phase(self, kind: Kind, *, linger: Hurry | None = None) -> Task:
         """Sends one message to all acceptors, until a quorum has it or cannot have it any more.
 
-        `linger`: there is time. Waits a little for the rest too: the next message is quicker where this one is known to
-        stand, and a quorum of five is had sooner than one of the same three.
+        `linger`: there is time until it says so. Waits a little for the rest too: the next message is quicker where
+        this one is known to stand, and a quorum of five is had sooner than one of the same three.
         """
         i, m = self.instance, self.m
         check_admitted(m, i.devices, i.v)
@@ -240,7 +244,7 @@ class _Attempt:
         branches: dict[str, Task] = {}
         for acceptor_id, name in i.names.items():
             branches[name] = append(m, i, acceptor_id, kind, self.round, value, self.stale)
-        branches[_TIMER] = _timer(m, LINGER_RTTS if linger else PHASE_RTTS)
+        branches[_TIMER] = _timer(m, PHASE_RTTS) if linger is None else _timer(m, LINGER_RTTS, linger)
 
         def until(results: Mapping[str, Any]) -> bool:
             won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
@@ -248,7 +252,7 @@ class _Attempt:
             contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
             hopeless = sum(o.kind != "done" for o in outcomes) > len(i.names) - i.quorum
             in_time = (won or contested) and _TIMER in results
-            return (won and not linger) or len(outcomes) == len(i.names) or hopeless or in_time
+            return (won and linger is None) or len(outcomes) == len(i.names) or hopeless or in_time
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
 
@@ -353,12 +357,13 @@ def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes |
     return Decided(state, attempt.op_id is not None and state.op_id == attempt.op_id)
 
 
-def prepare(m: Member, instance: Instance, deadline_s: float) -> Task:
+def prepare(m: Member, instance: Instance, deadline_s: float, hurry: Hurry) -> Task:
     """Sends PREPARE ahead of the value, while the last of an upload is under way. -> bool: `propose` need not.
 
-    Whatever comes of it, `propose` on the same instance goes on from there. A promise binds nobody to go on.
+    Whatever comes of it, `propose` on the same instance goes on from there. A promise binds nobody to go on. `hurry`:
+    whether the upload has ended.
     """
-    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare())
+    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare(hurry))
 
 
 def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
@@ -425,10 +430,14 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     return NoQuorumError(text, next_step=step)
 
 
-def _timer(m: Member, rtts: float) -> Task:
-    """Ends after so many round trips, as long as they turn out to be meanwhile."""
+def _timer(m: Member, rtts: float, hurry: Hurry | None = None) -> Task:
+    """Ends after so many round trips, as long as they turn out to be meanwhile; or soon after there is a `hurry`."""
     started = yield Now()
     while (left := started + max(PHASE_LEAST_S, rtts * m.rtt_s) - (yield Now())) > 0:
+        if hurry is not None:
+            if hurry():
+                return
+            left = min(left, HURRY_STEP_S)
         yield Sleep(left)
 
 

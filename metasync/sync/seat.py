@@ -25,7 +25,7 @@ from metasync.consensus import (
 )
 from metasync.consensus.floors import KEEP as LOGS_KEPT
 from metasync.consensus.floors import decode_progress
-from metasync.effects import Gather, Task
+from metasync.effects import Gather, Sleep, Task, Work
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -41,6 +41,7 @@ from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode
 from metasync.keys.ring import WorkspaceKeys
 from metasync.localdb import LocalDb
 from metasync.sync import eras, evidence
+from metasync.sync.lineage import LINE_KEY, extended, read
 from metasync.sync.noted import KEPT_KEY
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ INVITED_KEY: Final = "invited"  # until a device is agreed that came by an invit
 ESTIMATES_KEY: Final = "estimates"  # what the lines to the backends bear (`store.estimates`)
 SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
+HEED_S: Final = 0.02  # between looks at whether there is news
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
 META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
 
@@ -95,6 +97,7 @@ class Seat:
     others_wait: Callable[[], bool] = lambda: False  # whether another operation of this folder waits for its lock
     out: dict[str, UnreachableError] = field(default_factory=dict)  # backends that are not what they were
     config_hash: bytes = b""  # of `config`
+    recalled: bool = False  # whether the agreement has been told of the states that are kept here
 
     def follow_keys(self, state: State) -> None:
         """Takes over the keys of the epoch that a decided state is in, once and for all (D11).
@@ -155,13 +158,27 @@ class Seat:
         return self.stored_newest(self.db)
 
     @contextlib.contextmanager
-    def looking(self, *, deadline_s: float = DEADLINE_S) -> Iterator[Callable[[], State]]:
+    def looking(
+        self, *, deadline_s: float = DEADLINE_S, on_news: Callable[[], object] | None = None
+    ) -> Iterator[Callable[[], State]]:
         """Asks for the newest decided state beside what the caller does; `told` takes what it came to.
 
-        Until then, or the end of the block, nothing else may be asked of logs.
+        Until then, or the end of the block, nothing else may be asked of logs. `on_news` is called in a worker as soon
+        as there is a sign of a newer state, which takes another round trip or two to be known: time to load what it
+        will need.
         """
-        with self.runtime.beside(self.group.get_recent(self.newest_state(), deadline_s=deadline_s)) as look:
+        task = self.group.get_recent(self.newest_state(), deadline_s=deadline_s)
+        with self.runtime.beside(task if on_news is None else self._heeding(task, on_news)) as look:
             yield look
+
+    def _heeding(self, look: Task, on_news: Callable[[], object]) -> Task:
+        def heed() -> Task:
+            while not self.group.hears_news:
+                yield Sleep(HEED_S)
+            yield Work(on_news)
+
+        results = yield Gather({"look": look, "news": heed()}, lambda got: "look" in got)
+        return results["look"]
 
     def told(self, look: Callable[[], State]) -> State:
         """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
@@ -194,6 +211,8 @@ class Seat:
         with self.db.transaction():
             if newer:
                 self.db.set(NEWEST_KEY, state.encode())
+                if state.hash != known.hash or self.db.get(LINE_KEY) is None:
+                    self.db.set(LINE_KEY, extended(self.db.get(LINE_KEY), (known, state)))
             told = eras.cross(self, known, state)
             self.db.set(MEMORY_KEY, self.group.memory)
             if configs is not None and self.follow is not None:
@@ -248,15 +267,24 @@ class Seat:
     @contextlib.contextmanager
     def preparing(self, base: State) -> Iterator[None]:
         """Begins to agree on the version after `base` while the last of a push is stored. `propose` goes on."""
-        prepared = self.runtime.start(self.group.prepare(base))
+        self._recall()
+        done = False
+        prepared = self.runtime.start(self.group.prepare(base, hurry=lambda: done))
         try:
             yield
         finally:
+            done = True
             prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
 
     def proposing(self, base: State, change: Change) -> Task:
         """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
+        self._recall()
         return self.group.propose(base, lambda: change, op_id=change.op_id)
+
+    def _recall(self) -> None:
+        if not self.recalled:
+            self.group.recall(read(self.db.get(LINE_KEY)))
+            self.recalled = True
 
     def propose(self, base: State, change: Change) -> Decided:
         """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
