@@ -467,6 +467,34 @@ def test_a_damaged_copy_is_named_and_another_serves(lab: Lab, how: str) -> None:
     says(e.value, "check")
 
 
+@pytest.mark.parametrize("part", ["meta", "const"])
+def test_meta_objects_that_are_missing_are_brought(lab: Lab, part: str) -> None:
+    """As where the device that stored them ended before all backends had them: no backend is to blame."""
+    w = started(lab)
+    before = {path: path.read_bytes() for path in lab.objects("b", part)}
+    for path in before:
+        path.unlink()
+    lab.faults["b"].read_only = True
+    report = w.check()
+    assert {p.backend for p in report.meta_problems} == {"b"}
+    assert all("missing" in p.problem for p in report.meta_problems)
+    assert report.notes == ()
+    lab.faults["b"].read_only = False
+    for path in lab.objects("a", part):
+        flip(path)
+    report = w.check(read_data=True)
+    assert {p.backend for p in report.meta_problems} == {"a"}, "an altered copy is brought nowhere"
+    what = {"meta": "index, index segment", "const": "config, device set"}[part]
+    assert report.notes == (f"b: brought what was missing there: {what}",)
+    brought = {path: path.read_bytes() for path in lab.objects("b", part)}
+    assert brought == {path: data for path, data in before.items() if path in brought}
+    assert brought
+    for path in lab.objects("a", part):
+        flip(path)  # back
+    again = w.check(read_data=True)
+    assert (again.meta_problems, again.notes) == ((), ())
+
+
 def test_data_that_is_lost_everywhere_stays_where_it_is(lab: Lab) -> None:
     w = started(lab)
     c = lab.clone(lab.urls("a", "b", "c"))
@@ -491,10 +519,10 @@ def test_damaged_meta_objects_are_named(lab: Lab, part: str) -> None:
     assert {p.backend for p in report.meta_problems} == {"b"}
     assert all("altered" in p.problem for p in report.meta_problems)
     for path in lab.objects("b", part):
-        path.unlink()
+        path.write_bytes(path.read_bytes()[:-1])
     report = w.check()
-    assert {p.backend for p in report.meta_problems} == {"b"}
-    assert all("missing" in p.problem for p in report.meta_problems)
+    assert {p.backend for p in report.meta_problems} == {"b"}, "a copy of another size is looked at"
+    assert all("altered" in p.problem for p in report.meta_problems)
     c = lab.clone(lab.urls("a", "b", "c"))
     assert tree_of(c.directory) == tree_of(w.directory)
 

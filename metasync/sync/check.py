@@ -74,6 +74,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             s.listener(Progress("check", done_packs, len(packs), "packs"))
     standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
     keys, seen = keycopies.check(s, agreed.state, standings, read_data=read_data)
+    beside, brought = _check_meta(s, agreed, standings, read_data=read_data)
     return CheckReport(
         version=agreed.state.v,
         packs=len(packs),
@@ -85,10 +86,10 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
         lost=tuple(sorted(lost)),
         short=short,
         meta_problems=(
-            *_check_meta(s, agreed, standings, read_data=read_data),
+            *beside,
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
-        notes=(*space.check_ballast(s, standings), *seen),
+        notes=(*space.check_ballast(s, standings), *seen, *brought),
         trailing=trailing.summary(waited_for, s.names),
     )
 
@@ -119,16 +120,13 @@ def _pieces(s: Session, packs: Sequence[PackRecord]) -> Pieces:
 
 def _check_meta(
     s: Session, agreed: Agreed, standings: Mapping[str, str], *, read_data: bool
-) -> tuple[CheckProblem, ...]:
-    """The index, config and device set on every acceptor, and whether each is the one it should be."""
+) -> tuple[list[CheckProblem], list[str]]:
+    """The index, config and device set on every acceptor, and whether each is the one it should be. -> also notes."""
     problems = [CheckProblem(name, b"", why) for name, why in sorted(standings.items())]
     problems += [CheckProblem("all backends", b"", told) for told in health.check_heads(s, agreed.state)]
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))
         named += [("index segment", Ref(*item.ref)) for item in agreed.root.items]
-    bad = {p.backend for p in problems}
-    for what, backend, why in health.check_meta(s, named, read_data=read_data):
-        if backend not in bad:
-            problems.append(CheckProblem(backend, b"", f"{what} {why}"))
-    return tuple(problems)
+    found, brought = health.check_meta(s, named, {p.backend for p in problems}, read_data=read_data)
+    return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.heads import Head
-from metasync.consensus.meta import const_path, meta_path
+from metasync.consensus.meta import META_BYTES_MAX, const_path, meta_path, patience_s
 from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.sync.asking import each
@@ -137,28 +137,83 @@ def noted_standings(s: Session) -> dict[str, str]:
     return _ailing(s.group.standings)
 
 
-def check_meta(s: Session, named: Sequence[tuple[str, Ref | bytes]], *, read_data: bool) -> list[tuple[str, str, str]]:
-    """Which of the objects beside the logs are missing or altered where: (what, backend, why)."""
-    ops: dict[str, tuple[str, str, bytes, Op]] = {}
+class _Beside(NamedTuple):
+    """One copy of an object beside the logs."""
+
+    what: str
+    digest: bytes
+    backend: str
+    path: str
+
+
+def check_meta(
+    s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str], *, read_data: bool
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Looks for the objects beside the logs, but on `ill` backends. -> (problems as (backend, why), notes).
+
+    A copy that is missing is brought from another backend. Whoever agreed a version waited for as many as every quorum
+    needs (`Config.meta_copies`); the others' copies were under way then, and may have got lost.
+    """
+    copies = _beside(s, named, ill)
+    replies = _replies(s, copies, "get" if read_data else "stat")
+    if not read_data:  # nobody noted how many bytes there should be: copies that differ are read
+        sizes: dict[bytes, set[int]] = {}
+        for copy, reply in replies.items():
+            if reply.error is None:
+                sizes.setdefault(copy.digest, set()).add(reply.value)
+        replies |= _replies(s, [c for c in copies if len(sizes.get(c.digest, ())) > 1], "get")
+    problems: list[tuple[str, str]] = []
+    lacking: dict[bytes, list[_Beside]] = {}
+    holders: dict[bytes, list[_Beside]] = {}
+    for copy, reply in replies.items():
+        if isinstance(reply.error, NotFoundError):
+            lacking.setdefault(copy.digest, []).append(copy)
+        elif reply.error is not None:
+            problems.append((copy.backend, f"{copy.what} cannot be read: {reply.error.message}"))
+        elif isinstance(reply.value, bytes) and hashlib.sha256(reply.value).digest() != copy.digest:
+            problems.append((copy.backend, f"{copy.what} is altered"))
+        else:
+            holders.setdefault(copy.digest, []).append(copy)
+    brought: dict[str, set[str]] = {}
+    for digest, lack in lacking.items():
+        there = _bring(s, lack, holders.get(digest, ()))
+        for copy in lack:
+            if copy.backend in there:
+                brought.setdefault(copy.backend, set()).add(copy.what)
+            else:
+                problems.append((copy.backend, f"{copy.what} is missing"))
+    return problems, [
+        f"{b}: brought what was missing there: {', '.join(sorted(w))}" for b, w in sorted(brought.items())
+    ]
+
+
+def _beside(s: Session, named: Sequence[tuple[str, Ref | bytes]], ill: Collection[str]) -> list[_Beside]:
+    out = []
     for entry, acceptor in s.config.acceptors:
-        if entry.backend_id not in s.names:
-            continue
-        for what, ref in named:
-            digest = ref if isinstance(ref, bytes) else ref.hash
-            place = acceptor.acceptor_id
-            path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
-            kind: OpKind = "get" if read_data else "stat"
-            ops[f"{entry.name} {path}"] = (what, entry.name, digest, Op(entry.name, kind, path))
-    replies = s.runtime.run(each({key: op for key, (_, _, _, op) in ops.items()}))
-    out: list[tuple[str, str, str]] = []
-    for key, (what, name, digest, _) in ops.items():
-        reply: Reply = replies[key]
-        if reply.error is not None:
-            missing = isinstance(reply.error, NotFoundError)
-            out.append((what, name, "is missing" if missing else f"cannot be read: {reply.error.message}"))
-        elif read_data and hashlib.sha256(reply.value).digest() != digest:
-            out.append((what, name, "is altered"))
+        if entry.backend_id in s.names and entry.name not in ill:
+            for what, ref in named:
+                digest = ref if isinstance(ref, bytes) else ref.hash
+                place = acceptor.acceptor_id
+                path = const_path(place, digest.hex()) if isinstance(ref, bytes) else meta_path(place, ref)
+                out.append(_Beside(what, digest, entry.name, path))
     return out
+
+
+def _replies(s: Session, copies: Sequence[_Beside], kind: OpKind) -> dict[_Beside, Reply]:
+    replies = s.runtime.run(each({str(n): Op(c.backend, kind, c.path) for n, c in enumerate(copies)}))
+    return {c: replies[str(n)] for n, c in enumerate(copies)}
+
+
+def _bring(s: Session, lack: Sequence[_Beside], holders: Sequence[_Beside]) -> set[str]:
+    """Copies an object from the first backend that has it intact. -> which of those that lacked it have it now."""
+    for copy in holders:
+        get = Op(copy.backend, "get", copy.path, max_bytes=META_BYTES_MAX, timeout_s=patience_s(META_BYTES_MAX))
+        got: Reply = s.runtime.run(each({"": get}))[""]
+        if got.error is None and hashlib.sha256(got.value).digest() == copy.digest:
+            patience = patience_s(len(got.value))
+            puts = {c.backend: Op(c.backend, "put", c.path, got.value, timeout_s=patience) for c in lack}
+            return {name for name, reply in s.runtime.run(each(puts)).items() if reply.error is None}
+    return set()
 
 
 def _ailing(standings: Mapping[str, Standing]) -> dict[str, str]:
