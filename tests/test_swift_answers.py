@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from metasync.backends import _swift_http
 from metasync.backends import swift as swift_module
 from metasync.backends._base import Space
 from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._swift_answers import RETRY_AFTER_MAX_S, retry_after_s
 from metasync.backends.swift import SwiftBackend
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 
@@ -138,16 +136,6 @@ def test_a_server_that_asks_for_fewer_requests(
     with pytest.raises(BackendError) as caught:
         call(opened(fake))
     assert (caught.value.retryable, caught.value.retry_after_s) == (True, after_s)
-
-
-def test_retry_after() -> None:
-    now = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
-    assert retry_after_s("Sat, 21 Nov 2026 08:00:09 GMT", now) == 9.0
-    assert retry_after_s("Sat, 21 Nov 2026 07:00:00 GMT", now) == 0.0
-    assert retry_after_s("Sat, 21 Nov 2099 08:00:00 GMT", now) == RETRY_AFTER_MAX_S
-    assert retry_after_s("9999999999", now) == RETRY_AFTER_MAX_S
-    for text in (None, "", "-1", "1.5e9", "soon", "9" * 400, "Sat, 99 Nov 2026 08:00:09 GMT"):
-        assert retry_after_s(text, now) is None
 
 
 # What is not there.

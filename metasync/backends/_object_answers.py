@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from metasync.backends._retry_after import SILENT_S
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
 Meaning = Literal[
@@ -60,9 +61,6 @@ _TOKEN = re.compile(
 )
 _CLOCK = re.compile(r"date header too old|Request not valid yet")
 _HEAD_CHARS = 1 << 14  # the answer's text; behind it obstore repeats all of it as a debug print
-
-# obstore keeps a Retry-After header to itself, and the XML has no such field. Amazon's clients begin with as much.
-THROTTLED_AFTER_S = 1.0
 
 _CERTIFICATE = "its TLS certificate was not accepted"
 _CERTIFICATE_STEP = "Check the endpoint's name. The certificate of an authority of your own goes into SSL_CERT_FILE."
@@ -174,7 +172,8 @@ def _refused(meaning: Meaning, said: str, word: str, attempt: str, dialect: Dial
             return RefusedError(f"{attempt}: {said}; it is too large for this server")
         case "slower":
             message = f"{attempt}: {said}; it asks for fewer requests"
-            return BackendError(message, next_step="Try again later.", retry_after_s=THROTTLED_AFTER_S)
+            # obstore keeps a Retry-After header to itself, and the XML has no such field.
+            return BackendError(message, next_step="Try again later.", retry_after_s=SILENT_S)
         case "again":
             return BackendError(f"{attempt}: {said}", next_step="Try again later.")
     return BackendError(f"{attempt}: {said}", retryable=False)

@@ -6,16 +6,12 @@ speaks of a quota, are read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
+from metasync.backends._retry_after import SILENT_S, retry_after_s
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
-RETRY_AFTER_S = 1.0
-"""Where a server that asks for fewer requests does not say when to come back."""
-RETRY_AFTER_MAX_S = 3600.0
 BODY_BYTES_MAX = 1 << 12  # of a refusal: Swift's own have some 100 bytes
 
 _AGAIN = "Try again later."
@@ -75,19 +71,23 @@ def answered(answer: Answer, attempt: str) -> BackendError:
     if status == 413:
         return RefusedError(f"{said}; it is too large for this server")
     if status in (429, 498):
-        wait_s = retry_after_s(answer.headers.get("retry-after"))
+        wait_s = _wait_s(answer)
         return BackendError(
             f"{said}; it asks for fewer requests",
             next_step=_AGAIN,
-            retry_after_s=RETRY_AFTER_S if wait_s is None else wait_s,
+            retry_after_s=SILENT_S if wait_s is None else wait_s,
         )
     if status == 422:
         return BackendError(f"{said}: what arrived is not what was sent", next_step=_AGAIN)
     if status in (408, 409, 499) or status >= 500:
-        return BackendError(said, next_step=_AGAIN, retry_after_s=retry_after_s(answer.headers.get("retry-after")))
+        return BackendError(said, next_step=_AGAIN, retry_after_s=_wait_s(answer))
     if status < 300:
         return not_swift(attempt, f"a {status} where Swift has another answer")
     return BackendError(said, retryable=False)
+
+
+def _wait_s(answer: Answer) -> float | None:
+    return retry_after_s(answer.headers.get("retry-after"), answer.headers.get("date"))
 
 
 def not_swift(attempt: str, what: str) -> UnreachableError:
@@ -103,19 +103,3 @@ def broken(error: BaseException, attempt: str) -> BackendError:
     if "TLS" in cause:
         step = "Check the address, the clock, and OS_CACERT, which names the file of an authority of your own."
     return UnreachableError(f"{attempt}: {cause}", next_step=step)
-
-
-def retry_after_s(text: str | None, now: datetime | None = None) -> float | None:
-    """The seconds of a Retry-After: a number or a date. None where there is none that can be read. Bounded."""
-    if not text:
-        return None
-    if re.fullmatch(r"[0-9]{1,10}", text.strip()):
-        return min(float(text), RETRY_AFTER_MAX_S)
-    import email.utils  # 4 ms, and a date is rare
-
-    try:
-        at = email.utils.parsedate_to_datetime(text[:64])
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(max(0.0, (at - (now or datetime.now(UTC))).total_seconds()), RETRY_AFTER_MAX_S)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import email.utils
 import socket
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
+from metasync.backends._retry_after import SILENT_S, retry_after_s
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
 
-THROTTLED_AFTER_S: Final = 1.0  # where the server does not say for how long
-_RETRY_AFTER_S_MAX: Final = 3600.0
 _QUOTED_CHARS_MAX: Final = 200
 _CHAIN_MAX: Final = 12  # causes of an exception
 
@@ -62,9 +59,7 @@ def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, log
     if status in {429, 503}:
         why = "it is in maintenance" if headers.get("X-Nextcloud-Maintenance-Mode") else "it asks for fewer requests"
         after_s = _retry_after_s(headers)
-        return BackendError(
-            f"{said}; {why}", next_step=_AGAIN, retry_after_s=THROTTLED_AFTER_S if after_s is None else after_s
-        )
+        return BackendError(f"{said}; {why}", next_step=_AGAIN, retry_after_s=SILENT_S if after_s is None else after_s)
     if status in {408, 409, 412, 425, 499} or status >= 500:
         return BackendError(said, next_step=_AGAIN, retry_after_s=_retry_after_s(headers))
     return BackendError(said, next_step=_ADDRESS, retryable=False)
@@ -133,15 +128,7 @@ def _redirected(headers: Mapping[str, str], attempt: str, url: str) -> BackendEr
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Retry-After (RFC 9110, 10.2.3): seconds, or a date."""
-    text = headers.get("Retry-After", "").strip()
-    if text.isascii() and text.isdigit():
-        return min(float(text[:9]), _RETRY_AFTER_S_MAX)
-    try:
-        date = email.utils.parsedate_to_datetime(text[:40])
-        return min(max(0.0, date.timestamp() - time.time()), _RETRY_AFTER_S_MAX)
-    except (ValueError, TypeError, OverflowError):
-        return None
+    return retry_after_s(headers.get("Retry-After"), headers.get("Date"))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
