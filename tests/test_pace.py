@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasync.backends import _pace
 from metasync.backends._allowance import FORGET_S, HOLD_MOST_S, RATE_LEAST, Allowance, Noted
 from metasync.backends._pace import LOOK_S, Account, Paced, account_of
 from metasync.backends._registry import parse_url
@@ -227,10 +228,26 @@ def test_a_clock_that_was_turned_costs_little(tmp_path: Path, clock: Clock) -> N
     one.refused(clock(), 60.0)
     clock.turned = 86_400.0
     assert account(tmp_path, clock).held_s() == 0.0
+
+
+@pytest.mark.parametrize(("hold_s", "kept_s"), [(HOLD_MOST_S, HOLD_MOST_S), (HOLD_MOST_S + 60, 0.0), (1e9, 0.0)])
+def test_a_note_that_nobody_of_ours_writes_holds_nothing(
+    tmp_path: Path, clock: Clock, hold_s: float, kept_s: float
+) -> None:
+    """Else every process would keep off the account for another hour, until somebody finds the file."""
     (tmp_path / "a.json").write_text(
-        json.dumps({"format": 1, "at": clock.wall(), "until": clock.wall() + 1e9, "rate": None, "refused": 0})
+        json.dumps({"format": 1, "at": clock.wall(), "until": clock.wall() + hold_s, "rate": None, "refused": 0})
     )
-    assert account(tmp_path, clock).held_s() == HOLD_MOST_S
+    assert account(tmp_path, clock).held_s() == kept_s
+
+
+def test_a_shorter_rest_that_another_process_is_told_does_not_end_a_longer_one(tmp_path: Path, clock: Clock) -> None:
+    one, other = account(tmp_path, clock), account(tmp_path, clock)
+    assert other.begin(small=True, most_s=1.0) == (0.0, 0.0)  # it has looked a moment ago
+    one.refused(clock(), 600.0)
+    other.refused(clock(), 1.0)
+    assert other.held_s() == 600.0
+    assert account(tmp_path, clock).held_s() == 600.0
 
 
 @pytest.mark.parametrize("kind", ["file in the way", "read-only", "link", "folder", "pipe"])
@@ -293,6 +310,20 @@ def test_without_a_state_directory_the_home_has_one(monkeypatch: pytest.MonkeyPa
     for value in ("", "relative/path"):
         monkeypatch.setenv("XDG_STATE_HOME", value)
         assert account_of(parse_url("s3://b-1/x"), b"")._path.startswith(f"{tmp_path}/.local/state/metasync/accounts/")
+
+
+def test_a_user_without_a_home_has_no_notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, clock: Clock) -> None:
+    """As in a container that runs under a number: `~` stays as it is then, and would be a folder in the workspace."""
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_pace, "_accounts", {})
+    one = account_of(parse_url("s3://b-1/x"), b"", clock)
+    one.refused(clock(), 9.0)
+    assert one.held_s() == 9.0
+    one.close()
+    assert list(tmp_path.iterdir()) == []
+    assert account_of(parse_url("s3://b-1/x"), b"f" * 16) is not one
 
 
 # --- the wrapper

@@ -2,10 +2,10 @@
 
 What was learnt of an account (`_allowance`) is kept in one small file each, below the user's state directory
 ($XDG_STATE_HOME/metasync/accounts, or ~/.local/state/metasync/accounts), called by a hash. There is no lock: a file is
-replaced as a whole, whoever writes last is right, and what another wrote meanwhile is a hint that got lost. A file that
-cannot be read or written, or holds nonsense, is no memory; it never is an error. Nothing is written before a server has
-refused a call, and what has run out is removed. Times in it are those of the wall's clock, because processes of other
-boots read it; one that was turned costs a request too early, or a wait of HOLD_MOST_S at most.
+replaced as a whole after a look at what is there; what another writes in that moment is a hint that got lost. A file
+that cannot be read or written, or holds nonsense, is no memory; it never is an error. Nothing is written before a
+server has refused a call, and what has run out is removed. Times in it are those of the wall's clock, because processes
+of other boots read it; one that was turned costs a request too early, or a wait of HOLD_MOST_S at most.
 
 A call that may not be made is refused by `HeldBackError`, without a request. Whoever can do without this backend goes
 on with the others at once; who cannot, waits and asks again.
@@ -52,7 +52,8 @@ def account_of(url: BackendUrl, scope: bytes, clock: Callable[[], float] = time.
     user = url.host.rpartition("@")[0]
     text = "\0".join([url.scheme, user, *(f"{key}={value}" for key, value in url.params)])
     name = hashlib.sha256(scope + text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    path = os.path.join(_folder(), f"{name}.json")
+    folder = _folder()
+    path = os.path.join(folder, f"{name}.json") if folder else f"/dev/null/{name}"  # where nothing can ever be
     with _accounts_lock:
         found = _accounts.get(path)
         if found is None:
@@ -61,10 +62,11 @@ def account_of(url: BackendUrl, scope: bytes, clock: Callable[[], float] = time.
 
 
 def _folder() -> str:
+    """Where notes lie; "" for a user without a home, whose working directory is no place for them."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "metasync", "accounts")
+    return os.path.join(base, "metasync", "accounts") if os.path.isabs(base) else ""
 
 
 class Account:
@@ -116,6 +118,8 @@ class Account:
         """A call that began then was sent away: it asks for fewer requests, and for a rest of `after_s`."""
         with self._lock:
             now = self.clock()
+            self._looked_at = -math.inf  # what another process was told meanwhile must not be written over
+            self._look(now)
             allowance = self._known()
             before = allowance.noted(now)
             allowance.refused(now, began, after_s, self._used(now))
@@ -218,7 +222,7 @@ def _noted(found: Any, wall: float) -> Noted | None:
         return None
     age_s = wall - at
     hold_s = until - wall
-    if age_s < 0 or not refused >= 0 or (rate is not None and not rate > 0):
+    if age_s < 0 or until - at > HOLD_MOST_S + 1 or not refused >= 0 or (rate is not None and not rate > 0):
         return None  # the clock was turned back, or nobody of ours wrote that
     if rate is not None and age_s - (until - at) > FORGET_S:
         rate = None
