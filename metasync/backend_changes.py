@@ -275,7 +275,10 @@ def _is_root_of(backend: Backend, folder: str, entry: BackendEntry) -> bool:
     if entry.acceptor is not None:
         where.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
     for place, birth in where:
-        with contextlib.suppress(BackendError):
+        try:
             if birth_matches(backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_MAX), place, birth):
                 return True
+        except BackendError as e:
+            if e.retryable:
+                raise  # else one store would be taken for two because an answer got lost
     return False

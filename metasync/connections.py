@@ -362,15 +362,20 @@ class Connections:
         places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
         if entry.acceptor is not None:
             places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+        doubt: BackendError | None = None
         for listed in backend.list(""):
             if listed.size is not None:
                 continue
-            with contextlib.suppress(BackendError):
+            try:
                 if all(
                     is_root(backend.get(f"{listed.name}/{birth_path(i)}", max_bytes=1024), i, birth)
                     for i, birth in places
                 ):
                     return listed.name
+            except BackendError as e:  # a folder of others that may not be read is passed over; silence says nothing
+                doubt = doubt or (e if e.retryable else None)
+        if doubt is not None:
+            raise doubt
         raise UsageError(
             f"what is there is not the backend {name!r} of this workspace",
             next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,17 @@ from crash_kit import (
 )
 from workspace_kit import Lab, lab, tree_of, wipe, write  # noqa: F401
 
+from metasync.backends.folder import FolderBackend
+from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
 from metasync.effects import Op
-from metasync.errors import MetaSyncError, NoQuorumError, UsageError
+from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
 from metasync.store.index import PackRecord
 from metasync.store.transfer import Place, pack_path
 from metasync.sync import places
 from metasync.sync.asking import each
 from metasync.sync.session import Session
+from metasync.testing.faults import FaultyBackend, Plan
 from metasync.workspace import Workspace
 
 quiet_environment()
@@ -55,6 +59,25 @@ def config_of(w: Workspace) -> Config:
 
 def names_of(w: Workspace) -> set[str]:
     return {b.name for b in config_of(w).backends}
+
+
+def test_an_answer_that_got_lost_is_not_read_as_another_store(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    laptop, desktop = lab.init(lab.urls("a", "b", "c")), lab.clone(lab.urls("a", "b", "c"))
+    laptop.backend_add(lab.url("d"))
+    desktop.pull()
+    lab.faults["d"].plan = no_births = Plan(rates={"unreachable": 1.0}, paths=lambda path: "birth" in path)
+    with pytest.raises(UnreachableError):
+        desktop.link("d", lab.url("d"))
+    lab.faults["d"].plan = Plan()
+    assert desktop.link("d", lab.url("d")).state == "ok"
+    # The same store at another address of its server, which is another identity.
+    monkeypatch.setattr(FolderBackend, "identity", lambda self: sha256(self._root.encode()).digest())
+    lab.store("e").symlink_to(lab.store("d"))
+    for plan, error in ((no_births, UnreachableError), (Plan(), UsageError)):
+        lab.url("e")
+        lab.faults["e"] = FaultyBackend(MemoryBackend(), plan=plan)
+        with pytest.raises(error, match="birth" if error is UnreachableError else "holds the backend d .* already"):
+            laptop.backend_add(lab.url("e"))
 
 
 def test_add_and_everybody_goes_on(lab: Lab) -> None:
