@@ -15,7 +15,8 @@ for found in $(command -v sshd || true) /usr/sbin/sshd /usr/local/sbin/sshd /usr
         exit
     fi
 done
-if [ ! -x "$wrapper" ]; then
+server=$root/unpacked/usr/sbin/sshd
+if [ ! -x "$server" ]; then
     if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg >/dev/null 2>&1; then
         echo "There is no sshd on the PATH nor in /usr/sbin, and no apt-get to fetch it with." >&2
         echo "Install OpenSSH's server, or set METASYNC_SSH_SERVER to its sshd." >&2
@@ -32,8 +33,11 @@ if [ ! -x "$wrapper" ]; then
         dpkg -x "$package" "$root/unpacked"
         rm "$package"
     done
-    libraries=$(find "$root/unpacked" -name 'lib*.so*' -exec dirname {} + | sort -u | tr '\n' ':')
-    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$root/unpacked/usr/sbin/sshd" >"$wrapper"
-    chmod +x "$wrapper"
 fi
+mkdir -p "$(dirname "$wrapper")"
+# Anew each time: it names the folder it lies in, which may have been moved.
+libraries=$(find "$root/unpacked" -name 'lib*.so*' -exec dirname {} + | sort -u | tr '\n' ':')
+printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$libraries" "$server" >"$wrapper.new"
+chmod +x "$wrapper.new"
+mv "$wrapper.new" "$wrapper"
 echo "$wrapper"

@@ -118,7 +118,8 @@ class SwiftServer:
             arguments += ["-u", getpass.getuser()]
         else:
             program = name if name in _PIPELINES else name.rpartition("-")[0]
-            arguments = [str(self._binaries / f"swift-{program}"), str(self.root / "etc" / f"{name}.conf"), "-v"]
+            script = self._binaries / f"swift-{program}"  # its first line names where it was installed, not where it is
+            arguments = [str(self._binaries / "python"), str(script), str(self.root / "etc" / f"{name}.conf"), "-v"]
         with open(self.root / f"{name}.log", "ab") as log:
             self._running[name] = subprocess.Popen(
                 arguments,
