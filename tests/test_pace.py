@@ -76,8 +76,19 @@ def test_calls_that_were_refused_together_halve_the_rate_once() -> None:
     for n in range(8):
         a.refused(1.0 + n / 100, 0.9, 1.0, 40.0)
     assert a.rate == 20.0
+    a.answered()
     a.refused(3.0, 2.5, 1.0, 40.0)
     assert a.rate == 10.0
+
+
+def test_a_server_that_answers_none_is_asked_as_before_once_it_does() -> None:
+    """As one in maintenance: however often it refused, the next calls do not crawl."""
+    a, now = Allowance(), 1.0
+    for _ in range(20):
+        now += 2.0
+        a.refused(now, now, 1.0, 40.0)
+    assert a.rate == 20.0
+    assert a.held_s(now) == 1.0
 
 
 def test_the_rate_is_kept_and_grows_back() -> None:

@@ -3,7 +3,8 @@
 Theory of operation. A server that refuses a call because there were too many says for how long it wants to be left
 alone, or its provider's code says so for it (`BackendError.retry_after_s`). For so long nothing is asked of the
 account. How many requests a second it bears it does not say. That is learnt: a refusal halves the rate that led to it,
-once for all calls that were under way together, and every second of use without one adds a sixteenth of what was too
+once for all calls that were under way together, and not again before a call was answered: a server that answers none
+refuses any rate, and should be asked as before once it is well. Every second of use without a refusal adds a sixteenth of what was too
 much (additive increase, multiplicative decrease, as `gauge` has it for calls at once: Chiu and Jain, 1989). So several
 processes, and other devices, share an account fairly without knowing of each other. A rate that has grown to several
 times what was once refused limits nothing any more, and is forgotten; so is one that was not used for some minutes.
@@ -47,6 +48,7 @@ class Allowance:
         self.rate: float | None = None
         self._refused = 0.0  # the rate that was too much
         self._cut_at = -math.inf
+        self._answered = False  # whether any call was since the rate was cut
         self._grown_at = -math.inf
         self._common = self._small = -math.inf  # when each line is free
 
@@ -75,10 +77,14 @@ class Allowance:
         `used`: how many calls a second there were lately.
         """
         self.until = max(self.until, now + min(max(after_s, 0.0), HOLD_MOST_S))
-        if began < self._cut_at:
+        if began < self._cut_at or (self.rate is not None and not self._answered):
             return
         self._refused = max(used, RATE_FIRST) if self.rate is None else self.rate
         self._limit(now, max(RATE_LEAST, self._refused / 2))
+
+    def answered(self) -> None:
+        """A call was answered, or refused for another reason."""
+        self._answered = True
 
     def learn(self, now: float, noted: Noted) -> None:
         """Takes over what another process found out."""
@@ -95,6 +101,7 @@ class Allowance:
     def _limit(self, now: float, rate: float) -> None:
         self.rate = rate
         self._cut_at = self._grown_at = now
+        self._answered = False
         self._common = self._small = max(now, self.until)
 
     def _grow(self, now: float) -> float | None:

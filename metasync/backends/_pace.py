@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, T, Wrapper
 from metasync.effects import DUE
-from metasync.errors import BackendError, HeldBackError
+from metasync.errors import BackendError, HeldBackError, UnreachableError
 
 if TYPE_CHECKING:  # loaded where something is known of an account: there is nothing to decide before
     from metasync.backends._allowance import Allowance, Noted
@@ -126,6 +126,11 @@ class Account:
             after = allowance.noted(now)
             if after.rate != before.rate or after.hold_s > before.hold_s + 0.05 * after_s:
                 self._save(now)
+
+    def answered(self) -> None:
+        """A call was answered, or refused for another reason."""
+        if (allowance := self._allowance) is not None:  # as quick as can be: it is so with every call
+            allowance.answered()
 
     def close(self) -> None:
         """Notes how far the rate has grown."""
@@ -268,11 +273,15 @@ class Paced(Wrapper):
             raise _held_back(call, held_s, self._account.wall())
         began = clock()
         try:
-            return do()
+            value = do()
         except BackendError as error:
             if error.retry_after_s is not None:
                 self._account.refused(began, error.retry_after_s)
+            elif not isinstance(error, UnreachableError):
+                self._account.answered()
             raise
+        self._account.answered()
+        return value
 
     def close(self) -> None:
         self._account.close()
