@@ -47,6 +47,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None  # what the head claims, where it lies
     pause_s: float = 0.0  # before each byte of the body
+    hangs_up: bool = False  # without a word
 
 
 @dataclass
@@ -79,6 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.script.clients.add(self.client_address)
         self.script.heads.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
         answer = self.script.answer(self.command, self.path)
+        if answer.hangs_up:
+            self.close_connection = True
+            return
         self.send_response(answer.status)
         length = len(answer.body) if answer.length is None else answer.length
         for name, value in {"Content-Length": str(length), **answer.headers}.items():

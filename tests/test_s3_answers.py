@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, own_keyring, serving, xml
+from answers_kit import CALLS, META, PAGE, Answer, Script, make_certificates, serving, xml
 
 from metasync import settings, ways
 from metasync.backends import _object_store, _pace
 from metasync.backends._base import Digest
 from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._s3_keys import read_keys, read_region
 from metasync.effects import Op, Task, Urgency
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime import Runtime
@@ -471,74 +470,68 @@ def test_closed(script: Script) -> None:
         backend.put("a", b"")
 
 
-def test_where_keys_come_from(tmp_path: Path) -> None:
-    file = tmp_path / "credentials"
-    file.write_text(
-        "[default]\naws_access_key_id = D\naws_secret_access_key = %d%\n"
-        "[work]\naws_access_key_id=W\naws_secret_access_key=w\naws_session_token=t\n[half]\naws_access_key_id=H\n"
-    )
-    file_only = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_CONFIG_FILE": str(tmp_path / "config")}
-    both = {**file_only, "AWS_ACCESS_KEY_ID": "E", "AWS_SECRET_ACCESS_KEY": "e", "AWS_SESSION_TOKEN": "et"}
+def test_a_create_that_broke_off(script: Script) -> None:
+    """Only other bytes say that the name was taken: one's own may have come by this create, whose answer was lost."""
+    own = os.urandom((1 << 18) + 1)
+    held: list[bytes] = []
 
-    def of(environ: dict[str, str], profile: str | None = None) -> tuple[str, str, str | None]:
-        keys = read_keys(environ, profile)
-        return keys["access_key_id"], keys["secret_access_key"], keys["token"]
+    def answer(method: str, _path: str) -> Answer:
+        if method == "PUT":
+            return Answer(hangs_up=True)
+        return Answer(200, held[0], META) if held else Answer(404, xml("NoSuchKey"))
 
-    assert of(both) == ("E", "e", "et")
-    assert of(both, "work") == ("W", "w", "t")
-    assert of(file_only) == ("D", "%d%", None)
-    assert of({**file_only, "AWS_PROFILE": "work"}) == ("W", "w", "t")
-    assert of({**file_only, "AWS_SESSION_TOKEN": "stray"}) == ("D", "%d%", None)
-    for profile in ("half", "none"):
-        with pytest.raises(RefusedError, match=profile):
-            read_keys(both, profile)
-    nothing = {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_PROFILE": "none", "METASYNC_KEYRING": "off"}
-    assert read_keys({**nothing, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}, None) is None
-    assert read_keys(nothing, None, in_cloud=lambda: True) is None
-    with pytest.raises(RefusedError, match="export-credentials"):
-        read_keys(nothing, None, in_cloud=lambda: False)
-    with pytest.raises(RefusedError):
-        read_keys({**nothing, "AWS_EC2_METADATA_DISABLED": "true"}, None, in_cloud=lambda: True)
-    with pytest.raises(RefusedError):
-        read_keys({**nothing, "AWS_WEB_IDENTITY_TOKEN_FILE": "x"}, "none", in_cloud=lambda: True)
+    script.answer = answer
+    for there in (own[::-1], own[1:]):
+        held[:] = [there]
+        assert script.open().create("a", own) is False
+    for size, looks in ((len(own), True), (len(own) - 1, False)):
+        for there in ([], [own[:size]]):
+            held[:] = there
+            script.asked.clear()
+            with pytest.raises(UnreachableError) as caught:
+                script.open().create("a", own[:size])
+            assert caught.value.retryable
+            assert script.asked.count("PUT") == 1
+            assert (len(script.asked) > 1) is looks, "a small one is cheap to send again"
 
 
-def test_the_file_of_settings(tmp_path: Path) -> None:
-    file = tmp_path / "config"
-    file.write_text(
-        "[default]\nregion = eu-west-1\n[profile work]\nregion=eu-central-1\naws_access_key_id=W\n"
-        "aws_secret_access_key=w\n[profile login]\nsso_session = x\n"
-    )
-    environ = {"AWS_CONFIG_FILE": str(file), "AWS_SHARED_CREDENTIALS_FILE": "/none", "METASYNC_KEYRING": "off"}
-    assert read_region(environ, None) == "eu-west-1"
-    assert read_region({**environ, "AWS_PROFILE": "work"}, None) == "eu-central-1"
-    assert read_region({**environ, "AWS_REGION": "us-west-2"}, None) == "us-west-2"
-    assert read_region({**environ, "AWS_REGION": "us-west-2"}, "work") == "eu-central-1"
-    assert read_region({**environ, "AWS_DEFAULT_REGION": "us-west-2"}, "login") == "us-west-2"
-    assert read_region({"AWS_CONFIG_FILE": "/none"}, None) == ""
-    assert read_keys(environ, "work")["secret_access_key"] == "w"
-    with pytest.raises(RefusedError, match="export-credentials"):
-        read_keys(environ, "login")
+def test_a_large_create_that_landed_unheard_is_ones_own(script: Script) -> None:
+    """Its answer was lost, the next attempt is told that the name is taken, and what lies there are its bytes."""
+    own = os.urandom((1 << 18) + 1)
+    hung_up: list[str] = []
+
+    def answer(method: str, path: str) -> Answer:
+        if method != "PUT":
+            part = {"Content-Range": f"bytes 0-{len(own) - 1}/{len(own)}"} if "range" in script.heads[-1] else {}
+            return Answer(206 if part else 200, own, {**META, **part})
+        if not hung_up:
+            hung_up.append(path)
+            return Answer(hangs_up=True)
+        return Answer(412, xml("PreconditionFailed"))
+
+    script.answer = answer
+    assert ways.wrapped(script.open()).create("a", own) is True
 
 
-def test_keys_in_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_keyring(monkeypatch, {"s3:nas": "K:secret", "s3:far.example.org": "T:secret:token", "s3:odd": "no colon"})
-    environ = {"AWS_SHARED_CREDENTIALS_FILE": "/none", "AWS_CONFIG_FILE": "/none"}
-    assert read_keys(environ, None, "nas")["secret_access_key"] == "secret"
-    assert read_keys(environ, None, "far.example.org")["token"] == "token"
-    for host, profile, more in (("odd", None, {}), ("nas", "work", {}), ("nas", None, {"METASYNC_KEYRING": "off"})):
-        with pytest.raises(RefusedError):
-            read_keys({**environ, **more}, profile, host, in_cloud=lambda: False)
-
-
-@pytest.mark.parametrize("text", [b"hunter2 without a section", b"\xff\xfe\x00", b"[default\nhunter2"])
-def test_a_credentials_file_that_is_none(tmp_path: Path, text: bytes) -> None:
-    file = tmp_path / "credentials"
-    file.write_bytes(text)
-    with pytest.raises(RefusedError) as caught:
-        read_keys({"AWS_SHARED_CREDENTIALS_FILE": str(file)}, None)
-    assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
-    assert os.fspath(file) in str(caught.value)
+def test_a_process_that_was_forked(script: Script) -> None:
+    """obstore's threads stay behind, and a call would wait for them for ever."""
+    script.answer = lambda *_: Answer(200, b"1", META)
+    backend = script.open()
+    backend.get("a", max_bytes=9)
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for store in (backend, script.open()):
+            try:
+                store.get("a", max_bytes=9)
+            except RefusedError as error:
+                os.write(tells, error.message.encode() + b"\n")
+        os._exit(0)
+    os.close(tells)
+    with open(told, encoding="utf-8") as pipe:
+        assert pipe.read().count("was forked") == 2
+    os.waitpid(child, 0)
+    backend.get("a", max_bytes=9)
 
 
 def test_slow_down_is_remembered_for_the_account(

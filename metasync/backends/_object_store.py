@@ -11,6 +11,7 @@ the store behind our back.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends._names import check_part, count_bytes, is_name, split_folder, split_path
 from metasync.backends._object_answers import Dialect, backend_error, begins_behind, status_of
-from metasync.backends._probe import keeps_creates
+from metasync.backends._probe import is_anothers, keeps_creates
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 _CONNECT_TIMEOUT_S = 5
@@ -35,6 +36,9 @@ _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
 _TRIED_BYTES_MAX = 1 << 13
+
+# The process in which obstore's threads run. A fork does not take them along, and a call there would wait for ever.
+_process: list[int] = []
 
 # Names that nobody can rent: what answers there is one's own, and what people run themselves is mostly MinIO or Ceph.
 _OWN_NAMES = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
@@ -76,7 +80,7 @@ class ObjectStoreBackend(ABC):
             if self.dialect.is_taken(error):
                 return False
             failed = self._error(error, "create", path)
-            if isinstance(failed, UnreachableError) and len(data) > _SMALL_BYTES_MAX and self._is_there(path):
+            if isinstance(failed, UnreachableError) and len(data) > _SMALL_BYTES_MAX and is_anothers(self, path, data):
                 return False
             raise failed from error
         self._check_tag(result["e_tag"], "create", path)
@@ -197,17 +201,6 @@ class ObjectStoreBackend(ABC):
             next_step="Log in to the network.",
         )
 
-    def _is_there(self, path: str) -> bool:
-        """After a large create that broke off. A server may say 412 before the body is through and close: 18 to 30 of
-
-        100 creates of 4 to 16 MiB over a taken name then end in "connection reset" (versitygw 1.8), and no answer.
-        """
-        try:
-            self.stat(path)
-        except BackendError:
-            return False
-        return True
-
     def _see(self, e_tag: str | None, data: bytes) -> None:
         """An object that passes by, whole, with the tag that the store gave it. Here it means nothing."""
         return
@@ -218,6 +211,11 @@ class ObjectStoreBackend(ABC):
         Time without an answer counts from the request's beginning, so that a large write would run into it.
         """
         assert not self._closed, "the backend was closed"
+        if _process and _process[0] != os.getpid():
+            raise RefusedError(
+                f"cannot use {self._where}: this process was forked from one that uses such a store itself",
+                next_step='Start processes anew: multiprocessing.set_start_method("spawn").',
+            )
         large = up_bytes > _SMALL_BYTES_MAX
         with self._making:
             store = self._stores.get(large)
@@ -226,6 +224,7 @@ class ObjectStoreBackend(ABC):
             return store
 
     def _made(self, silent_timeout_s: int | None) -> Any:
+        _process[:] = _process or [os.getpid()]
         client_options = {
             "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
             "timeout": timedelta(seconds=_TIMEOUT_S),

@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
 from metasync.backends._credentials import secret
 from metasync.backends._names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
+from metasync.backends._probe import is_anothers
 from metasync.backends._swift_answers import answered, not_swift
 from metasync.backends._swift_http import SMALL_BYTES_MAX, SMALL_TIMEOUT_S, Reply, Wires, timeout_s
 from metasync.backends._swift_login import Login, Tokens, read_login
@@ -111,7 +112,7 @@ class SwiftBackend:
             return self._put("create", path, data, {"If-None-Match": "*"})
         except UnreachableError:
             # The server may say "taken" before a large body is through, and close; what it said is lost then.
-            if len(data) > SMALL_BYTES_MAX and self._is_there(path):
+            if len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
                 return False
             raise
 
@@ -277,13 +278,6 @@ class SwiftBackend:
             raise not_swift(attempt, "no listing") from None
         self._seen_at = time.monotonic()
         return page
-
-    def _is_there(self, path: str) -> bool:
-        try:
-            self.stat(path)
-        except BackendError:
-            return False
-        return True
 
     @contextlib.contextmanager
     def _object(

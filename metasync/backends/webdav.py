@@ -38,6 +38,7 @@ from metasync.backends._names import (
     split_folder,
     split_path,
 )
+from metasync.backends._probe import is_anothers
 from metasync.backends._webdav_answers import no_answer, not_the_server
 from metasync.backends._webdav_folder import KIND_AND_SIZE, QUOTA, RemoteFolder
 from metasync.backends._webdav_http import SMALL_BYTES_MAX, Answer, Connection, NoAnswerError, cause
@@ -122,7 +123,7 @@ class WebDavBackend:
                 status = self._folder.upload(attempt, parts, self._folder.url(parts), data, {"If-None-Match": "*"})
             except UnreachableError:
                 # A server may refuse before it has read all, and close: then there is no answer (as in `s3`).
-                if len(data) > SMALL_BYTES_MAX and self._is_there(path):
+                if len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
                     return False
                 raise
             created = status != 412
@@ -266,13 +267,6 @@ class WebDavBackend:
             return self.get(path, max_bytes=len(data)) == data
         except (NotFoundError, RefusedError):  # larger, or gone again
             return False
-
-    def _is_there(self, path: str) -> bool:
-        try:
-            self.stat(path)
-        except BackendError:
-            return False
-        return True
 
     # What this object remembers.
 
