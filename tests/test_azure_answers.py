@@ -297,6 +297,11 @@ def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RefusedError, match="no credentials for the Azure storage account name") as caught:
             of(**environ)
         assert "KEY" not in caught.value.message
+    for name in ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"):
+        assert "hunter2" in of(**off, **{name: "hunter2\r\n"}).values(), "a line's end that came along is left off"
+        with pytest.raises(RefusedError, match="holds a character") as caught:
+            of(**off, **{name: "hunter2\nx"})
+        assert "hunter2" not in str(caught.value)
     for locked in ("locked", "nobody"):
         with pytest.raises(RefusedError):
             read_credentials({}, locked, in_cloud=lambda: False)

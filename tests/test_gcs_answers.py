@@ -220,7 +220,11 @@ def test_where_a_login_comes_from(tmp_path: Path) -> None:
     assert of(GOOGLE_SERVICE_ACCOUNT=account) == {"service_account": account}
     assert of(GOOGLE_SERVICE_ACCOUNT_KEY=text) == {"service_account_key": text}
     assert of(GOOGLE_BEARER_TOKEN="t", GOOGLE_SERVICE_ACCOUNT=account) == {"bearer_token": "t"}
+    assert of(GOOGLE_BEARER_TOKEN="t\r\n") == {"bearer_token": "t"}
     assert of(GCE_METADATA_HOST="x") == {}
+    with pytest.raises(RefusedError, match="GOOGLE_BEARER_TOKEN holds a character") as caught:
+        of(GOOGLE_BEARER_TOKEN="hunter2\nx")
+    assert "hunter2" not in str(caught.value)
     assert read_credentials({"HOME": str(tmp_path)}, in_cloud=lambda: True) == {}
     with pytest.raises(RefusedError, match="no credentials for Google Cloud Storage"):
         of()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from metasync.backends._credentials import from_keyring
+from metasync.backends._credentials import from_keyring, sendable
 from metasync.backends._own_cloud import runs_in
 from metasync.errors import RefusedError
 
@@ -83,7 +83,8 @@ def _from_entra(environ: Mapping[str, str]) -> dict[str, str] | None:
             file = environ["AZURE_FEDERATED_TOKEN_FILE"]
             return {**login, "federated_token_file": file, "credential_type": "workload_identity"}
     if environ.get("AZURE_STORAGE_TOKEN"):
-        return {"token": environ["AZURE_STORAGE_TOKEN"], "credential_type": "bearer_token"}
+        token = sendable(environ["AZURE_STORAGE_TOKEN"], "AZURE_STORAGE_TOKEN")
+        return {"token": token, "credential_type": "bearer_token"}
     asked = environ.get("AZURE_CREDENTIAL_TYPE", "").lower()
     if asked == "azure_cli" or environ.get("AZURE_USE_AZURE_CLI", "").lower() in {"1", "true"}:
         return {"credential_type": "azure_cli"}
@@ -101,11 +102,11 @@ def _opened_by(text: str, account: str) -> dict[str, str] | None:
 
 
 def _key(key: str) -> dict[str, str]:
-    return {"account_key": key.strip(), "credential_type": "access_key"}
+    return {"account_key": sendable(key, "the key of the Azure storage account"), "credential_type": "access_key"}
 
 
 def _sas(token: str) -> dict[str, str]:
-    return {"sas_key": token.strip(), "credential_type": "sas_token"}
+    return {"sas_key": sendable(token, "the shared access signature"), "credential_type": "sas_token"}
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:

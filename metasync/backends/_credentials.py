@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+
+from metasync.errors import RefusedError
 
 SERVICE = "metasync"
 """What secrets in the keyring are filed under: `keyring set metasync ACCOUNT`."""
+
+_SENDABLE = re.compile(r"[!-~]+")
 
 
 def secret(account: str, variables: Sequence[str]) -> str | None:
@@ -34,3 +39,17 @@ def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str |
     except (keyring.errors.KeyringError, RuntimeError):
         return None
     return found if isinstance(found, str) and found else None
+
+
+def sendable(text: str, what: str) -> str:
+    """A key or token as the head of a request can hold it, without the line's end that files and pipes leave behind.
+
+    `RefusedError` if it holds anything else that no such secret has: obstore would panic over it, not raise.
+    """
+    text = text.strip()
+    if _SENDABLE.fullmatch(text) is None:
+        raise RefusedError(
+            f"{what} holds a character that cannot be part of it, such as the end of a line",
+            next_step="Copy it again, without quotes, spaces and line ends.",
+        )
+    return text

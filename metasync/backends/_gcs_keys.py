@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
+from metasync.backends._credentials import sendable
 from metasync.backends._own_cloud import runs_in
 from metasync.errors import RefusedError
 
@@ -29,7 +30,7 @@ def read_credentials(
     `RefusedError` if there is nothing, or what there is cannot be used.
     """
     if environ.get("GOOGLE_BEARER_TOKEN"):
-        return {"bearer_token": environ["GOOGLE_BEARER_TOKEN"]}
+        return {"bearer_token": sendable(environ["GOOGLE_BEARER_TOKEN"], "GOOGLE_BEARER_TOKEN")}
     account = environ.get("GOOGLE_SERVICE_ACCOUNT") or environ.get("GOOGLE_SERVICE_ACCOUNT_PATH")
     key = environ.get("GOOGLE_SERVICE_ACCOUNT_KEY")
     if account and key:

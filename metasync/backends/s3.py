@@ -15,8 +15,8 @@ from metasync.backends._base import BackendUrl, LogForm
 from metasync.backends._names import native_identity
 from metasync.backends._object_answers import Dialect
 from metasync.backends._object_store import TagsAreDigests, endpoint_of, is_own_host, prefix_of
-from metasync.backends._s3_keys import read_keys, read_region
-from metasync.errors import UsageError
+from metasync.backends._s3_keys import provider, read_region
+from metasync.errors import RefusedError, UsageError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
@@ -107,7 +107,7 @@ class S3Backend(TagsAreDigests):
             native_identity(endpoint.lower() or "s3.amazonaws.com", f"{bucket}/{prefix}"),
             url.replace("://", f"://{bucket}.", 1) if virtual else url,
         )
-        self._keys = read_keys(os.environ, profile, _host(url)[1:])
+        self._keys = provider(os.environ, profile, _host(url)[1:])
         self._options: dict[str, Any] = {
             "bucket": bucket,
             "prefix": prefix or None,
@@ -117,6 +117,8 @@ class S3Backend(TagsAreDigests):
             "virtual_hosted_style_request": virtual,
             "conditional_put": "etag",
             "skip_signature": False,
+            "unsigned_payload": False,  # what arrives damaged is to be refused
+            "s3_express": False,
             "disable_bulk_delete": True,  # one plain DELETE; not every store knows the other way
         }
         if _host(url).endswith(_AMAZON):
@@ -127,10 +129,8 @@ class S3Backend(TagsAreDigests):
     def _new_store(self, client_options: Any, retry_config: Any) -> Any:
         from obstore.store import S3Store
 
-        keys = self._keys
-        provider = None if keys is None else (lambda: keys)
         return S3Store(
-            **self._options, client_options=client_options, retry_config=retry_config, credential_provider=provider
+            **self._options, client_options=client_options, retry_config=retry_config, credential_provider=self._keys
         )
 
     @classmethod
@@ -155,12 +155,17 @@ class S3Backend(TagsAreDigests):
         """A prefix needs no making, and a bucket is not ours to make: `create_root` changes nothing."""
         params = dict(url.params)
         endpoint = endpoint_of(url, "an S3")
-        region = params.get("region") or read_region(os.environ, params.get("profile"))
+        region = params.get("region") or read_region(os.environ, params.get("profile")) or "us-east-1"
+        if _REGION.fullmatch(region) is None:
+            raise RefusedError(
+                f"what the environment or the S3 profile names is no region: {region[:40]!r}",
+                next_step="Correct AWS_REGION, AWS_DEFAULT_REGION or the profile, or write &region= in the URL.",
+            )
         return _kind(_host(endpoint), params.get("server"))(
             url.host,
             prefix_of(url),
             endpoint=endpoint,
-            region=region or "us-east-1",
+            region=region,
             profile=params.get("profile"),
             virtual=params.get("virtual") == "1",
         )
