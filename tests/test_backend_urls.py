@@ -151,7 +151,7 @@ REFUSED = {
     "gcz://b": "Did you mean gcs? Write gcs://bucket/prefix.",
     "sfpt://h": "Did you mean sftp? Write sftp://user@host/path.",
     "S3s://b": "Did you mean s3? Write s3://bucket/prefix.",
-    "gs://b": "Write gcs://bucket/prefix.",
+    "gcp://b": "Write gcs://bucket/prefix.",
     "az://c": "Write azure://container/prefix?account=NAME.",
     "abfs://c": "Write azure://",
     "abfss://c@a": "Write azure://",

@@ -210,6 +210,11 @@ def test_identity(script: Script) -> None:
     )
 
 
+def test_the_name_that_googles_own_tools_use() -> None:
+    assert parse_url("gs://bucket/x?endpoint=http://h") == parse_url("gcs://bucket/x?endpoint=http://h")
+    assert parse_url("GS://bucket").location == "gcs://bucket"
+
+
 def test_where_a_login_comes_from(tmp_path: Path) -> None:
     def of(**environ: str) -> dict[str, str]:
         return read_credentials({"HOME": str(tmp_path), **environ}, in_cloud=lambda: False)

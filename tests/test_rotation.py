@@ -16,6 +16,7 @@ import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
 from metasync import devicekeys
+from metasync.backends import _registry
 from metasync.consensus import Group
 from metasync.consensus.acceptors import look
 from metasync.consensus.replay import Log
@@ -30,7 +31,7 @@ from metasync.errors import (
 )
 from metasync.keys import Cost, make_slot, read_ring, slot_path
 from metasync.keys.notes import open_logins
-from metasync.sync import joining, keystore, rotation
+from metasync.sync import devices, joining, keystore, rotation
 from metasync.sync import push as pushing
 from metasync.sync.device_reports import RotationReport
 from metasync.sync.noted import KEPT_KEY
@@ -802,3 +803,7 @@ def test_slots_that_are_not_agreed_are_not_tried(lab: Lab, monkeypatch: pytest.M
     with pytest.raises(PassphraseError):
         rotate(w, WRONG)
     assert len(tries) == 1
+
+
+def test_every_provider_says_which_login_to_withdraw() -> None:
+    assert _registry._BUILT_IN.keys() <= devices._LOGINS.keys()

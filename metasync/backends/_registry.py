@@ -31,7 +31,7 @@ _BUILT_IN = {
     "webdav": "metasync.backends.webdav:WebDavBackend",
     "webdav+http": "metasync.backends.webdav:PlainWebDavBackend",
 }
-_ALIASES = {"webdav+https": "webdav"}
+_ALIASES = {"gs": "gcs", "webdav+https": "webdav"}
 """Other names for a scheme, which a URL never keeps: one store has one name."""
 
 _FORMS = {
@@ -46,7 +46,7 @@ _FORMS = {
 """What URLs look like, for whoever mistyped a scheme; whether what it needs is installed is another question."""
 
 _OTHER_NAMES = {
-    **dict.fromkeys(("gs", "gcp", "google", "googlestorage"), _FORMS["gcs"]),
+    **dict.fromkeys(("gcp", "google", "googlestorage"), _FORMS["gcs"]),
     **dict.fromkeys(("az", "azblob", "blob", "abfs", "abfss", "wasb", "wasbs", "adl"), _FORMS["azure"]),
     **dict.fromkeys(("dav", "davs", "nextcloud", "owncloud", "koofr", "webdavs"), _FORMS["webdav"]),
     **dict.fromkeys(("ssh", "scp", "rsync"), _FORMS["sftp"]),
@@ -144,10 +144,6 @@ def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
         return kind.open(url, create_root=create_root)
     except ModuleNotFoundError as error:
         raise _not_installed(url.scheme, error) from error
-        raise UsageError(
-            f"{url.scheme} URLs need the package {error.name}, which is not installed",
-            next_step=f"Run: pip install 'metasync[{url.scheme.partition('+')[0]}]'",
-        ) from error
 
 
 def digest_kind(scheme: str) -> str | None:

@@ -37,7 +37,7 @@ _LOGINS: Final = {
     "onedrive": "the app's access: Microsoft account, Privacy, Apps and services",
     "swift": "its user or application credential",
     "azure": "its key or shared access signature (rotate the account key if they share it)",
-    "gs": "its service account key",
+    "gcs": "its service account key",
     "webdav": "its password or app password",
     "webdav+http": "its password or app password",
     "sftp": "its SSH key: remove it from authorized_keys; change the password if there is one",
