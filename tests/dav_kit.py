@@ -12,13 +12,28 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
 
 PASSWORD = "hunter2"
+WHOLE = "1,2, <http://apache.org/dav/propset/fs/1>"  # in the header DAV of a server that writes a PUT whole
 PAGE = b"<!DOCTYPE html><html><body>Please sign in. hunter2 <form></form></body></html>"
 HTML = {"Content-Type": "text/html; charset=utf-8"}
 _STATUS = "<propstat><prop>{}</prop><status>HTTP/1.1 200 OK</status></propstat>"
+
+CALLS: dict[str, Callable[[Backend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=99),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "delete": lambda b: b.delete("d/a"),
+    "space": lambda b: b.space(),
+}
+ALL_CALLS = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
 
 @dataclass
@@ -215,3 +230,27 @@ def make_certificate(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+@pytest.fixture(autouse=True)
+def login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    monkeypatch.setenv("METASYNC_KEYRING", "off")
+    monkeypatch.setenv("METASYNC_WEBDAV_PASSWORD", PASSWORD)
+    for name in ("METASYNC_WEBDAV_USER", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with serving() as script:
+        yield script
+
+
+@pytest.fixture
+def store(script: Script) -> Store:
+    script.answer = store = Store()
+    return store
