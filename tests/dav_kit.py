@@ -49,6 +49,7 @@ class Answer:
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
+    before: bytes = b""  # what is sent ahead of it
     length: int | None = None  # what the head claims, where it lies
     chunked: bool = False
     unsized: bool = False
@@ -60,6 +61,7 @@ class Script:
 
     answer: Callable[[Asked], Answer] = lambda _: Answer()
     asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
     port: int = 0
     tls: bool = False
 
@@ -142,6 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     script: Script
 
+    def setup(self) -> None:
+        super().setup()
+        self.script.connections += 1
+
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("do_"):
             return self._answer
@@ -156,6 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = Asked(self.command, self.path, dict(self.headers), body)
         self.script.asked.append(asked)
         answer = self.script.answer(asked)
+        self.wfile.write(answer.before)
         self.send_response(answer.status)
         length = len(answer.body) if answer.length is None else answer.length
         framing = {"Transfer-Encoding": "chunked"} if answer.chunked else {"Content-Length": str(length)}

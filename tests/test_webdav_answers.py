@@ -22,8 +22,10 @@ from dav_kit import (
     Answer,
     Script,
     Store,
+    entry,
     login,  # noqa: F401
     make_certificate,
+    multistatus,
     script,  # noqa: F401
     serving,
     store,  # noqa: F401
@@ -139,6 +141,18 @@ def test_a_404_for_everything_is_no_empty_store(script: Script, call: Callable) 
         call(script.open())
 
 
+@ALL_CALLS
+@pytest.mark.parametrize("told", ["nothing", "not found", "a file"])
+def test_a_404_beside_what_is_no_folder_is_no_empty_store(script: Script, call: Callable, told: str) -> None:
+    """The folder is asked for, and the answer is a list that does not tell of it."""
+    gone = "<response><href>/dav/x/</href><status>HTTP/1.1 404 Not Found</status></response>"
+    lists = {"nothing": multistatus(), "not found": multistatus(gone), "a file": multistatus(entry("/dav/x", b"1"))}
+    script.answer = lambda asked: lists[told] if asked.path == "/dav/x/" and asked.method == "PROPFIND" else Answer(404)
+    with pytest.raises(BackendError, match="no folder" if told == "a file" else "not the WebDAV server") as caught:
+        call(script.open())
+    assert not isinstance(caught.value, NotFoundError)
+
+
 def test_the_folder_vanishes(script: Script, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = script.open()
     backend.put("d/a", b"1")
@@ -158,6 +172,50 @@ def test_an_absent_object_costs_one_request_beside_others(script: Script, store:
         with pytest.raises(NotFoundError):
             backend.get(name, max_bytes=1)
     assert script.methods == ["GET", "GET"]
+
+
+# Connections.
+
+
+def test_what_is_absent_or_refused_keeps_its_connection(script: Script, store: Store) -> None:
+    backend = script.open()
+    backend.put("d/a", b"1")
+    for number in range(20):
+        with pytest.raises(NotFoundError):
+            backend.get(f"d/b-{number}", max_bytes=1)
+        backend.delete(f"d/b-{number}")
+    store.overlay = lambda _: Answer(503, PAGE, HTML)
+    for call in CALLS.values():
+        with pytest.raises(BackendError):
+            call(backend)
+    assert script.connections == 1
+
+
+def test_a_large_request_that_is_refused_ends_its_connection(script: Script, store: Store) -> None:
+    """A server that did not read it all would take the rest for the next request."""
+    backend = script.open()
+    backend.put("d/a", b"1")
+    store.overlay = lambda asked: Answer(423) if asked.method == "PUT" else None
+    before = script.connections
+    for size in (1, 1 << 20):
+        with pytest.raises(BackendError, match="locked"):
+            backend.put("d/a", bytes(size))
+    store.overlay = lambda _: None
+    backend.stat("d/a")
+    assert script.connections == before + 1
+
+
+@pytest.mark.parametrize("status", [b"102 Processing", b"103 Early Hints"])
+def test_no_answer_is_read_as_that_to_another_request(script: Script, store: Store, status: bytes) -> None:
+    """http.client takes what comes ahead of an answer for the answer, which is then the next request's."""
+    backend = script.open()
+    backend.put("d/a", b"1")
+    store.overlay = lambda _: Answer(404, before=b"HTTP/1.1 " + status + b"\r\n\r\n")
+    with pytest.raises(UnreachableError):
+        backend.get("d/a", max_bytes=9)
+    store.overlay = lambda _: None
+    assert backend.get("d/a", max_bytes=9) == b"1"
+    assert script.connections == 2
 
 
 # Redirects.

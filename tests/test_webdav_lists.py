@@ -47,7 +47,13 @@ def test_an_empty_list(script: Script) -> None:
     script.answer = lambda _: multistatus(entry("/dav/x/", None))
     assert script.open().list("") == ()
     script.answer = lambda _: multistatus()
-    assert script.open().list("") == ()
+    assert script.open().list("d") == ()
+
+
+@pytest.mark.parametrize("above", ["/dav/x/d/", "/DAV/x/d/", "/d/", "/"])
+def test_a_list_without_the_folder_itself(script: Script, above: str) -> None:
+    script.answer = lambda _: multistatus(*(entry(above + name, b"1") for name in ("a", "bbb", "cc")))
+    assert [found.name for found in script.open().list("d")] == ["a", "bbb", "cc"]
 
 
 def test_a_list_with_other_prefixes_and_refused_properties(script: Script) -> None:
@@ -127,7 +133,7 @@ def test_space(script: Script, free: str | None, used: str | None, expected: Spa
         if value is not None
     )
     script.answer = lambda _: multistatus(
-        f"<response><href>/dav/x/</href><propstat><prop>{props}</prop>"
+        f"<response><href>/dav/x/</href><propstat><prop><resourcetype><collection/></resourcetype>{props}</prop>"
         "<status>HTTP/1.1 200 OK</status></propstat></response>"
     )
     assert script.open().space() == expected

@@ -72,6 +72,11 @@ def not_the_server(attempt: str) -> UnreachableError:
     )
 
 
+def no_folder(attempt: str) -> RefusedError:
+    """For an address at which there is something, but no folder."""
+    return RefusedError(f"{attempt}: what is at this address is no folder, says the server", next_step=_ADDRESS)
+
+
 def no_answer(error: BaseException, attempt: str) -> BackendError:
     """The error of the contract for what requests, urllib3, ssl or socket raised."""
     kinds = [type(item).__name__ for item in _chain(error)]

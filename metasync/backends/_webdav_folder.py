@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from metasync.backends._names import TEMP_PREFIX
-from metasync.backends._webdav_answers import no_answer, not_the_server, refusal
+from metasync.backends._webdav_answers import no_answer, no_folder, not_the_server, refusal
 from metasync.backends._webdav_http import SMALL_BYTES_MAX, Answer, Connection, NoAnswerError, cause
 from metasync.backends._webdav_xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
@@ -30,7 +30,7 @@ _LIST_BYTES_MAX: Final = 1 << 28  # a million names with what servers tell of ea
 _XML: Final = {"Content-Type": "application/xml; charset=utf-8"}
 _PROPFIND: Final = '<?xml version="1.0" encoding="utf-8"?><propfind xmlns="DAV:"><prop>%s</prop></propfind>'
 KIND_AND_SIZE: Final = (_PROPFIND % "<resourcetype/><getcontentlength/>").encode()
-QUOTA: Final = (_PROPFIND % "<quota-available-bytes/><quota-used-bytes/>").encode()
+QUOTA: Final = (_PROPFIND % "<resourcetype/><quota-available-bytes/><quota-used-bytes/>").encode()
 
 _WHOLE: Final = (
     "<http://apache.org/dav/propset/fs/1>",  # mod_dav_fs: writes beside it and renames
@@ -97,6 +97,7 @@ class RemoteFolder:
     ) -> list[Found]:
         """What a PROPFIND tells of a folder. `NotFoundError` if it is not there, `UnreachableError` if it is the root.
 
+        Of the root it tells at least that it is a folder: whoever asks for it rests on that.
         `end`: "" for an object; not all servers take a folder's name without a slash, or an object's with one.
         """
         url = self.url(folder) + end
@@ -116,6 +117,8 @@ class RemoteFolder:
                     raise not_the_server(attempt) from None
                 except NoAnswerError as error:
                     raise no_answer(cause(error), attempt) from None
+                if not folder and not any(item.is_folder for item in found):
+                    raise no_folder(attempt) if found else not_the_server(attempt)
                 self.saw()
                 return found
             if answer.status < 300:

@@ -22,6 +22,7 @@ SMALL_BYTES_MAX: Final = 1 << 18
 _CONNECTIONS_MAX: Final = 32  # kept; beyond that they are closed after use
 _PIECE_BYTES: Final = 1 << 18
 _DRAINED_BYTES_MAX: Final = 1 << 16  # of an answer nobody wants, so that its connection can be kept
+_READ_FIRST_BYTES_MAX: Final = 1 << 14  # so much of a request every server reads before it refuses it
 _CA_VARIABLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
@@ -32,12 +33,14 @@ class NoAnswerError(Exception):
 class Answer:
     """The head of an answer, and its body as far as it is asked for. Leaving its block gives the connection back."""
 
-    def __init__(self, response: Any, failures: tuple[type[BaseException], ...], until: float) -> None:
+    def __init__(self, response: Any, failures: tuple[type[BaseException], ...], until: float, sent_bytes: int) -> None:
         self.status: int = response.status_code
         self.headers: Mapping[str, str] = response.headers
         self._response = response
         self._failures = failures
         self._until = until
+        # What a server refused without having read it would be taken for the next request.
+        self._is_in_order = self.status < 400 or sent_bytes <= _READ_FIRST_BYTES_MAX
 
     def __enter__(self) -> Answer:
         return self
@@ -46,8 +49,9 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         raw = self._response.raw
+        kept = self._is_in_order and (kind is None or issubclass(kind, Exception))  # such as that it is not there
         try:
-            if kind is None and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX:
+            if kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX:
                 raw.read(_DRAINED_BYTES_MAX, decode_content=False)
                 if not raw.read(1, decode_content=False):
                     raw.release_conn()
@@ -78,9 +82,11 @@ class Answer:
         try:
             for piece in self._response.raw.stream(_PIECE_BYTES, decode_content=False):
                 if time.monotonic() > self._until:
+                    self._is_in_order = False
                     raise NoAnswerError from TimeoutError()
                 yield piece
         except self._failures as error:
+            self._is_in_order = False
             raise NoAnswerError from error
 
 
@@ -167,9 +173,12 @@ class Connection:
             )
         except self._failures as error:
             raise NoAnswerError from error
+        if response.status_code < 200:  # such as 103: what it announces would be read as the answer to another request
+            response.raw.close()
+            raise NoAnswerError
         if response.cookies:
             self._cookies.update(response.cookies)
-        return Answer(response, self._failures, until)
+        return Answer(response, self._failures, until, len(data or b""))
 
 
 def _certificates() -> str | bool:

@@ -112,12 +112,15 @@ def read_multistatus(pieces: Iterable[bytes], base: str) -> list[Found]:
 def below(found: Iterable[Found], base: str) -> list[tuple[str, Found]]:
     """Names and what they stand for, of what lies directly below the folder asked for.
 
-    A server behind a proxy may call the folder by another path than we do. Then it is the one above all others.
+    A server behind a proxy may call the folder by another path than we do: then it is the one above all others. Some
+    servers leave the folder itself out: then it is what is above them.
     """
     items = list(found)
     own = _path_of(urlsplit(base).path, base)
-    if all(item.path != own for item in items):
+    if not any(item.path == own or item.path.startswith(f"{own}/") for item in items):
         own = min((item.path for item in items), key=len, default=own)
+        if not all(item.path == own or item.path.startswith(f"{own}/") for item in items):
+            own = own.rpartition("/")[0]
     above = f"{own}/"
     return [
         (item.path[len(above) :], item)
