@@ -18,6 +18,7 @@ from metasync.errors import RefusedError, UsageError
 pytest.importorskip("requests")
 
 NETRC = "machine cloud.example login anna password from-netrc\nmachine other.example login bob password b\n"
+NETRC += "machine ::1 login six password 6\n"
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,9 @@ def test_two_accounts_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) -> Non
         "webdav://host/a/./b",
         "webdav:/path",
         "webdav://host/a%0Ab",
+        "webdav://host/a%3Fb",
+        "webdav://host/a%23b",
+        "webdav://host/a;b=c/d",
     ],
 )
 def test_urls_that_are_none(url: str) -> None:
@@ -123,6 +127,12 @@ def test_where_logins_come_from(tmp_path: Path) -> None:
     assert find_login("new.example", "zoe", both) is None, "another's password"
     assert find_login("new.example", "zoe", {**netrc, "METASYNC_WEBDAV_PASSWORD": "z"}) == Login("zoe", "z")
     assert find_login("new.example", None, netrc) is None
+    assert find_login("[::1]", None, netrc) == find_login("[::1]:80", None, netrc) == Login("six", "6")
+    file.write_text(f"{NETRC}default login dora password d\n")
+    assert find_login("cloud.example:8443", None, netrc) == Login("anna", "from-netrc"), "not the one for any host"
+    assert find_login("new.example:8443", None, netrc) == Login("dora", "d")
+    assert find_login("new.example", "zoe", netrc) is None
+    file.write_text(NETRC)
     with pytest.raises(RefusedError, match="without a user"):
         find_login("new.example", None, {**netrc, "METASYNC_WEBDAV_PASSWORD": "z"})
 

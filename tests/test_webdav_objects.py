@@ -306,6 +306,15 @@ def test_who_reads_again_what_has_just_changed_looks_twice(script: Script, store
     assert backend.get("a", max_bytes=9) == b"newer"
 
 
+@pytest.mark.parametrize("of_head", ['"1"', 'W/"1"', "1"])
+def test_a_version_is_the_same_however_it_is_quoted(script: Script, store: Store, of_head: str) -> None:
+    tags = {"GET": 'W/"1"', "HEAD": of_head}
+    store.overlay = lambda asked: Answer(200, b"1", {"ETag": tags[asked.method]}) if asked.method in tags else None
+    backend = script.open()
+    for _ in range(2):
+        assert backend.get("a", max_bytes=9) == b"1"
+
+
 def test_what_has_not_changed_lately_is_read_by_one_request(script: Script, store: Store) -> None:
     old = {"Last-Modified": email.utils.formatdate(time.time() - 60, usegmt=True)}
     script.answer = lambda _: Answer(200, b"1", old)

@@ -58,10 +58,15 @@ def find_login(host: str, user: str | None, environ: Mapping[str, str]) -> Login
 def where_to_put_it(host: str) -> str:
     """A sentence on where a login is looked for."""
     return (
-        f"Put `machine {host.partition(':')[0]} login NAME password PASSWORD` into ~/.netrc (mode 600), or set"
+        f"Put `machine {_bare(host)} login NAME password PASSWORD` into ~/.netrc (mode 600), or set"
         f" {USER_VARIABLE} and {PASSWORD_VARIABLE}, or store it in the keyring: keyring set {SERVICE} NAME@{host}."
         " With two-factor login the server wants an app password: make one in its security settings."
     )
+
+
+def _bare(host: str) -> str:
+    """Without port and brackets, as people write it elsewhere."""
+    return re.sub(r":[0-9]+$", "", host).strip("[]")
 
 
 def _from_netrc(host: str, user: str | None, environ: Mapping[str, str]) -> Login | None:
@@ -77,8 +82,13 @@ def _from_netrc(host: str, user: str | None, environ: Mapping[str, str]) -> Logi
             f"cannot read the logins in {path}{f', line {line}' if line else ''}",
             next_step="Write lines of the form: machine HOST login NAME password PASSWORD",
         ) from None
-    for name in (host, host.rpartition(":")[0] or host):
-        found = hosts.authenticators(name)
+    for name in (
+        host,
+        f"[{_bare(host)}]",
+        _bare(host),
+        "default",
+    ):  # what is meant for this host before what is for any
+        found = hosts.hosts.get(name)
         if found is not None and found[2] and user in (None, found[0]):
             return Login(found[0], found[2])
     return None

@@ -104,6 +104,12 @@ class WebDavBackend:
                 f"not the path of a folder on a server: {url.path[:80]!r}",
                 next_step="Write webdav://host/path/of/folder, as the provider's help gives it.",
             )
+        if set("?#;") & set(url.path):
+            # wsgidav, for one, cuts the target of a MOVE there: what was put into the folder would lie beside it.
+            raise UsageError(
+                f"a folder with one of ? # ; in its name, which WebDAV servers take apart: {url.path[:80]!r}",
+                next_step="Name another folder, or rename this one.",
+            )
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> WebDavBackend:
@@ -330,7 +336,8 @@ def _caution(line: str, host: str) -> str:
 def _version(answer: Answer) -> tuple[str | int | None, ...]:
     """What an answer says of the object as a whole. wsgidav takes its parts from several looks at the file."""
     whole = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    return answer.headers.get("ETag"), answer.headers.get("Last-Modified"), int(whole[3]) if whole else answer.size or 0
+    etag = answer.headers.get("ETag", "").removeprefix("W/").strip('"')  # weak or strong: some differ by the method
+    return etag, answer.headers.get("Last-Modified"), int(whole[3]) if whole else answer.size or 0
 
 
 def _is_changing(answer: Answer) -> bool:
