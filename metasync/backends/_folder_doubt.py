@@ -141,7 +141,7 @@ def late(mount: Mount) -> str:
     if not mount.kind.startswith("fuse") or re.fullmatch(_LOCAL_FUSE, mount.kind):
         return ""
     if mount.kind == "fuse" and mount.source.startswith(("http://", "https://")):
-        return "davfs2 stores what is written to it later; reached as webdav://user@host/path the same folder may vote"
+        return _DAVFS
     kind = "fuse.pcloud" if mount.source.lower().startswith("pcloud") else mount.kind
     for pattern, why in _LATE_FUSE.items():
         if re.fullmatch(pattern, kind):

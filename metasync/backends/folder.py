@@ -57,26 +57,28 @@ class FolderBackend:
     url_params: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, root: str) -> None:
-        """`UnreachableError` if there is no folder `root`."""
+        """`UnreachableError` if there is no folder `root`, `RefusedError` if it is closed to us."""
         self._root = root
         self._root_id: tuple[int, int] | None = None
         self._making = threading.Lock()
         self._known: set[tuple[str, ...]] = set()
-        root_fd = self._open_root()
-        try:
-            found = os.fstat(root_fd)
-            self._root_id = (found.st_dev, found.st_ino)
-        finally:
-            os.close(root_fd)
+        with _as_backend_errors("open", root):
+            root_fd = self._open_root()
+            try:
+                found = os.fstat(root_fd)
+                self._root_id = (found.st_dev, found.st_ino)
+            finally:
+                os.close(root_fd)
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
-        if url.host or not url.path.startswith("/") or ".." in url.path.split("/"):
+        parts = url.path.split("/")
+        if url.host or not url.path.startswith("/") or ".." in parts:
             raise UsageError(
                 "a folder is named by its absolute path",
                 next_step="Write three slashes, and no host: file:///media/stick/metasync.",
             )
-        if not url.path.strip("/"):
+        if not {*parts} - {"", "."}:
             raise UsageError("the root of the file system cannot be a backend", next_step="Name a folder of its own.")
 
     @classmethod
@@ -208,13 +210,11 @@ class FolderBackend:
     def _open_root(self) -> int:
         try:
             root = os.open(self._root, _FOLDER)
-        except OSError as error:
-            if error.errno in {errno.EACCES, errno.EPERM}:
-                raise
-            if error.errno == errno.ENOTDIR:
-                raise UnreachableError(
-                    f"{self._root} is not a folder, or lies below a file", next_step="Name a folder in the URL."
-                ) from error
+        except NotADirectoryError as error:
+            raise UnreachableError(
+                f"{self._root} is not a folder, or lies below a file", next_step="Name a folder in the URL."
+            ) from error
+        except FileNotFoundError as error:
             raise UnreachableError(
                 f"the folder {self._root} is not there; is the drive mounted?",
                 next_step="Mount it and repeat the command. Only init makes a folder that is missing.",
@@ -266,6 +266,8 @@ def _as_backend_errors(verb: str, what: str) -> Iterator[None]:
 
 def _backend_error(error: OSError, verb: str, what: str) -> MetaSyncError:
     reason = os.strerror(error.errno) if error.errno else "unknown error"
+    if error.errno == errno.ELOOP:
+        reason = "there is a link on the way to it, and links are not followed there"
     message = f"cannot {verb} {what}: {reason}"
     if error.errno in _FULL:
         return FullError(message, next_step="Free some space on that drive, or add a backend.")
@@ -273,7 +275,7 @@ def _backend_error(error: OSError, verb: str, what: str) -> MetaSyncError:
         return UnreachableError(message, next_step="Check that the drive is connected and mounted.")
     if error.errno in _REFUSED or error.errno == errno.ENOTDIR:
         return RefusedError(message, next_step="Check who owns the folder, its rights, and how it is mounted.")
-    return BackendError(message)
+    return BackendError(message, next_step="Look at that folder, and at the drive it lies on.")
 
 
 def _make_root(root: str) -> None:
@@ -298,6 +300,11 @@ def _open_below(folder: int, part: str, *, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
+    except NotADirectoryError as error:
+        # What lies behind a link is not looked at, and so not known to be absent: that would be a log without entries.
+        if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+        raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=folder)
     _sync_folder(folder)
