@@ -4,10 +4,11 @@ Theory of operation. A server that refuses a call because there were too many sa
 alone, or its provider's code says so for it (`BackendError.retry_after_s`). For so long nothing is asked of the
 account. How many requests a second it bears it does not say. That is learnt: a refusal halves the rate that led to it,
 once for all calls that were under way together, and not again before a call was answered: a server that answers none
-refuses any rate, and should be asked as before once it is well. Every second of use without a refusal adds a sixteenth of what was too
-much (additive increase, multiplicative decrease, as `gauge` has it for calls at once: Chiu and Jain, 1989). So several
-processes, and other devices, share an account fairly without knowing of each other. A rate that has grown to several
-times what was once refused limits nothing any more, and is forgotten; so is one that was not used for some minutes.
+refuses any rate, and should be asked as before once it is well. Every second of use without a refusal adds a sixteenth
+of what was too much (additive increase, multiplicative decrease, as `gauge` has it for calls at once: Chiu and Jain,
+1989). So several processes, and other devices, share an account fairly without knowing of each other. A rate that has
+grown to several times what was once refused limits nothing any more, and is forgotten; so is one that was not used for
+some minutes.
 
 A rate is kept by a line: when the next call may start. Small calls have a second one with a share of the rate, so that
 what devices agree by does not wait behind packs (`_throttle` has the same for bytes).
