@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from metasync import ways
@@ -36,6 +37,9 @@ class _Start:
     found: Found
     places: dict[str, tuple[str, str]]
     runtime: Runtime
+
+
+_NEEDED = ("metasync.sync.joining", "metasync.sync.firstcheckout", "metasync.sync.pull", "metasync.sync.session")
 
 
 class _Ahead:
@@ -120,6 +124,7 @@ def enrol(
         opened = opened_all(opening, urls)
         with contextlib.ExitStack() as stack:
             runtime = stack.enter_context(ways.bare_runtime(opened))
+            runtime.submit_work(_load)
             try:
                 start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
             except (DamagedError, ExcludedError):  # of the first that has it: others may be intact, or newer
@@ -142,6 +147,12 @@ def enrol(
     for n in opened.keys() - stay.keys():
         opened[n].close()
     return {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
+
+
+def _load() -> None:
+    """Loads what a clone will need, while it waits for its first answers."""
+    for name in _NEEDED:
+        import_module(name)
 
 
 def _links(

@@ -156,9 +156,9 @@ def test_the_table_of_mutants_tells_those_that_are_not_caught(
 
     known = MUTANTS["no-fence"]
     monkeypatch.setitem(MUTANTS, "fails", Mutant("a rule, and a plan that fails", known.broken, impossible))
-    assert simulator.main(["--mutants", "fails", "--seeds", "2", "--jobs", "1"]) == 1, "though seed 2 shows it"
+    assert simulator.main(["--mutants", "fails", "--seeds", "6", "--jobs", "1"]) == 1, "though a later seed shows it"
     out = capsys.readouterr().out
-    assert re.search(r"^fails +2 +\d+  c0: sync calls a sound history a fork", out, re.MULTILINE)
+    assert re.search(r"^fails +[2-6] +\d+  c0: sync calls a sound history a fork", out, re.MULTILINE)
     assert "A PLAN OF IT FAILS WITHOUT IT TOO" in out
 
 

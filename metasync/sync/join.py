@@ -77,8 +77,8 @@ def search(
 ) -> Found:
     """Tries the passphrase on key slots. `run` runs one `Op` per key at a time.
 
-    `on_folders` is told all that may be a workspace's folder, by backend, before any of them is looked into. With
-    `start`, which runs a task beside, the newest keyring is on its way while a slot is opened.
+    `on_folders` is told all that may be a workspace's folder, by backend. With `start`, which runs a task beside, keys
+    are being listed by then, and the newest keyring is on its way while a slot is opened.
 
     A slot is the same on all backends and named by its hash, so that it is fetched and opened once. Unless
     `everywhere`, the search ends at the first backend that has the workspace; which folders of the others are the same
@@ -91,9 +91,9 @@ def search(
             continue
         folders = [e.name for e in reply.value if e.size is None and FOLDER.fullmatch(e.name)]
         out.unread[n] = folders[:FOLDERS_MAX]
-    on_folders(dict(out.unread))
+    folders_of = dict(out.unread)
     turns = [list(out.unread)] if everywhere else [[n] for n in out.unread]
-    for turn in turns:
+    for number, turn in enumerate(turns):
         if out.secret is not None:
             break
         asked = {
@@ -101,7 +101,10 @@ def search(
             for n in turn
             for folder in out.unread.pop(n)
         }
-        for key, reply in run(each(asked)).items():
+        begun = start(each(asked)) if start is not None and number == 0 else None
+        if number == 0:
+            on_folders(folders_of)
+        for key, reply in (run(each(asked)) if begun is None else begun.result()).items():
             n, _, folder = key.partition(" ")
             if reply.error is not None:
                 out.failed[n] = reply.error
