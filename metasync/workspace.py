@@ -194,7 +194,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         if a backend does not take part.
         """
         from metasync.sync import join, space
-        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found
+        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found, refuse_shared
         from metasync.sync.places import survives
 
         folder = new_folder(directory, name)
@@ -237,6 +237,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 cost=kdf,
                 byzantine=byzantine,
             )
+            refuse_shared(runtime.run, inner.run, folders)
             links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
             for n, told in sorted(space.ask(inner.run, opened).items()):
                 if warning := space.warning(n, None, None, told):

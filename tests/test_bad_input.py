@@ -30,6 +30,7 @@ from workspace_kit import (
 )
 
 from metasync import workspace
+from metasync.backends.folder import FolderBackend
 from metasync.consensus import DEADLINE_S, Change
 from metasync.errors import (
     DamagedError,
@@ -169,6 +170,18 @@ def test_one_store_given_twice(lab: Lab) -> None:
     with pytest.raises(UsageError):
         lab.init([lab.url("a"), f"file://{lab.root}/stores/link?name=b"])
     assert not (lab.root / "laptop" / ".metasync").exists()
+
+
+def test_one_store_under_two_addresses(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names of a server, or a folder by two protocols: their identities tell nothing, what lies there does."""
+    (lab.root / "stores/a").mkdir(parents=True)
+    (lab.root / "stores/link").symlink_to(lab.root / "stores/a")
+    monkeypatch.setattr(FolderBackend, "identity", lambda _: os.urandom(32))
+    with pytest.raises(UsageError) as e:
+        lab.init([lab.url("a"), lab.url("b"), f"file://{lab.root}/stores/link?name=c"])
+    says(e.value, "a and c are the same store")
+    assert not (lab.root / "laptop" / ".metasync").exists()
+    assert not [path for name in "ab" for path in lab.store(name).rglob("*") if path.is_file()], "all is taken away"
 
 
 def test_more_copies_than_backends(lab: Lab) -> None:

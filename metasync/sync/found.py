@@ -226,6 +226,21 @@ def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
             raise UnreachableError(f"{name}: a new random name was taken; this store does not do as it says")
 
 
+def refuse_shared(run: Callable[[Task], Any], within: Callable[[Task], Any], folders: Mapping[str, str]) -> None:
+    """`UsageError` when two of these backends are one store, reached by two addresses or protocols.
+
+    Their identities cannot be compared then. But what has just been written in the folder of one is there by the other.
+    `run` has the stores, `within` the workspace's folders in them, from which all is taken away again.
+    """
+    pairs = [(one, other) for one in sorted(folders) for other in sorted(folders) if one < other]
+    asked = {f"{one} {other}": Op(other, "stat", f"{folders[one]}/{BALLAST_PATH}") for one, other in pairs}
+    replies = run(each(asked))
+    for one, other in pairs:
+        if replies[f"{one} {other}"].error is None:
+            take_away(within, sorted(folders))
+            raise UsageError(f"{one} and {other} are the same store", next_step="Give each store once.")
+
+
 def take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
     """Deletes what a founding that failed has written, as far as backends let it."""
 

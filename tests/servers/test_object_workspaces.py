@@ -12,8 +12,10 @@ import fakegcs
 import pytest
 import s3
 from crash_kit import CHEAP, PASSPHRASE, make_tree, quiet_environment, read_tree, same_trees
+from object_calls import open_url
 from test_contention import crowd
 
+from metasync.errors import UsageError
 from metasync.workspace import Workspace
 
 pytestmark = pytest.mark.servers
@@ -47,6 +49,15 @@ def test_three_providers(
     own_azure_server.start()
     with Workspace.open(place) as one:
         assert one.check(read_data=True).problems == ()
+
+
+def test_one_server_by_two_names(s3_server: s3.S3Server, tmp_path: Path) -> None:
+    """Its identities cannot be compared, and both would be told that the other's loss is no loss."""
+    url = s3_server.url("twice")
+    urls = [f"{url}&name=one", f"{url.replace('127.0.0.1', 'localhost')}&name=two"]
+    with pytest.raises(UsageError, match="one and two are the same store"):
+        Workspace.init(tmp_path / "x", name="job", backends=urls, passphrase=PASSPHRASE, kdf=CHEAP)
+    assert open_url(url).list("") == ()
 
 
 def test_eight_processes_push_at_once(
