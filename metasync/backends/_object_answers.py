@@ -84,6 +84,7 @@ _BY_STATUS: dict[int, Meaning] = {
     409: "again",
     413: "large",
     429: "slower",
+    501: "never",
     503: "slower",
     507: "full",
 }

@@ -73,6 +73,7 @@ _DIALECT = Dialect(
         "InternalError": "again",
         "OperationAborted": "again",
         "IncompleteBody": "again",
+        "InvalidObjectState": "never",  # moved to an archive class
         "BadDigest": "again",  # what arrived is not what was sent
         "XAmzContentSHA256Mismatch": "again",
     },
