@@ -1,15 +1,18 @@
-"""One server process on loopback: what the servers of this folder that are a single program share."""
+"""What the servers of this folder share: how a program is run on loopback, and the scripts that run some."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 COUNT_MAX = 9
 _START_TIMEOUT_S = 30
@@ -45,7 +48,8 @@ class LoopbackServer:
                 return
             if attempt == 0:
                 self.port = free_port()  # another program took it between our look and the server's start
-        raise RuntimeError(f"{self.name} did not start:\n{(self.root / 'log').read_text(errors='replace')[-2000:]}")
+        said = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.root.glob("*log"))
+        raise RuntimeError(f"{self.name} did not start:\n{said}")
 
     def stop(self) -> None:
         if self._process is None:
@@ -62,7 +66,9 @@ class LoopbackServer:
         arguments, variables = self.command()
         env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.root), **variables}
         with open(self.root / "log", "ab") as log:
-            self._process = subprocess.Popen(arguments, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                arguments, env=env, cwd=self.root, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         until = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < until and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -92,6 +98,33 @@ def running(count: int, root: Path, make: Callable[[Path], Server]) -> Iterator[
     finally:
         for server in servers:
             server.stop()
+
+
+def parser(what: str, *, count: int = 3, most: int = COUNT_MAX) -> argparse.ArgumentParser:
+    """The command line of a script that runs servers for benchmarks."""
+    made = argparse.ArgumentParser(description=f"Runs {what} on loopback until standard input closes.")
+    made.add_argument("--count", type=int, default=count, help=f"how many, at most {most}")
+    made.add_argument("--root", type=Path, required=True, help="folder for what they hold; it stays")
+    return made
+
+
+def serve(servers: contextlib.AbstractContextManager[Sequence[Any]]) -> int:
+    """Prints a URL of each server and the variables that open the first, and runs them until standard input closes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        with servers as running:
+            for server in running:
+                print(server.url())
+            for name, value in running[0].env.items():
+                print(f"export {name}={value}")
+            print("ready", flush=True)
+            sys.stdin.read()
+    except (RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def free_port() -> int:

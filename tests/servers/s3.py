@@ -8,22 +8,16 @@ closes or it is told to end.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-COUNT_MAX = 9
-START_TIMEOUT_S = 20
-STOP_TIMEOUT_S = 5
+import loopback
+
 BUCKET = "metasync"
 REGION = "us-east-1"
 
@@ -32,6 +26,10 @@ def find_binary() -> str | None:
     """The versitygw to run: the one named in the environment, the one `versitygw.sh` built, or one on the PATH."""
     fetched = Path(__file__).parents[2] / ".servers/bin/versitygw"
     return os.environ.get("METASYNC_S3_SERVER") or shutil.which(fetched) or shutil.which("versitygw")
+
+
+def missing() -> str:
+    return "no versitygw: tests/servers/versitygw.sh builds it, or set METASYNC_S3_SERVER"
 
 
 def make_keys() -> dict[str, str]:
@@ -43,28 +41,33 @@ def make_keys() -> dict[str, str]:
     }
 
 
-class S3Server:
-    """One server with one bucket. `stop` ends it; `start` brings it back at the same address with what it held."""
+class S3Server(loopback.LoopbackServer):
+    """One server with one bucket."""
 
-    def __init__(self, binary: str, root: Path, keys: dict[str, str]) -> None:
-        self.root = root
-        self.keys = keys
-        self.port = _free_port()
+    name = "versitygw"
+
+    def __init__(self, root: Path, keys: dict[str, str], binary: str) -> None:
+        super().__init__(root)
+        self.env = keys
         self._binary = binary
-        self._process: subprocess.Popen[bytes] | None = None
         self.make_bucket(BUCKET)
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def url(self, prefix: str = "", *, bucket: str = BUCKET) -> str:
         return f"s3://{bucket}/{prefix}?endpoint={self.endpoint}&region={REGION}"
+
+    def command(self) -> tuple[list[str], Mapping[str, str]]:
+        # Without --keep-alive it closes the connection after every request, which doubles the client's CPU.
+        arguments = ["--port", f"127.0.0.1:{self.port}", "--region", REGION, "--keep-alive", "--quiet", "posix"]
+        if not _has_xattr(self.root):
+            arguments += ["--sidecar", str(self.root / "meta")]
+        # Keys in the environment: arguments are seen by everybody.
+        keys = {"ROOT_ACCESS_KEY": "AWS_ACCESS_KEY_ID", "ROOT_SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
+        variables = {name: self.env[ours] for name, ours in keys.items()}
+        return [self._binary, *arguments, str(self.root / "buckets")], variables
 
     def make_bucket(self, name: str) -> None:
         (self.root / "buckets" / name).mkdir(parents=True, exist_ok=True)
@@ -73,80 +76,20 @@ class S3Server:
     def remove_bucket(self, name: str) -> None:
         shutil.rmtree(self.root / "buckets" / name)
 
-    def start(self) -> None:
-        for attempt in range(3):
-            if self._start():
-                return
-            if attempt == 0 and self._process is not None:
-                self.port = _free_port()  # another program took it between our look and the server's start
-        raise RuntimeError(f"{self._binary} did not start:\n{self._log()}")
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _start(self) -> bool:
-        env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.root)}
-        env["ROOT_ACCESS_KEY"] = self.keys["AWS_ACCESS_KEY_ID"]  # in the environment: arguments are seen by everybody
-        env["ROOT_SECRET_KEY"] = self.keys["AWS_SECRET_ACCESS_KEY"]
-        # Without --keep-alive it closes the connection after every request, which doubles the client's CPU.
-        arguments = ["--port", f"127.0.0.1:{self.port}", "--region", REGION, "--keep-alive", "--quiet", "posix"]
-        if not _has_xattr(self.root):
-            arguments += ["--sidecar", str(self.root / "meta")]
-        with open(self.root / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                [self._binary, *arguments, str(self.root / "buckets")],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        until = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                time.sleep(0.02)
-                return self._process.poll() is None
-            time.sleep(0.02)
-        self.stop()
-        return False
-
-    def _log(self) -> str:
-        return (self.root / "log").read_text(errors="replace")[-2000:]
+    def wipe(self) -> None:
+        """Empties it behind its back."""
+        self.remove_bucket(BUCKET)
+        self.make_bucket(BUCKET)
 
 
 @contextlib.contextmanager
 def running(count: int, root: Path, keys: dict[str, str], binary: str | None = None) -> Iterator[list[S3Server]]:
     """`count` servers below `root`, all with the same key; they end with the block."""
-    binary = binary or find_binary()
-    if binary is None:
-        raise RuntimeError("no versitygw: tests/servers/versitygw.sh builds it, or set METASYNC_S3_SERVER")
-    if not 1 <= count <= COUNT_MAX:
-        raise ValueError(f"between 1 and {COUNT_MAX} servers, not {count}")
-    servers: list[S3Server] = []
-    try:
-        for number in range(count):
-            folder = root / f"s3-{number}"
-            folder.mkdir(parents=True, exist_ok=True)
-            server = S3Server(binary, folder, keys)
-            servers.append(server)
-            server.start()
+    found = binary or find_binary()
+    if found is None:
+        raise RuntimeError(missing())
+    with loopback.running(count, root, lambda folder: S3Server(folder, keys, found)) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _has_xattr(folder: Path) -> bool:
@@ -162,26 +105,8 @@ def _has_xattr(folder: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Runs S3 servers on loopback until standard input closes.")
-    parser.add_argument("--count", type=int, default=3, help=f"how many, at most {COUNT_MAX}")
-    parser.add_argument("--root", type=Path, required=True, help="folder for what they hold; it stays")
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    keys = make_keys()
-    try:
-        with running(arguments.count, arguments.root.resolve(), keys) as servers:
-            for server in servers:
-                print(server.url())
-            for name, value in keys.items():
-                print(f"export {name}={value}")
-            print("ready", flush=True)
-            sys.stdin.read()
-    except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    arguments = loopback.parser("S3 servers").parse_args()
+    return loopback.serve(running(arguments.count, arguments.root.resolve(), make_keys()))
 
 
 if __name__ == "__main__":

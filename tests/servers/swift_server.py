@@ -9,7 +9,6 @@ two workers, which is what makes conditional writes race.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import http.client
@@ -25,6 +24,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import loopback
 
 COUNT_MAX = 5
 NODES_MAX = 5
@@ -289,27 +290,11 @@ def _free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Runs OpenStack Swift on loopback until standard input closes.")
-    parser.add_argument("--count", type=int, default=1, help=f"how many clusters, at most {COUNT_MAX}")
+    parser = loopback.parser("OpenStack Swift", count=1, most=COUNT_MAX)
     parser.add_argument("--nodes", type=int, default=1, help=f"object servers of each, at most {NODES_MAX}")
-    parser.add_argument("--root", type=Path, required=True, help="folder for what they hold; it stays")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    keys = make_keys()
-    try:
-        with running(arguments.count, arguments.root.resolve(), keys, nodes=arguments.nodes) as servers:
-            for server in servers:
-                print(server.url())
-            for name, value in servers[0].env.items():
-                print(f"export {name}={value}")
-            print("ready", flush=True)
-            sys.stdin.read()
-    except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    servers = running(arguments.count, arguments.root.resolve(), make_keys(), nodes=arguments.nodes)
+    return loopback.serve(servers)
 
 
 if __name__ == "__main__":

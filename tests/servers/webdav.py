@@ -8,7 +8,6 @@ closes or it is told to end.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import hashlib
@@ -16,20 +15,17 @@ import json
 import os
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import loopback
+
 Kind = Literal["apache", "wsgidav"]
 
-COUNT_MAX = 9
-START_TIMEOUT_S = 20
-STOP_TIMEOUT_S = 5
 MOUNT = "dav"
 USER = "anna"
 REALM = "tests"
@@ -73,25 +69,19 @@ def make_login() -> dict[str, str]:
     }
 
 
-class DavServer:
-    """One server. `stop` ends it; `start` brings it back at the same address with what it held."""
+class DavServer(loopback.LoopbackServer):
+    """One server, of one of two kinds."""
 
     kind: Kind
 
     def __init__(self, root: Path, env: dict[str, str], *, digest: bool = False, tls: tuple[str, str] | None) -> None:
-        self.root = root
+        super().__init__(root)
+        self.name = self.kind
         self.env = env
         self.digest = digest
         self.tls = tls
-        self.port = _free_port()
         self.store = root / "www" / MOUNT
         self.store.mkdir(parents=True, exist_ok=True)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def url(self, prefix: str = "") -> str:
         """A folder on it, which is made."""
@@ -104,58 +94,13 @@ class DavServer:
         for item in self.store.iterdir():
             shutil.rmtree(item) if item.is_dir() else item.unlink()
 
-    def start(self) -> None:
-        for attempt in range(3):
-            if self._start():
-                return
-            if attempt == 0:
-                self.port = _free_port()  # another program took it between our look and the server's start
-        raise RuntimeError(f"{self.kind} did not start:\n{self._log()}")
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def _command(self) -> tuple[list[str], dict[str, str]]:
-        raise NotImplementedError
-
-    def _start(self) -> bool:
-        command, env = self._command()
-        with open(self.root / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env={"PATH": os.environ.get("PATH", ""), "HOME": str(self.root), **env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.root,
-            )
-        until = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                time.sleep(0.02)
-                return self._process.poll() is None
-            time.sleep(0.02)
-        self.stop()
-        return False
-
-    def _log(self) -> str:
-        return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.root.glob("*log"))
-
 
 class ApacheServer(DavServer):
     """mod_dav over mod_dav_fs: a PUT is whole, a create is not atomic. No quota."""
 
     kind = "apache"
 
-    def _command(self) -> tuple[list[str], dict[str, str]]:
+    def command(self) -> tuple[list[str], dict[str, str]]:
         binary = find_apache()
         assert binary is not None
         modules = _modules(binary)
@@ -222,7 +167,7 @@ class WsgiDavServer(DavServer):
 
     kind = "wsgidav"
 
-    def _command(self) -> tuple[list[str], dict[str, str]]:
+    def command(self) -> tuple[list[str], dict[str, str]]:
         python = find_wsgidav()
         assert python is not None
         login = {self.env["METASYNC_WEBDAV_USER"]: {"password": self.env["METASYNC_WEBDAV_PASSWORD"]}}
@@ -265,20 +210,9 @@ def running(
     missing = why_not(kind)
     if missing:
         raise RuntimeError(missing)
-    if not 1 <= count <= COUNT_MAX:
-        raise ValueError(f"between 1 and {COUNT_MAX} servers, not {count}")
-    servers: list[DavServer] = []
-    try:
-        for _ in range(count):
-            folder = root / f"{kind}-{secrets.token_hex(4)}"
-            folder.mkdir(parents=True)
-            server = _SERVERS[kind](folder, env, digest=digest, tls=tls)
-            servers.append(server)
-            server.start()
+    make = partial(_SERVERS[kind], env=env, digest=digest, tls=tls)
+    with loopback.running(count, root / f"{kind}-{secrets.token_hex(4)}", make) as servers:
         yield servers
-    finally:
-        for server in servers:
-            server.stop()
 
 
 def _modules(binary: str) -> Path | None:
@@ -297,34 +231,11 @@ def _is_apart(modules: Path, name: str) -> bool:
     return (modules / f"mod_{name}.so").exists()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Runs WebDAV servers on loopback until standard input closes.")
+    parser = loopback.parser("WebDAV servers")
     parser.add_argument("--kind", choices=sorted(_SERVERS), default="apache")
-    parser.add_argument("--count", type=int, default=3, help=f"how many, at most {COUNT_MAX}")
-    parser.add_argument("--root", type=Path, required=True, help="folder for what they hold; it stays")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    env = make_login()
-    try:
-        with running(arguments.kind, arguments.count, arguments.root.resolve(), env) as servers:
-            for server in servers:
-                print(server.url())
-            for name, value in env.items():
-                print(f"export {name}={value}")
-            print("ready", flush=True)
-            sys.stdin.read()
-    except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return loopback.serve(running(arguments.kind, arguments.count, arguments.root.resolve(), make_login()))
 
 
 if __name__ == "__main__":
