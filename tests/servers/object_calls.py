@@ -1,11 +1,16 @@
-"""The calls that every object store is tried with, by name."""
+"""The calls that every object store is tried with, by name, and what is expected of each alike."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
+from metasync.errors import NotFoundError, UnreachableError
 
 CALLS: dict[str, Callable[[Backend], object]] = {
     "create": lambda b: b.create("d/new", b"x"),
@@ -22,3 +27,43 @@ CALLS: dict[str, Callable[[Backend], object]] = {
 
 def open_url(url: str) -> Backend:
     return open_backend(parse_url(url))
+
+
+def expect_prefixes_apart(url: Callable[[str], str]) -> None:
+    """What is under one prefix is not under another, also where its name begins alike."""
+    one, two = open_url(url("apart/one")), open_url(url("apart/on"))
+    one.put("a", b"1")
+    assert two.list("") == ()
+    with pytest.raises(NotFoundError):
+        two.get("a", max_bytes=1)
+    assert one.identity()[:16] == two.identity()[:16]
+    assert one.identity() != two.identity()
+    assert open_url(url("apart")).get("one/a", max_bytes=1) == b"1"
+
+
+def expect_gone(backend: Backend, remove: Callable[[], object], place: str) -> None:
+    """A store whose bucket was removed is out of reach, and never an empty one."""
+    backend.put("d/a", b"1")
+    remove()
+    for call in CALLS.values():
+        with pytest.raises(UnreachableError, match=f"no such {place}"):
+            call(backend)
+
+
+def expect_return(server: Any) -> None:
+    """While a server is away every call ends at once; when it is back what it held is there, until it is wiped."""
+    backend = open_url(server.url("x"))
+    assert backend.create("a", b"1") is True
+    server.stop()
+    for call in CALLS.values():
+        began = time.monotonic()
+        with pytest.raises(UnreachableError) as caught:
+            call(backend)
+        assert caught.value.retryable
+        assert time.monotonic() - began < 3, "no retries below us"
+    server.start()
+    assert backend.get("a", max_bytes=1) == b"1"
+    assert backend.create("a", b"2") is False
+    server.wipe()
+    with pytest.raises(NotFoundError):
+        backend.get("a", max_bytes=1)

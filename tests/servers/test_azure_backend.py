@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import azurite
 import pytest
 from contract_kit import FULL, SMALL, passes
-from object_calls import CALLS, open_url
+from object_calls import CALLS, expect_gone, expect_prefixes_apart, expect_return, open_url
 
 from metasync.backends._base import TellsDigests, TellsSpace
-from metasync.errors import NotFoundError, RefusedError, UnreachableError
+from metasync.errors import RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
 pytestmark = pytest.mark.servers
@@ -40,14 +39,7 @@ def test_what_it_cannot_tell(azure_server: azurite.AzuriteServer) -> None:
 
 
 def test_prefixes_and_containers_are_apart(azure_server: azurite.AzuriteServer) -> None:
-    one, two = open_url(azure_server.url("apart/one")), open_url(azure_server.url("apart/on"))
-    one.put("a", b"1")
-    assert two.list("") == ()
-    with pytest.raises(NotFoundError):
-        two.get("a", max_bytes=1)
-    assert one.identity()[:16] == two.identity()[:16]
-    assert one.identity() != two.identity()
-    assert open_url(azure_server.url("apart")).get("one/a", max_bytes=1) == b"1"
+    expect_prefixes_apart(azure_server.url)
     azure_server.make_container("another")
     other = open_url(azure_server.url("apart/one", container="another"))
     assert other.list("") == ()
@@ -65,11 +57,7 @@ def test_a_container_that_is_not_there_is_never_an_empty_one(
 def test_a_container_that_was_deleted(azure_server: azurite.AzuriteServer) -> None:
     azure_server.make_container("deleted")
     backend = open_url(azure_server.url("x", container="deleted"))
-    backend.put("d/a", b"1")
-    azure_server.remove_container("deleted")
-    for call in CALLS.values():
-        with pytest.raises(UnreachableError, match="no such container"):
-            call(backend)
+    expect_gone(backend, lambda: azure_server.remove_container("deleted"), "container")
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -152,20 +140,7 @@ def test_what_the_environment_says_besides_does_not_matter(
 
 
 def test_a_server_that_goes_and_comes_back(own_azure_server: azurite.AzuriteServer) -> None:
-    backend = open_url(own_azure_server.url("x"))
-    assert backend.create("a", b"1") is True
-    own_azure_server.stop()
-    for call in CALLS.values():
-        began = time.monotonic()
-        with pytest.raises(UnreachableError) as caught:
-            call(backend)
-        assert caught.value.retryable
-        assert time.monotonic() - began < 3, "no retries below us"
-    own_azure_server.start()
-    assert backend.get("a", max_bytes=1) == b"1"
-    own_azure_server.wipe()
-    with pytest.raises(NotFoundError):
-        backend.get("a", max_bytes=1)
+    expect_return(own_azure_server)
 
 
 def test_probe(azure_server: azurite.AzuriteServer) -> None:

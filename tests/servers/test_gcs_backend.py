@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import fakegcs
 import pytest
 from contract_kit import FULL, SMALL, passes
-from object_calls import CALLS, open_url
+from object_calls import CALLS, expect_gone, expect_prefixes_apart, expect_return, open_url
 
 from metasync.backends._base import Digest, TellsDigests, TellsSpace
-from metasync.errors import NotFoundError, UnreachableError
+from metasync.errors import UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
 pytestmark = pytest.mark.servers
@@ -51,14 +50,7 @@ def test_digests(gcs_server: fakegcs.GcsServer) -> None:
 
 
 def test_prefixes_and_buckets_are_apart(gcs_server: fakegcs.GcsServer) -> None:
-    one, two = open_url(gcs_server.url("apart/one")), open_url(gcs_server.url("apart/on"))
-    one.put("a", b"1")
-    assert two.list("") == ()
-    with pytest.raises(NotFoundError):
-        two.get("a", max_bytes=1)
-    assert one.identity()[:16] == two.identity()[:16]
-    assert one.identity() != two.identity()
-    assert open_url(gcs_server.url("apart")).get("one/a", max_bytes=1) == b"1"
+    expect_prefixes_apart(gcs_server.url)
     gcs_server.make_bucket("another")
     other = open_url(gcs_server.url("apart/one", bucket="another"))
     assert other.list("") == ()
@@ -74,11 +66,7 @@ def test_a_bucket_that_is_not_there_is_never_an_empty_one(gcs_server: fakegcs.Gc
 def test_a_bucket_that_was_deleted(gcs_server: fakegcs.GcsServer) -> None:
     gcs_server.make_bucket("deleted")
     backend = open_url(gcs_server.url("x", bucket="deleted"))
-    backend.put("d/a", b"1")
-    gcs_server.remove_bucket("deleted")
-    for call in CALLS.values():
-        with pytest.raises(UnreachableError, match="no such bucket"):
-            call(backend)
+    expect_gone(backend, lambda: gcs_server.remove_bucket("deleted"), "bucket")
 
 
 def test_what_the_environment_says_does_not_matter(
@@ -96,21 +84,7 @@ def test_what_the_environment_says_does_not_matter(
 
 
 def test_a_server_that_goes_and_comes_back(own_gcs_server: fakegcs.GcsServer) -> None:
-    backend = open_url(own_gcs_server.url("x"))
-    assert backend.create("a", b"1") is True
-    own_gcs_server.stop()
-    for call in CALLS.values():
-        began = time.monotonic()
-        with pytest.raises(UnreachableError) as caught:
-            call(backend)
-        assert caught.value.retryable
-        assert time.monotonic() - began < 3, "no retries below us"
-    own_gcs_server.start()
-    assert backend.get("a", max_bytes=1) == b"1"
-    assert backend.create("a", b"2") is False
-    own_gcs_server.wipe()
-    with pytest.raises(NotFoundError):
-        backend.get("a", max_bytes=1)
+    expect_return(own_gcs_server)
 
 
 def test_probe(gcs_server: fakegcs.GcsServer) -> None:
