@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import ipaddress
-import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from http_kit import Answer, Handler, listening
 
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
@@ -45,23 +41,13 @@ class Asked:
 
 
 @dataclass
-class Answer:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    before: bytes = b""  # what is sent ahead of it
-    length: int | None = None  # what the head claims, where it lies
-    chunked: bool = False
-    unsized: bool = False
-
-
-@dataclass
 class Script:
     """What the server answers, and what it was asked."""
 
     answer: Callable[[Asked], Answer] = lambda _: Answer()
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    sent_bytes: int = 0
     port: int = 0
     tls: bool = False
 
@@ -140,103 +126,28 @@ def multistatus(*entries: str, head: str = "") -> Answer:
     return Answer(207, body.encode(), {"Content-Type": "application/xml"})
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     script: Script
 
     def setup(self) -> None:
         super().setup()
         self.script.connections += 1
 
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        if name.startswith("do_"):
-            return self._answer
-        raise AttributeError(name)
-
-    def _answer(self) -> None:
-        length = int(self.headers.get("Content-Length", "0"))
-        body = self.rfile.read(length)
-        if len(body) < length:  # the client is gone
-            self.close_connection = True
-            return
+    def respond(self, body: bytes) -> Answer:
         asked = Asked(self.command, self.path, dict(self.headers), body)
         self.script.asked.append(asked)
-        answer = self.script.answer(asked)
-        self.wfile.write(answer.before)
-        self.send_response(answer.status)
-        length = len(answer.body) if answer.length is None else answer.length
-        framing = {"Transfer-Encoding": "chunked"} if answer.chunked else {"Content-Length": str(length)}
-        if answer.unsized:
-            framing = {"Connection": "close"}
-        for name, value in {**framing, **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            with contextlib.suppress(OSError):  # the client heard enough
-                self.wfile.write(
-                    b"%x\r\n%s\r\n0\r\n\r\n" % (len(answer.body), answer.body) if answer.chunked else answer.body
-                )
-        self.close_connection = self.close_connection or answer.length is not None or answer.unsized
+        return self.script.answer(asked)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:  # a client that does not trust our certificate
-        pass
+    def sent(self, count: int) -> None:
+        self.script.sent_bytes += count
 
 
 @contextlib.contextmanager
 def serving(certificate: tuple[str, str] | None = None) -> Iterator[Script]:
     """A server that answers as `script.answer` says; over TLS with a certificate and its key."""
     script = Script(tls=certificate is not None)
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    script.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(type("Scripted", (_Handler,), {"script": script}), certificate) as script.port:
         yield script
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def make_certificate(
-    folder: Path, *, days_from: int = -1, days_to: int = 2, address: str = "127.0.0.1"
-) -> tuple[str, str]:
-    """A certificate for loopback that is signed by itself, and its key: two files in `folder`."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tests")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + datetime.timedelta(days=days_from))
-        .not_valid_after(now + datetime.timedelta(days=days_to))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return str(folder / "cert.pem"), str(folder / "key.pem")
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+
+import pytest
+from http_kit import Answer, Handler, listening
+
+from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.swift import SwiftBackend
 
 KEY = "hunter2-the-key"
 TOKEN = "AUTH_tk-hunter2-the-token"
@@ -19,6 +23,20 @@ TRANS = {"X-Trans-Id": "tx1", "X-Openstack-Request-Id": "tx1"}
 META = {**TRANS, "X-Timestamp": "1795000000.00000", "ETag": "9a0364b9e99bb480dd25e1f0284c8555"}
 CONTAINER = {**TRANS, "X-Container-Object-Count": "1"}
 
+CALLS: dict[str, Callable[[SwiftBackend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "create large": lambda b: b.create("d/new", bytes(1 << 20)),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=9),
+    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
+    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
+    "stat": lambda b: b.stat("d/a"),
+    "digest": lambda b: b.digest("d/a"),
+    "list": lambda b: b.list("d"),
+    "delete": lambda b: b.delete("d/b"),
+    "space": lambda b: b.space(),
+}
+
 
 @dataclass
 class Request:
@@ -26,15 +44,6 @@ class Request:
     path: str  # below the account, with its query
     headers: Mapping[str, str]
     body: bytes
-
-
-@dataclass
-class Answer:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None  # what the head claims, where it lies
-    endless: bool = False  # the body is repeated until nobody listens
 
 
 @dataclass
@@ -62,110 +71,64 @@ class Fake:
         return f"{TOKEN}-{number}"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     fake: Fake
 
     def setup(self) -> None:
         super().setup()
         self.fake.connections += 1
 
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+    def respond(self, body: bytes) -> Answer:
         fake = self.fake
         storage = "/v1/AUTH_test"
         if self.path.startswith(storage):
             request = Request(self.command, self.path[len(storage) :], self.headers, body)
             fake.asked.append(request)
-            answer = fake.answer(request)
-        else:
-            request = Request(self.command, self.path, self.headers, body)
-            with fake.lock:
-                fake.logins.append(request)
-                number = len(fake.logins)
-            head = {"X-Storage-Url": fake.root + storage, "X-Auth-Token": fake.token(number)}
-            answer = fake.log_in(request) if fake.log_in is not None else Answer(200, b"", head)
-        self._send(answer)
+            return fake.answer(request)
+        request = Request(self.command, self.path, self.headers, body)
+        with fake.lock:
+            fake.logins.append(request)
+            number = len(fake.logins)
+        head = {"X-Storage-Url": fake.root + storage, "X-Auth-Token": fake.token(number)}
+        return fake.log_in(request) if fake.log_in is not None else Answer(200, b"", head)
 
-    def _send(self, answer: Answer) -> None:
-        self.send_response(answer.status)
-        length = len(answer.body) if answer.length is None else answer.length
-        headers = {"Content-Length": str(length), **answer.headers}
-        for name, value in headers.items():
-            if not (answer.endless and name == "Content-Length"):
-                self.send_header(name, value)
-        self.end_headers()
-        try:
-            if self.command != "HEAD":
-                self.wfile.write(answer.body)
-            while answer.endless:
-                self.wfile.write(answer.body)
-                self.fake.sent_bytes += len(answer.body)
-        except OSError:  # the client heard enough
-            self.close_connection = True
-        lies = answer.length is not None and self.command != "HEAD"  # of a HEAD it is the length of what a GET has
-        if lies or answer.endless:
-            self.close_connection = True
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815 (the names http.server asks for)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that hangs up, on a certificate say, is none of ours
-            super().handle_error(request, client_address)
+    def sent(self, count: int) -> None:
+        self.fake.sent_bytes += count
 
 
 @contextmanager
-def serving(wrap: Callable[[Any], Any] | None = None, scheme: str = "http") -> Iterator[Fake]:
-    """A fake on a free port. `wrap` makes another socket of the server's, for TLS."""
-    fake = Fake(scheme=scheme)
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
-    if wrap is not None:
-        server.socket = wrap(server.socket)
-    fake.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+def serving(certificate: tuple[str, str] | None = None) -> Iterator[Fake]:
+    """A fake on a free port; over TLS with a certificate and its key."""
+    fake = Fake(scheme="http" if certificate is None else "https")
+    with listening(type("Faking", (_Handler,), {"fake": fake}), certificate) as fake.port:
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-def certificate(folder: Path, *, first_day: int = -1) -> Path:
-    """A key and a certificate that it signed itself, for 127.0.0.1, in one file; valid from a day on, for ten."""
-    import ipaddress
-    from datetime import UTC, datetime, timedelta
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("OS_", "ST_")) or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("METASYNC_KEYRING", "off")
+    monkeypatch.setenv("ST_USER", "test:tester")
+    monkeypatch.setenv("ST_KEY", KEY)
 
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    begin = datetime.now(UTC) + timedelta(days=first_day)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(begin)
-        .not_valid_after(begin + timedelta(days=10))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / f"certificate{first_day}.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
-    return path
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with serving() as fake:
+        yield fake
+
+
+def opened(fake: Fake, place: str = "bucket/x") -> SwiftBackend:
+    backend = open_backend(parse_url(f"swift://{place}?auth={fake.root}/auth/v1.0"))
+    assert isinstance(backend, SwiftBackend)
+    return backend
+
+
+def stored(request: Request) -> Answer:
+    """The answer of a Swift that takes everything and has nothing else."""
+    if request.method == "PUT":
+        return Answer(201, b"", {**TRANS, "ETag": hashlib.md5(request.body).hexdigest()})
+    if request.method == "DELETE":
+        return Answer(204, b"", TRANS)
+    return Answer(404, NOT_FOUND, {**TRANS, "Content-Type": "text/html; charset=UTF-8"})

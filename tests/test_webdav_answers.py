@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from contract_kit import SMALL, passes
@@ -24,12 +23,12 @@ from dav_kit import (
     Store,
     entry,
     login,  # noqa: F401
-    make_certificate,
     multistatus,
     script,  # noqa: F401
     serving,
     store,  # noqa: F401
 )
+from http_kit import make_certificate
 
 from metasync.backends import _webdav_folder
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
@@ -328,14 +327,17 @@ def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) ->
     over.set()
 
 
-def test_a_body_that_drips(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [200, 404, 503])
+def test_a_body_that_drips(script: Script, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """A byte now and then is no reason to wait for the next, in what is asked for or in a refusal."""
     from metasync.backends import _webdav_http
 
-    clock = iter(range(0, 1_000_000, 70))
-    monkeypatch.setattr(_webdav_http, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    script.answer = lambda _: Answer(200, bytes(1 << 20))
-    with pytest.raises(UnreachableError, match="in time"):
-        script.open().get("a", max_bytes=1 << 17, length=1 << 17)
+    monkeypatch.setattr(_webdav_http, "SMALL_TIMEOUT_S", 0.3)
+    folder = multistatus(entry("/dav/x/", None))
+    script.answer = lambda asked: Answer(status, bytes(60), drip_s=0.05) if asked.method == "GET" else folder
+    with pytest.raises(BackendError, match="in time" if status == 200 else "not there|503"):
+        script.open().get("a", max_bytes=60)
+    assert script.sent_bytes < 60 + (status == 404) * len(folder.body)
 
 
 def test_closed(script: Script) -> None:

@@ -53,8 +53,10 @@ class Reply:
         """The body, as far as it has `most` bytes."""
         parts: list[bytes] = []
         left = most
+        # What has come, and no more is waited for: a server may send a byte a minute. urllib3 1 has no other.
+        some = getattr(self._raw, "read1", self._raw.read)
         while left:
-            data = self._raw.read(min(left, _READ_BYTES))
+            data = some(min(left, _READ_BYTES))
             if not data:
                 break
             parts.append(data)
@@ -112,6 +114,8 @@ class Wires:
             until = time.monotonic() + within_s
             data = io.BytesIO(body) if body is not None and len(body) > _PIECE_BYTES else body
             reply = Reply(line.request(method, path, data, headers), until, attempt)
+            if reply.status < 200:  # such as 103: what it announces would be read as the answer to another request
+                raise ConnectionError
             yield reply
             # A refusal may come before a long body was read, which would then be taken for the next request.
             kept = reply.ended and (reply.status < 400 or data is body)

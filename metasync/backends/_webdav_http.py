@@ -50,14 +50,9 @@ class Answer:
     ) -> None:
         raw = self._response.raw
         kept = self._is_in_order and (kind is None or issubclass(kind, Exception))  # such as that it is not there
-        try:
-            if kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX:
-                raw.read(_DRAINED_BYTES_MAX, decode_content=False)
-                if not raw.read(1, decode_content=False):
-                    raw.release_conn()
-                    return
-        except self._failures:
-            pass
+        if kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX and self._drained():
+            raw.release_conn()
+            return
         raw.close()
         raw.release_conn()
 
@@ -79,15 +74,31 @@ class Answer:
 
     def pieces(self) -> Iterator[bytes]:
         """The body. `NoAnswerError` if it breaks off or takes too long."""
+        while piece := self._next():
+            yield piece
+
+    def _next(self) -> bytes:
+        """What came of the body since; b"" at its end. No more is waited for: a server may send a byte a minute."""
+        raw = self._response.raw
+        read = getattr(raw, "read1", raw.read)  # urllib3 1 has no other
         try:
-            for piece in self._response.raw.stream(_PIECE_BYTES, decode_content=False):
-                if time.monotonic() > self._until:
-                    self._is_in_order = False
-                    raise NoAnswerError from TimeoutError()
-                yield piece
+            piece: bytes = read(_PIECE_BYTES, decode_content=False)
+            if time.monotonic() > self._until:
+                raise TimeoutError
         except self._failures as error:
             self._is_in_order = False
             raise NoAnswerError from error
+        return piece
+
+    def _drained(self) -> bool:
+        """Whether the rest of the body could be read. False: it is long, or it broke off."""
+        left = _DRAINED_BYTES_MAX
+        try:
+            while left > 0 and (piece := self._next()):
+                left -= len(piece)
+        except NoAnswerError:
+            return False
+        return left > 0
 
 
 class Connection:

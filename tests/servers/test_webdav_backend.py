@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import webdav
 from contract_kit import FULL, SMALL, passes
-from dav_kit import make_certificate
+from http_kit import make_certificate
 
 from metasync.backends import _webdav_folder
 from metasync.backends._base import Backend
