@@ -21,7 +21,7 @@ from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import ZERO_ID, Change, State, successor
 from metasync.consensus.witness import note_claims
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Sleep, Task, Work
+from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
 
 MIXED: dict[str, Form] = {"a": "log", "b": "block", "c": "block"}
@@ -109,9 +109,9 @@ def test_two_round_trips_for_a_message_and_no_create(monkeypatch: pytest.MonkeyP
     asked = {name: [op.kind for op in p.world.requests[name][n:]] for name, n in before.items()}
     assert state.v == 2
     assert sorted(asked["a"]) == ["create", "get"]
-    for name in "bc":  # the block; then two other devices, the block itself, and the birth
+    for name in "bc":  # the block, and the birth; then two other devices, the block itself, and the birth
         assert asked[name][0] == "put"
-        assert asked[name][1:] == ["get"] * 4
+        assert asked[name][1:] == ["get"] * 5
 
 
 def test_the_journal_stands_before_anything_is_sent() -> None:
@@ -542,6 +542,34 @@ def test_a_store_rolled_back_is_left_out() -> None:
     assert p.do(0, back.get_recent(second)) == second
     assert back.standings["a"].kind == "rolled back"
     assert back.standings["b"].kind == "ok"
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one process", "a process each"])
+@pytest.mark.parametrize("pushes", [1, 2, 3])
+def test_what_was_written_into_another_root_is_not_held_against_the_store(each: bool, pushes: int) -> None:
+    """A share that is not mounted is an empty folder, which takes blocks. Mounted again it lacks them, and votes."""
+    p = Place(ALL)
+    state = p.push(0, p.ws.genesis, b"1")
+    p.world.run()
+    saved = dict(p.world.stores["a"])
+    p.world.stores["a"].clear()
+    for number in range(pushes):
+        if each:
+            p.groups[0] = p.fresh(0, memory=p.groups[0].memory)
+        state = p.push(0, state, bytes([50 + number]))
+        p.world.run()
+        assert p.groups[0].standings["a"].kind == "replaced"
+    p.world.stores["a"].clear()
+    p.world.stores["a"].update(saved)
+    p.groups[0] = p.fresh(0, memory=p.groups[0].memory)
+    p.do(0, look(p.groups[0].member, p.instance(0, state), p.ws.acceptor_of("a")))
+    assert p.groups[0].standings["a"].kind == "ok"
+    away = UnreachableError("away")
+    p.world.fault_hook = lambda op: Reply(error=away) if op.backend == "b" else None
+    state = p.push(0, state, b"9")
+    p.world.run()
+    assert p.groups[0].standings["a"].kind == "ok"
+    assert p.newest(1) == state
 
 
 # The way back and the way ahead.

@@ -284,9 +284,11 @@ def _write(m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: R
 
 
 def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *, fresh: bool) -> Task:
-    """Has a journalled block stand. -> None, or the Outcome.
+    """Has a journalled block stand, on the root that is meant. -> None, or the Outcome.
 
     Not `fresh`: it may have been sent before, so it is sent only if it is not there, and is to be these very bytes.
+    What another root took (an empty folder, where a share is not mounted) is sent again, and never remembered: the
+    right one would be blamed for not having it.
     """
     me = m.identity.device_id
     path = block_path(m.keys, journal.epoch, journal.era, acceptor_id, journal.v, me, journal.idx)
@@ -298,7 +300,9 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
         if attempt:
             yield Sleep(RETRY_FIRST_S * (1 << attempt))
         if not fresh or attempt:
-            found = yield from _get(backend, path)
+            found, is_born = yield from _beside_birth(m, instance, acceptor_id, _get(backend, path))
+            if not is_born:
+                return Outcome("failed", "birth")
             if isinstance(found, BackendError):
                 error = found
             elif found is not None:
@@ -306,14 +310,27 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
                     return _other_bytes(m, instance, acceptor_id, journal, found)
                 return _confirmed(m, instance, acceptor_id, journal)
         if error is None or attempt:
-            reply: Reply = yield Op(backend, "put", path, journal.data, timeout_s=OP_TIMEOUT_S)
-            error = reply.error
+            error, is_born = yield from _beside_birth(m, instance, acceptor_id, _put(backend, path, journal.data))
+            if not is_born:
+                return Outcome("failed", "birth")  # it may have landed in a root that is not the one meant
             if error is None:
                 return _confirmed(m, instance, acceptor_id, journal)
         if not error.retryable:
             break
     assert error is not None
     return m.fault(instance, acceptor_id, error)
+
+
+def _beside_birth(m: Member, instance: Instance, acceptor_id: bytes, task: Task) -> Task:
+    """-> (what the task returns, bool: the birth object that was read beside it is right)."""
+    got = yield Gather({"task": task, "birth": read_birth(m, instance, acceptor_id)})
+    return got["task"], got["birth"]
+
+
+def _put(backend: str, path: str, data: bytes) -> Task:
+    """-> None, or the `BackendError`."""
+    reply: Reply = yield Op(backend, "put", path, data, timeout_s=OP_TIMEOUT_S)
+    return reply.error
 
 
 def _confirmed(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal) -> Outcome | None:
