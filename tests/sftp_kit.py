@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import paramiko
+import pytest
+
+from metasync.backends._base import Backend
+from metasync.backends._registry import open_backend, parse_url
 
 OPEN, CLOSE, READ, WRITE, LSTAT, FSTAT, OPENDIR, READDIR = 3, 4, 5, 6, 7, 8, 11, 12
 REMOVE, MKDIR, REALPATH, STAT, RENAME, STATUS, HANDLE, DATA, NAME, ATTRS = 13, 14, 16, 17, 18, 101, 102, 103, 104, 105
@@ -65,6 +69,16 @@ def room(free: int = 1 << 40, *, files: int = 1 << 20, fsid: int = 7, flags: int
     )
 
 
+CALLS: dict[str, Callable[[Backend], object]] = {
+    "create": lambda b: b.create("d/new", b"x"),
+    "put": lambda b: b.put("d/a", b"x"),
+    "get": lambda b: b.get("d/a", max_bytes=99),
+    "get much": lambda b: b.get("d/a", max_bytes=1 << 20),
+    "stat": lambda b: b.stat("d/a"),
+    "list": lambda b: b.list("d"),
+    "delete": lambda b: b.delete("d/a"),
+}
+
 Answer = bytes | None
 """A packet in which the first "%b" stands for the request's number; None: the connection breaks."""
 
@@ -100,16 +114,23 @@ class Script:
     version: str = OPENSSH
     extensions: tuple[tuple[str, bytes], ...] = EXTENSIONS
     hello: bytes | None = None
-    password: str | None = None  # None: everybody with a key is let in
+    password: str | bytes | None = None  # None: everybody with a key is let in
     by_dialogue: bool = False
     backwards: bool = False  # answers to what was sent at once come in the other order
     asked: list[str] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
     port: int = 0
+    connections: int = 0
     _ends: list[paramiko.Transport] = field(default_factory=list)
+    _channels: list[paramiko.Channel] = field(default_factory=list)
 
     def url(self, path: str = ROOT) -> str:
         return f"sftp://someone@127.0.0.1:{self.port}{path}"
+
+    def hang_up(self) -> None:
+        """Ends every session, and no connection."""
+        while self._channels:
+            self._channels.pop().close()
 
     def drop(self) -> None:
         """Breaks every connection."""
@@ -153,6 +174,7 @@ class _Sftp(paramiko.SubsystemHandler):
         self._script = server._script
 
     def start_subsystem(self, name: str, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+        self._script._channels.append(channel)
         with contextlib.suppress(EOFError, OSError):
             self._serve(transport, channel)
         channel.close()
@@ -208,6 +230,7 @@ def serving(home: Path) -> Iterator[Script]:
             except OSError:
                 return
             transport = paramiko.Transport(way)
+            script.connections += 1
             script._ends.append(transport)
             transport.local_version = script.version
             transport.add_server_key(key)
@@ -224,3 +247,31 @@ def serving(home: Path) -> Iterator[Script]:
         listener.close()
         script.drop()
         thread.join(5)
+
+
+Opened = Callable[[Script], Backend]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    for name, value in {"HOME": str(tmp_path), "SSH_AUTH_SOCK": "", "METASYNC_KEYRING": "off"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("METASYNC_SFTP_PASSWORD", raising=False)
+    (tmp_path / ".ssh").mkdir()
+    paramiko.ECDSAKey.generate().write_private_key_file(str(tmp_path / ".ssh/id_ecdsa"))
+    with serving(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Opens backends that are closed after the test."""
+    found: list[Backend] = []
+
+    def open_it(script: Script) -> Backend:
+        found.append(open_backend(parse_url(script.url())))
+        return found[-1]
+
+    yield open_it
+    for backend in found:
+        backend.close()

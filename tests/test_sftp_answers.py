@@ -1,22 +1,18 @@
+# ruff: noqa: F811 - pytest finds fixtures by the names of parameters
 """What the SFTP backend makes of answers that OpenSSH does not give; a small server here gives them."""
 
 from __future__ import annotations
 
-import socket
 import struct
-import sys
-import threading
-import types
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 pytest.importorskip("paramiko")
 
-import paramiko
 import sftp_kit as kit
 from sftp_kit import (
+    CALLS,
     CLOSE,
     EXTENSIONS,
     FSTAT,
@@ -34,32 +30,24 @@ from sftp_kit import (
     STATVFS,
     WRITE,
     Answer,
+    Opened,
     Script,
     asked_for,
     attributes,
     attrs,
     data,
     names,
+    opened,  # noqa: F401 - a fixture
     room,
-    serving,
+    script,  # noqa: F401 - a fixture
     sound,
     status,
     text,
 )
 
-from metasync.backends._base import Backend, Space, TellsSpace
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends._base import Space, TellsSpace
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
-CALLS: dict[str, Callable[[Backend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
-    "put": lambda b: b.put("d/a", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=99),
-    "get much": lambda b: b.get("d/a", max_bytes=1 << 20),
-    "stat": lambda b: b.stat("d/a"),
-    "list": lambda b: b.list("d"),
-    "delete": lambda b: b.delete("d/a"),
-}
 ASKED = {
     "create": LINK,
     "put": POSIX_RENAME,
@@ -71,31 +59,6 @@ ASKED = {
 }
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    for name, value in {"HOME": str(tmp_path), "SSH_AUTH_SOCK": "", "METASYNC_KEYRING": "off"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("METASYNC_SFTP_PASSWORD", raising=False)
-    (tmp_path / ".ssh").mkdir()
-    paramiko.ECDSAKey.generate().write_private_key_file(str(tmp_path / ".ssh/id_ecdsa"))
-    with serving(tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[[Script], Backend]]:
-    """Opens backends that are closed after the test."""
-    found: list[Backend] = []
-
-    def open_it(script: Script) -> Backend:
-        found.append(open_backend(parse_url(script.url())))
-        return found[-1]
-
-    yield open_it
-    for backend in found:
-        backend.close()
-
-
 def says(what: int | str, answer: Answer) -> Callable[[int, bytes], Answer]:
     """A sound server but for one kind of request below the root."""
 
@@ -105,9 +68,6 @@ def says(what: int | str, answer: Answer) -> Callable[[int, bytes], Answer]:
         return sound(kind, body)
 
     return reply
-
-
-Opened = Callable[[Script], Backend]
 
 
 # The server's no.
@@ -442,99 +402,3 @@ def test_a_server_with_an_older_protocol(script: Script, opened: Opened) -> None
         with pytest.raises(RefusedError, match="what answers there is not SFTP") as caught:
             opened(script)
         assert "login script" in caught.value.next_step
-
-
-@pytest.mark.parametrize(
-    ("sent", "said"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n<html></html>", "is not an SSH server"),
-        (b"", "broke off|not an SSH server"),
-        (None, "not answer in time"),
-    ],
-)
-def test_what_is_no_ssh_server(script: Script, monkeypatch: pytest.MonkeyPatch, sent: bytes | None, said: str) -> None:
-    monkeypatch.setattr("metasync.backends._sftp_line._LOGIN_TIMEOUT_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        over = threading.Event()
-
-        def serve() -> None:
-            way, _ = listener.accept()
-            with way:
-                if sent is None:
-                    over.wait(10)
-                else:
-                    way.sendall(sent)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(UnreachableError, match=said) as caught:
-            open_backend(parse_url(f"sftp://x@127.0.0.1:{listener.getsockname()[1]}/store"))
-        assert caught.value.retryable
-        over.set()
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    ("host", "said"),
-    [("127.0.0.1:{free}", "connection refused"), ("no-such-host.invalid", "its name cannot be resolved")],
-)
-def test_a_server_that_is_not_there(script: Script, host: str, said: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    with pytest.raises(UnreachableError, match=said) as caught:
-        open_backend(parse_url(f"sftp://x@{host.format(free=free)}/store"))
-    assert caught.value.next_step
-
-
-# Passwords.
-
-
-def keyring_with(monkeypatch: pytest.MonkeyPatch, secrets: dict[tuple[str, str], str]) -> None:
-    errors = types.ModuleType("keyring.errors")
-    errors.KeyringError = type("KeyringError", (Exception,), {})  # type: ignore[attr-defined]
-    module = types.ModuleType("keyring")
-    module.errors = errors  # type: ignore[attr-defined]
-    module.get_password = lambda service, account: secrets.get((service, account))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "keyring", module)
-    monkeypatch.setitem(sys.modules, "keyring.errors", errors)
-    monkeypatch.setenv("METASYNC_KEYRING", "on")
-
-
-@pytest.mark.parametrize("by_dialogue", [False, True])
-@pytest.mark.parametrize("source", ["environment", "keyring"])
-def test_a_password(
-    script: Script, opened: Opened, monkeypatch: pytest.MonkeyPatch, by_dialogue: bool, source: str
-) -> None:
-    script.password, script.by_dialogue = "hunter2", by_dialogue
-    with pytest.raises(RefusedError, match="is not let in") as caught:
-        opened(script)
-    assert "METASYNC_SFTP_PASSWORD, or run: keyring set metasync someone@127.0.0.1" in caught.value.next_step
-    if source == "environment":
-        monkeypatch.setenv("METASYNC_SFTP_PASSWORD", "hunter2")
-    else:
-        keyring_with(monkeypatch, {("metasync", "someone@127.0.0.1"): "hunter2"})
-    backend = opened(script)
-    assert backend.list("") == ()
-    assert script.tried[-1] == ("dialogue" if by_dialogue else "password")
-    assert "hunter2" not in repr(backend)
-
-
-@pytest.mark.parametrize("by_dialogue", [False, True])
-def test_a_wrong_password(script: Script, opened: Opened, monkeypatch: pytest.MonkeyPatch, by_dialogue: bool) -> None:
-    script.password, script.by_dialogue = "right", by_dialogue
-    monkeypatch.setenv("METASYNC_SFTP_PASSWORD", "hunter2")
-    with pytest.raises(RefusedError, match=r"tried: .*the password") as caught:
-        opened(script)
-    assert "hunter2" not in f"{caught.value}{caught.value!r}"
-    assert script.tried.count("dialogue" if by_dialogue else "password") == 1, "nobody is locked out"
-
-
-def test_no_password_goes_to_a_server_that_is_not_known(
-    script: Script, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("METASYNC_SFTP_PASSWORD", "hunter2")
-    script.password = "hunter2"
-    (script.home / ".ssh/known_hosts").unlink()
-    with pytest.raises(RefusedError, match="not known here"):
-        opened(script)
-    assert script.tried == []

@@ -184,6 +184,51 @@ def test_match_exec_is_carried_out(ssh: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
+def test_included_files(ssh: Path) -> None:
+    """With those that they include, in the order in which they stand; those of other hosts' blocks are left out."""
+    (ssh / "config").write_text(
+        "Include conf.d/* ~/.ssh/absent\n"
+        "User everybody\n"
+        "Host other\n  Include others\n  Port 1\n"
+        "Host nas\n  Include = 'of the nas'\n  IdentityFile ~/.ssh/last\n"
+    )
+    (ssh / "conf.d").mkdir()
+    (ssh / "conf.d/a").write_text("Host nas\n  HostName one.example\n  Include more\n  IdentitiesOnly yes\n")
+    (ssh / "conf.d/b").write_text("Host nas\n  HostName two.example\nHost other\n  User nobody\n")
+    (ssh / "more").write_text("Host other\n  Port 3\nHost *\n  Port 2200\n")
+    (ssh / "others").write_text("Port 2\nHost *\n  HostKeyAlias wrong\n")
+    (ssh / "of the nas").write_text("IdentityFile ~/.ssh/first\n")
+    server = server_of("nas", None, None)
+    assert (server.host, server.port, server.user) == ("one.example", 2200, "everybody")
+    assert (server.known_as, server.only_those) == ("[one.example]:2200", True)
+    assert server.key_files == (str(ssh / "first"), str(ssh / "last"))
+    other = server_of("other", None, None)
+    assert (other.host, other.port, other.user, other.known_as) == ("other", 2, "nobody", "wrong")
+
+
+def test_files_that_include_each_other(ssh: Path) -> None:
+    (ssh / "config").write_text("Include config\nPort 2200\n")
+    assert server_of("nas", None, None).port == 2200
+
+
+def test_where_the_agent_is(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    monkeypatch.setenv("OTHER", "/run/other")
+    said = {
+        "": "/run/agent",
+        "IdentityAgent SSH_AUTH_SOCK": "/run/agent",
+        "IdentityAgent none": "",
+        "IdentityAgent $OTHER": "/run/other",
+        "IdentityAgent ${OTHER}/s": "/run/other/s",
+        'IdentityAgent "~/Group Containers/agent.sock"': str(ssh.parent / "Group Containers/agent.sock"),
+    }
+    for line, path in said.items():
+        (ssh / "config").write_text(f"Host nas\n  Port 22\n  {line}\n")
+        assert server_of("nas", None, None).agent == path, line
+    (ssh / "config").write_text("IdentityFile ${OTHER}/key\n")
+    assert server_of("nas", None, None).key_files == ("/run/other/key",)
+
+
 @pytest.mark.parametrize(
     "content", [b"Host \xff\n", b"Host nas\n  Port many\n", b"Host nas\n  Port 0\n", b"nonsense\n"]
 )
@@ -223,6 +268,8 @@ def test_urls(url: str) -> None:
         ("sftp://nas/", "a folder of its own"),
         ("sftp://nas/~", "a folder of its own"),
         ("sftp://nas/~/", "a folder of its own"),
+        ("sftp://nas/~//.", "a folder of its own"),
+        ("sftp://nas/.", "a folder of its own"),
         ("sftp://nas/a/../b", "a folder of its own"),
         ("sftp://nas/~bob/store", "a folder of its own"),
         ("sftp://nas:0/store", "begins with a server"),

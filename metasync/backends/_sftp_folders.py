@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metasync.backends import _sftp_packets as sftp
 from metasync.backends._names import TEMP_PREFIX
-from metasync.backends._sftp_packets import FSYNC, STATVFS, ProtocolError, StatusError
+from metasync.backends._sftp_packets import FSYNC, STATVFS, ProtocolError, Reply, StatusError
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ def readable(path: bytes) -> str:
 def find_root(session: Session, path: bytes, host: str, *, create: bool) -> tuple[bytes, int | None]:
     """The folder's real path, and what its file system is called."""
     path = path.rstrip(b"/")
-    shown = f"{readable(path)} at {host}"
+    shown = f"{'' if path.startswith(b'/') else '~/'}{readable(path)} at {host}"
+    made: list[Reply] = []
     if create:
         parts = path.split(b"/")
         steps = (b"/".join(parts[:n]) for n in range(1, len(parts) + 1))
-        session.ask(*(sftp.mkdir(step) for step in steps if step))  # those that are there say no
+        made = session.ask(*(sftp.mkdir(step) for step in steps if step))  # those that are there say no
     measure = [sftp.statvfs(path)] if STATVFS in session.powers else []
     try:
         found, real, *room = session.ask(sftp.stat_of(path), sftp.realpath(path), *measure)
@@ -43,6 +45,8 @@ def find_root(session: Session, path: bytes, host: str, *, create: bool) -> tupl
             raise ProtocolError("no path where one was due")
         fsid = sftp.room_of(room[0]).fsid if room else None
     except StatusError as error:
+        if made and error.code in {*sftp.ABSENT, sftp.FAILURE}:
+            raise _not_made(why_not_made(made), shown) from error
         raise root_error(error, shown) from error
     return root.rstrip(b"/") or b"/", fsid
 
@@ -57,6 +61,28 @@ def root_error(error: StatusError, shown: str) -> BackendError:
             next_step="Is the drive mounted there, and the path right? Only init makes a folder that is missing.",
         )
     return BackendError(f"cannot reach {shown}: {error}")
+
+
+def why_not_made(made: Sequence[Reply]) -> StatusError:
+    """The reason in the answers to several `mkdir`, each in the folder before, of which the last is not there.
+
+    A folder that is there says "failure", and so does one for which there is no space.
+    """
+    codes = map(sftp.status_of, made)
+    told = (code for code in codes if code not in {sftp.OK, sftp.FAILURE, sftp.FILE_ALREADY_EXISTS})
+    return StatusError(next(told, sftp.FAILURE))
+
+
+def _not_made(error: StatusError, shown: str) -> BackendError:
+    if error.code in sftp.ABSENT:
+        return RefusedError(
+            f"cannot make {shown}: on the way to it there is a file, or a link that leads nowhere",
+            next_step="Name another folder in the URL.",
+        )
+    return RefusedError(
+        f"cannot make {shown}: {error}",
+        next_step="Make it there as whoever may, or name a folder in which this login may write.",
+    )
 
 
 def flushing(session: Session, handle: bytes) -> tuple[sftp.Request, ...]:

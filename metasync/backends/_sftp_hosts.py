@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import glob
 import hashlib
 import hmac
 import os
@@ -23,6 +24,10 @@ from metasync.errors import RefusedError
 
 PORT: Final = 22
 _CONFIG = "~/.ssh/config"
+_AGENT_VARIABLE = "SSH_AUTH_SOCK"
+_SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*)")
+_INCLUDE = re.compile(r"^\s*include\b", re.IGNORECASE | re.MULTILINE)
+_DEPTH_MAX = 16  # of files that include each other, as with OpenSSH
 _EXEC = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
 _KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 _SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
@@ -43,6 +48,10 @@ class Server(NamedTuple):
     proxy: str
     """A command whose standard input and output lead to the server; "": none."""
     known_hosts: tuple[str, ...]
+    agent: str = ""
+    """The agent's socket; "": there is none, or it is to be left alone."""
+    alias: str = ""
+    """What the URL calls it."""
 
     @property
     def login(self) -> str:
@@ -69,7 +78,7 @@ def server_of(host: str, port: int | None, user: str | None) -> Server:
         port=number,
         user=user or str(said.get("user") or "") or _local_user(),
         known_as=str(alias) if alias else (name if number == PORT else f"[{name}]:{number}").lower(),
-        key_files=tuple(os.path.expanduser(str(f)) for f in said.get("identityfile") or ()),
+        key_files=tuple(_path(f) for f in said.get("identityfile") or ()),
         only_those=str(said.get("identitiesonly", "")).lower() in {"yes", "true"},
         proxy=_proxy(said, name, number),
         known_hosts=tuple(
@@ -79,6 +88,8 @@ def server_of(host: str, port: int | None, user: str | None) -> Server:
                 *(shlex.split(str(system_files)) if system_files else _SYSTEM_KNOWN_HOSTS),
             )
         ),
+        agent=_agent(str(said.get("identityagent") or "")),
+        alias=host,
     )
 
 
@@ -193,6 +204,7 @@ def _config(host: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_FILE_BYTES_MAX)
+        text = _with_included(text, host)
         if _EXEC.search(text):
             with_match_exec()
         return dict(paramiko.SSHConfig.from_text(text).lookup(host))
@@ -200,8 +212,51 @@ def _config(host: str) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, ImportError, paramiko.SSHException) as error:
         raise RefusedError(
-            f"cannot read {path}: {type(error).__name__}", next_step=f"Try: ssh -G {shlex.quote(host)}"
+            f"cannot make sense of {path}: {type(error).__name__}",
+            next_step=f"See what ssh says of it: ssh -G {shlex.quote(host)}",
         ) from None
+
+
+def _with_included(text: str, host: str, depth: int = 0) -> str:
+    """`text` with the files that its `Include` lines name, where those stand in a block that is about `host`."""
+    if _INCLUDE.search(text) is None:
+        return text
+    block, lines = "Host *", []
+    for line in text.splitlines():
+        match = _SETTING.match(line)
+        key = match[1].lower() if match else ""
+        if key in ("host", "match"):
+            block = line
+        if match is None or key != "include":
+            lines.append(line)
+        elif depth < _DEPTH_MAX and _is_about(block, host):
+            for pattern in shlex.split(match[2], comments=True):
+                for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
+                    with open(path, encoding="utf-8") as file:
+                        lines.append(_with_included(file.read(_FILE_BYTES_MAX), host, depth + 1))
+            lines.append(block)  # what follows belongs to it again
+    return "\n".join(lines)
+
+
+def _is_about(block: str, host: str) -> bool:
+    """Whether what stands below such a line counts for a host."""
+    if _EXEC.search(block):
+        with_match_exec()
+    return "metasync" in paramiko.SSHConfig.from_text(f"{block}\n  metasync yes\n").lookup(host)
+
+
+def _path(text: Any) -> str:
+    """A path of the configuration, with ~ and ${NAME} put in."""
+    return os.path.expanduser(re.sub(r"\$\{(\w+)\}", lambda name: os.environ.get(name[1], ""), str(text)))
+
+
+def _agent(text: str) -> str:
+    """Where the agent listens: what `IdentityAgent` says, else SSH_AUTH_SOCK."""
+    if not text or text == _AGENT_VARIABLE:
+        return os.environ.get(_AGENT_VARIABLE, "")
+    if text.startswith("$") and not text.startswith("${"):
+        return os.environ.get(text[1:], "")
+    return "" if text.lower() == "none" else _path(text)
 
 
 def _port(text: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +21,10 @@ from metasync.errors import BackendError, RefusedError, UnreachableError
 PASSWORD_VARIABLE: Final = "METASYNC_SFTP_PASSWORD"  # noqa: S105
 _USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _KEYS_MAX = 6  # a server ends the connection after so many attempts (MaxAuthTries of OpenSSH)
+_KEYS_BEFORE_PASSWORD_MAX = 4  # one more goes to the question which ways there are, and one to the password
+_UNSIGNED = ("ssh-agent", "signing")  # what paramiko's errors say where an agent did not sign
+_LIST_TIMEOUT_S = 5  # for an agent to say what it holds
+_SIGN_TIMEOUT_S = 15  # for an agent that asks its user first; a login has to be through in 20
 
 
 def log_in(transport: Any, server: Server) -> None:
@@ -33,6 +38,28 @@ def log_in(transport: Any, server: Server) -> None:
         raise attempt.refused() if transport.is_active() else attempt.cut_off() from None
 
 
+class _AgentWay:
+    """A socket to the agent. paramiko reads it in a thread in which other errors than its own would be lost."""
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        self._socket = socket.socket(socket.AF_UNIX)
+        self.send = self._socket.send
+        self.close = self._socket.close
+        self.settimeout = self._socket.settimeout
+
+    def connect(self, path: str, timeout_s: float) -> None:
+        self._socket.settimeout(timeout_s)
+        self._socket.connect(path)
+
+    def recv(self, count: int) -> bytes:
+        try:
+            return self._socket.recv(count)
+        except OSError as error:
+            self.is_silent = isinstance(error, TimeoutError)
+            raise paramiko.SSHException("the ssh-agent gives no answer") from error
+
+
 class _Attempt:
     """One try to log in, and what was tried."""
 
@@ -41,14 +68,20 @@ class _Attempt:
         self._tried: list[str] = []
         self._locked: list[str] = []
         self._allowed: list[str] = []
+        self._agent_silent = False
 
     def with_keys(self, transport: Any) -> bool:
         """Whether a key was enough."""
-        agent = paramiko.Agent() if os.environ.get("SSH_AUTH_SOCK") else None
+        agent = self._agent()
         try:
             for name, key in self._keys(agent):
                 if len(self._tried) >= _KEYS_MAX:
                     break
+                if len(self._tried) == _KEYS_BEFORE_PASSWORD_MAX and password_of(self._server) is not None:
+                    if self._is_open_to_all(transport):
+                        return True
+                    if self._takes_password():
+                        break
                 self._tried.append(name)
                 try:
                     more = transport.auth_publickey(self._server.user, key)
@@ -59,27 +92,25 @@ class _Attempt:
                     if not transport.is_active():
                         raise
                     continue
+                except paramiko.SSHException as error:
+                    if any(word in str(error) for word in _UNSIGNED):
+                        raise self._unsigned() from error
+                    raise
                 self._allowed = list(more)  # what it wants in addition
                 return not more
         finally:
             if agent is not None:
-                agent.close()
+                agent._close()
         return False
 
     def with_password(self, transport: Any) -> bool:
         """Whether the password was enough, or none is needed."""
-        if not self._allowed:
-            try:
-                transport.auth_none(self._server.user)
-            except paramiko.BadAuthenticationType as error:
-                self._allowed = list(error.allowed_types)
-            else:
-                return True
-        if not {"password", "keyboard-interactive"} & set(self._allowed):
+        if self._is_open_to_all(transport):
+            return True
+        given = password_of(self._server) if self._takes_password() else None
+        if given is None:
             return False
-        password = password_of(self._server)
-        if password is None:
-            return False
+        password = given.encode("utf-8", "surrogateescape")  # bytes of the environment that are no text stay themselves
         self._tried.append("the password")
         if "password" in self._allowed:
             try:
@@ -87,11 +118,41 @@ class _Attempt:
             except paramiko.BadAuthenticationType:
                 pass  # it wants it by dialogue alone
 
-        def answer(_title: str, _instructions: str, questions: list[tuple[str, bool]]) -> list[str]:
+        def answer(_title: str, _instructions: str, questions: list[tuple[str, bool]]) -> list[bytes]:
             hidden = [not shown for _, shown in questions]
-            return [password] if hidden == [True] else ["" for _ in questions]
+            return [password] if hidden == [True] else [b"" for _ in questions]
 
         return not transport.auth_interactive(self._server.user, answer)
+
+    def _is_open_to_all(self, transport: Any) -> bool:
+        """Asks which ways there are, unless that is known. Whether none was needed."""
+        if self._allowed:
+            return False
+        try:
+            transport.auth_none(self._server.user)
+        except paramiko.BadAuthenticationType as error:
+            self._allowed = list(error.allowed_types)
+            return False
+        return True
+
+    def _takes_password(self) -> bool:
+        return bool({"password", "keyboard-interactive"} & set(self._allowed))
+
+    def _agent(self) -> Any:
+        """What paramiko's own `Agent` is, but for its bounds in time: it waits for an agent for ever."""
+        if not self._server.agent:
+            return None
+        way = _AgentWay()
+        agent = paramiko.agent.AgentSSH()
+        try:
+            way.connect(self._server.agent, _LIST_TIMEOUT_S)
+            agent._connect(way)
+            way.settimeout(_SIGN_TIMEOUT_S)
+        except Exception:  # noqa: BLE001  # it is not there, or answers anything: there are keys in files
+            self._agent_silent = way.is_silent
+            way.close()
+            return None
+        return agent
 
     def _keys(self, agent: Any) -> Iterator[tuple[str, Any]]:
         """Keys with their names: those of the configuration, the agent's, the usual ones; each once."""
@@ -127,7 +188,13 @@ class _Attempt:
         steps = []
         if self._locked:
             steps.append(f"The key {self._locked[0]} is encrypted: run ssh-add {shlex.quote(self._locked[0])}.")
-        if {"password", "keyboard-interactive"} & set(self._allowed):
+        if self._agent_silent:
+            steps.append(f"The SSH agent ({self._server.agent}) does not answer: is it locked, or waiting for you?")
+        if "the password" in self._tried and os.environ.get(PASSWORD_VARIABLE):
+            steps.append(f"It does not take the password in {PASSWORD_VARIABLE}.")
+        elif "the password" in self._tried:
+            steps.append(f"Correct the password: keyring set {SERVICE} {shlex.quote(self._server.login)}")
+        elif self._takes_password():
             steps.append(f"Set {PASSWORD_VARIABLE}, or run: keyring set {SERVICE} {shlex.quote(self._server.login)}")
         elif not self._locked:
             flag = "" if self._server.port == PORT else f"-p {self._server.port} "
@@ -135,6 +202,13 @@ class _Attempt:
         ways = ", ".join(w for w in self._allowed if w.isascii() and w.isprintable())[:100] or "nothing"
         return RefusedError(
             f"{self._server.login} is not let in ({tried}; the server takes: {ways})", next_step=" ".join(steps)
+        )
+
+    def _unsigned(self) -> RefusedError:
+        return RefusedError(
+            f"{self._server.login} is not let in: the SSH agent does not sign with a key that it lists",
+            next_step="Is the agent locked, or waiting for you? Or name another key in ~/.ssh/config (IdentityFile,"
+            " IdentitiesOnly yes).",
         )
 
     def cut_off(self) -> BackendError:

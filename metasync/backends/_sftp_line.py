@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import socket
 import subprocess
 import sys
@@ -94,8 +95,9 @@ class Line:
             connection = self._connected()
             with self._lock:
                 while self._connection is connection and connection.is_active():
-                    if connection.idle:
-                        return connection, connection.idle.pop()
+                    session = connection.idle_session()
+                    if session is not None:
+                        return connection, session
                     if connection.sessions < connection.sessions_max:
                         connection.sessions += 1
                         break
@@ -105,9 +107,9 @@ class Line:
                         )
                 else:
                     continue
-            session = self._opened(connection)
-            if session is not None:
-                return connection, session
+            opened = self._opened(connection)
+            if opened is not None:
+                return connection, opened
 
     def _opened(self, connection: _Connection) -> Session | None:
         """A new session. None: the server allows no more of them at once."""
@@ -187,6 +189,8 @@ class _Connection:
         self._server = server
         self._way, self._process = _way_to(server)
         self._transport = paramiko.Transport(self._way, default_window_size=_WINDOW_BYTES)
+        # `_ended_after` bounds these: a server that is silent is to be told from one that is no SSH server.
+        self._transport.banner_timeout = self._transport.handshake_timeout = 2 * _LOGIN_TIMEOUT_S
         try:
             with self._ended_after(_LOGIN_TIMEOUT_S) as overdue:
                 try:
@@ -203,6 +207,15 @@ class _Connection:
 
     def is_active(self) -> bool:
         return bool(self._transport.is_active())
+
+    def idle_session(self) -> Session | None:
+        """One that is not lent, if there is any. To be called with the line's lock held."""
+        while self.idle:
+            session = self.idle.pop()
+            if session.is_open():
+                return session
+            self.sessions -= 1
+        return None
 
     def open_session(self) -> Session:
         with self._ended_after(_SESSION_TIMEOUT_S):
@@ -328,6 +341,11 @@ def _no_login(server: Server, error: Exception, *, overdue: bool) -> BackendErro
         why = "what answers there is not an SSH server"
     else:
         why = "it broke off before anybody was logged in"
+    if server.proxy:
+        return UnreachableError(
+            f"cannot connect to {server.host} by the ProxyJump or ProxyCommand of ~/.ssh/config: {why}",
+            next_step=f"See what it says: ssh {shlex.quote(server.alias)}",
+        )
     return UnreachableError(
         f"cannot connect to {server.host}, port {server.port}: {why}", next_step="Check the server and its port."
     )

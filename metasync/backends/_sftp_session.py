@@ -48,6 +48,10 @@ class Session:
         self._unwanted: set[int] = set()
         self.powers = sftp.version(self._packet())
 
+    def is_open(self) -> bool:
+        """Whether the server has not ended it: some do, after a while of silence, and leave the connection alone."""
+        return not (self._channel.closed or self._channel.eof_received)
+
     def close(self) -> None:
         self._channel.close()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -37,6 +38,7 @@ from metasync.backends._sftp_folders import (
     remove_temp,
     root_error,
     sweep_folder,
+    why_not_made,
 )
 from metasync.backends._sftp_packets import HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
@@ -52,6 +54,7 @@ _SMALL_BYTES_MAX = 1 << 18
 _LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for before the bytes are sent
 _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
+_LEFT_OVER_MAX = 64  # temporary files remembered, of writes that broke off: as many as a command has under way, twice
 
 _HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 
@@ -71,6 +74,7 @@ class SftpBackend:
         self._shown = f"{readable(root)} at {line.server.host}"
         self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{readable(root)}")
         self._closed = False
+        self._left_over: deque[bytes] = deque(maxlen=_LEFT_OVER_MAX)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown})"
@@ -87,7 +91,7 @@ class SftpBackend:
             raise UsageError("not a user to log in as", next_step="Write sftp://user@host/path.")
         parts = url.path.rstrip("/").split("/")[1:]
         home = bool(parts) and parts[0].startswith("~")
-        if not parts or ".." in parts or (home and (parts[0] != "~" or len(parts) == 1)):
+        if not {*parts[home:]} - {"", "."} or ".." in parts or (home and parts[0] != "~"):
             raise UsageError(
                 "an SFTP URL names a folder of its own",
                 next_step="Write sftp://host/absolute/path, or sftp://host/~/path for one below the home there.",
@@ -103,9 +107,9 @@ class SftpBackend:
         assert match is not None, "a URL that was not checked"
         host = match[2].strip("[]")
         line = Line(server_of(host, int(match[3]) if match[3] else None, match[1]))
-        asked = url.path.removeprefix("/~/") if url.path.startswith("/~/") else url.path
+        asked = url.path.removeprefix("/~/").lstrip("/") if url.path.startswith("/~/") else url.path
         try:
-            with line.session(_SMALL_TIMEOUT_S, f"cannot open {asked}") as session:
+            with line.session(_SMALL_TIMEOUT_S, f"cannot open {url.path}") as session:
                 root, fsid = find_root(session, os.fsencode(asked), line.server.host, create=create_root)
                 powers = session.powers
         except BaseException:
@@ -125,18 +129,17 @@ class SftpBackend:
         with self._calling("create", path, len(data)) as session:
             if len(data) >= _LOOK_FIRST_BYTES and is_taken(session, target):
                 return False
-            temp, handle = self._write_temp(session, path, data)
-            return self._give_name(session, handle, temp, target)
+            with self._temp_name(path) as temp:
+                handle = self._write_temp(session, path, temp, data)
+                return self._give_name(session, handle, temp, target)
 
     def put(self, path: str, data: bytes) -> None:
         target = self._path(path)
-        with self._calling("put", path, len(data)) as session:
-            temp, handle = self._write_temp(session, path, data)
-            renamed, *others = session.ask(
-                sftp.posix_rename(temp, target), *flushing(session, handle), sftp.close(handle)
-            )
+        with self._calling("put", path, len(data)) as session, self._temp_name(path) as temp:
+            handle = self._write_temp(session, path, temp, data)
+            replies = session.ask(sftp.posix_rename(temp, target), *flushing(session, handle), sftp.close(handle))
             try:
-                for reply in (renamed, *others):
+                for reply in replies:
                     sftp.done(reply)
             except StatusError:
                 remove_temp(session, temp)
@@ -256,6 +259,9 @@ class SftpBackend:
         what = f"{path} in {self._shown}" if path else self._shown
         timeout_s = _SMALL_TIMEOUT_S if size_bytes <= _SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
         with self._line.session(timeout_s, f"cannot {verb} {what}") as session:
+            while self._left_over:
+                with contextlib.suppress(IndexError):  # another thread had it
+                    session.send(sftp.remove(self._left_over.popleft()), unwanted=True)
             try:
                 yield session
             except StatusError as error:
@@ -264,10 +270,21 @@ class SftpBackend:
                     raise NotFoundError(f"{path} is not in {self._shown}") from error
                 raise self._refusal(session, error, verb, what, self._below(path), size_bytes) from error
 
-    def _write_temp(self, session: Session, path: str, data: bytes) -> tuple[bytes, bytes]:
-        """Stores `data`, flushed, under a temporary name beside its place; -> the name, and a handle still open."""
+    @contextlib.contextmanager
+    def _temp_name(self, path: str) -> Iterator[bytes]:
+        """A name beside an object's place. What is left under it when the block breaks off, a later call removes."""
         above, slash, _ = path.rpartition("/")
         temp = self._below(f"{above}{slash}{TEMP_PREFIX}{os.urandom(8).hex()}")
+        try:
+            yield temp
+        except BaseException as error:
+            if not isinstance(error, StatusError | BackendError):  # those are answers, and it was removed
+                self._left_over.append(temp)
+            raise
+
+    def _write_temp(self, session: Session, path: str, temp: bytes, data: bytes) -> bytes:
+        """Stores `data`, flushed, under a temporary name; -> a handle, still open."""
+        above = path.rpartition("/")[0]
         if not above:
             self._check_root(session)  # else: a folder below it was there, or is made after a look at the root
         try:
@@ -275,8 +292,7 @@ class SftpBackend:
         except StatusError as error:
             if error.code not in sftp.ABSENT or not above:
                 raise
-            self._make_folders(session, above)
-            handle = sftp.handle_of(session.ask_one(sftp.open_to_create(temp)))
+            handle = self._open_in_new_folders(session, above, temp)
         try:
             numbers = session.write(handle, data)
             numbers += [session.send(request) for request in flushing(session, handle)]
@@ -286,10 +302,12 @@ class SftpBackend:
             session.send(sftp.close(handle), unwanted=True)
             remove_temp(session, temp)
             raise
-        return temp, handle
+        return handle
 
     def _give_name(self, session: Session, handle: bytes, temp: bytes, target: bytes) -> bool:
         if HARDLINK not in session.powers:
+            session.send(sftp.close(handle), unwanted=True)
+            remove_temp(session, temp)
             raise self._other_server()
         linked, *others = session.ask(
             sftp.hardlink(temp, target), *flushing(session, handle), sftp.close(handle), sftp.remove(temp)
@@ -322,10 +340,16 @@ class SftpBackend:
             raise ProtocolError("a file without a size")
         return found.size
 
-    def _make_folders(self, session: Session, path: str) -> None:
+    def _open_in_new_folders(self, session: Session, above: str, temp: bytes) -> bytes:
         self._check_root(session)
-        parts = path.split("/")
-        session.ask(*(sftp.mkdir(self._below("/".join(parts[:n]))) for n in range(1, len(parts) + 1)))
+        parts = above.split("/")
+        made = session.ask(*(sftp.mkdir(self._below("/".join(parts[:n]))) for n in range(1, len(parts) + 1)))
+        try:
+            return sftp.handle_of(session.ask_one(sftp.open_to_create(temp)))
+        except StatusError as error:
+            if error.code in sftp.ABSENT:
+                raise why_not_made(made) from error
+            raise
 
     def _check_root(self, session: Session) -> None:
         """`UnreachableError` unless the root is there, on the file system on which it was."""
@@ -373,7 +397,7 @@ class SftpBackend:
         if error.code in (sftp.PERMISSION_DENIED, sftp.WRITE_PROTECT):
             return RefusedError(
                 f"{message}: {error}",
-                next_step=f"{self._line.server.user} must own the folder there, or have the right to write in it.",
+                next_step=f"The account {self._line.server.user} must own the folder there, or may write in it.",
             )
         if error.code in (sftp.BAD_MESSAGE, sftp.OP_UNSUPPORTED):
             return RefusedError(f"{message}: {error}", next_step="This server cannot do that.")
