@@ -164,6 +164,9 @@ REFUSED = {
     "scp://h/x": "Write sftp://user@host/path.",
     "anna@host:/srv/x": "For a server with SSH write sftp://user@host/path.",
     "anna@host:x": "sftp://user@host/path",
+    "C:\\Users\\anna": "For a folder write file:///absolute/path.",
+    "d:/backup": "For a folder write file:///absolute/path.",
+    "file:///.": "folder of its own",
     "openstack://c": "Write swift://",
     "minio://b": "Write s3://bucket/prefix?endpoint=https://host:9000.",
     "wasabi://b": "s3://bucket/prefix?endpoint=https://s3.REGION.wasabisys.com",
@@ -274,6 +277,31 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(UsageError, match=r"pip install 'metasync\[s3\]'"):
         open_backend(parse_url("s3://bucket/x"))
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "sftp://host/x", "webdav://host/x"])
+def test_a_package_that_is_broken_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, url: str
+) -> None:
+    """As after an update of the system, or of Python."""
+    for name in ("obstore", "paramiko", "requests"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('libssl.so.1.1: cannot open shared object file')")
+    code = (
+        "import sys\n"
+        "from metasync.backends._registry import open_backend, parse_url\n"
+        "from metasync.errors import UsageError\n"
+        "try:\n"
+        "    open_backend(parse_url(sys.argv[1]))\n"
+        "except UsageError as error:\n"
+        "    print(error.message, error.next_step)\n"
+    )
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "METASYNC_KEYRING": "off", "HOME": str(tmp_path)}
+    root = pathlib.Path(_registry.__file__).parents[2]
+    env = {**os.environ, **keys, "PYTHONPATH": f"{tmp_path}:{root}"}
+    said = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=True, env=env).stdout
+    scheme = url.partition(":")[0]
+    assert f"{scheme} URLs need a package, which is installed but cannot be loaded: libssl.so.1.1" in said
+    assert f"Install the packages of metasync[{scheme}] anew" in said
 
 
 def _points(monkeypatch: pytest.MonkeyPatch, *points: importlib.metadata.EntryPoint) -> None:

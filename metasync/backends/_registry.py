@@ -137,13 +137,13 @@ def parse_url(text: str) -> BackendUrl:
 def open_backend(url: BackendUrl, *, create_root: bool = False) -> Backend:
     """Opens the store of a URL. With `create_root` a missing `file://` or `memory://` root is made.
 
-    `UsageError` if the scheme needs an extra that is not installed; otherwise errors of the contract.
+    `UsageError` if the scheme needs an extra that is not installed or cannot be loaded; else errors of the contract.
     """
     kind = _load(url.scheme)
     try:
         return kind.open(url, create_root=create_root)
-    except ModuleNotFoundError as error:
-        raise _not_installed(url.scheme, error) from error
+    except ImportError as error:
+        raise _not_loaded(url.scheme, error) from error
 
 
 def digest_kind(scheme: str) -> str | None:
@@ -186,6 +186,8 @@ def _split_scheme(text: str) -> tuple[str, str]:
         raise UsageError(f"a backend URL of more than {_URL_CHARS_MAX} characters")
     scheme, colon, rest = text.strip().partition(":")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
+    if len(scheme) == 1 and scheme.isalpha():
+        raise UsageError("the letter of a drive is no backend URL", next_step=f"For a folder write {_FORMS['file']}.")
     if not colon or _SCHEME.fullmatch(scheme) is None:
         is_scp = colon and "@" in scheme and "/" not in scheme
         raise UsageError(
@@ -205,8 +207,8 @@ def _load(scheme: str) -> BackendClass:
         module, _, name = target.partition(":")
         try:
             return cast(BackendClass, getattr(importlib.import_module(module), name))
-        except ModuleNotFoundError as error:
-            raise _not_installed(scheme, error) from error
+        except ImportError as error:
+            raise _not_loaded(scheme, error) from error
     from importlib.metadata import entry_points
 
     for point in entry_points(group=GROUP, name=scheme):
@@ -234,8 +236,15 @@ def _meant(scheme: str) -> str:
     return f"Did you mean {nearest[0]}?" + (f" Write {form}." if form else "")
 
 
-def _not_installed(scheme: str, error: ModuleNotFoundError) -> UsageError:
+def _not_loaded(scheme: str, error: ImportError) -> UsageError:
     extra = scheme.partition("+")[0]
+    if not isinstance(error, ModuleNotFoundError):
+        return UsageError(
+            f"{scheme} URLs need {error.name or 'a package'}, which is installed but cannot be loaded: {error}",
+            next_step=f"Install the packages of metasync[{extra}] anew, for this very Python."
+            if scheme in _BUILT_IN
+            else "Install or update the package that provides these URLs.",
+        )
     own = f"Run: pip install 'metasync[{extra}]'"
     return UsageError(
         f"{scheme} URLs need the package {error.name}, which is not installed",
@@ -303,7 +312,7 @@ def _role(text: str) -> Literal["storage", "both"]:
         return "storage"
     if text == "both":
         return "both"
-    raise UsageError(f"no role is called {text[:40]!r}", next_step="role=storage holds data and does not vote.")
+    raise UsageError(f"no role is called {text[:40]!r}", next_step="Write role=storage for what holds data only.")
 
 
 def _secret_refused(what: str) -> UsageError:
