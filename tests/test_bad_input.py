@@ -303,6 +303,7 @@ def test_clone_with_no_backend_that_answers(lab: Lab) -> None:
     with pytest.raises(MetaSyncError) as e:
         lab.clone([f"file://{lab.root}/nowhere/{n}" for n in "abc"])
     says(e.value, "none of the backends answers", "nowhere/a")
+    assert e.value.next_step == "Mount it and repeat the command. Only init makes a folder that is missing."
 
 
 def test_a_pack_on_backends_that_are_not_linked_is_not_damaged(lab: Lab) -> None:

@@ -192,8 +192,12 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
     if out.secret is not None:
         return out.secret
     if len(out.failed) == len(backends):
-        reasons = "; ".join(f"{n}: {e.message}" for n, e in sorted(out.failed.items()))
-        raise UnreachableError(f"none of the backends answers ({reasons})", next_step="Check the URLs, then run again.")
+        failed = sorted(out.failed.items())
+        reasons = "; ".join(f"{n}: {e.message.removeprefix(f'{n}: ')}" for n, e in failed)
+        steps = " ".join(dict.fromkeys(e.next_step for _, e in failed if e.next_step))
+        raise UnreachableError(
+            f"none of the backends answers ({reasons})", next_step=steps or "Check the URLs, then run again."
+        )
     if out.names:
         raise WorkspaceError(
             f"the passphrase opens no workspace named {name!r} there, only {', '.join(sorted(map(repr, out.names)))}",
