@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 import azurite  # noqa: E402  (found by the line above, however pytest was started)
 import fakegcs  # noqa: E402
 import openssh  # noqa: E402
+import providers_kit  # noqa: E402
 import s3  # noqa: E402
 import swift_server  # noqa: E402
 import webdav  # noqa: E402
@@ -282,3 +284,28 @@ def own_dav_server(
         pytest.skip(missing)
     with webdav.running(request.param, 1, tmp_path, dav_env) as servers:
         yield servers[0]
+
+
+# One of each
+
+
+@pytest.fixture
+def providers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """One server of each provider that can be had, by scheme; those that are stopped or emptied are this test's own."""
+    ways: dict[str, Callable[[], Any]] = {
+        "s3": lambda: request.getfixturevalue("own_s3_server"),
+        "azure": lambda: request.getfixturevalue("azure_server"),
+        "gcs": lambda: request.getfixturevalue("own_gcs_server"),
+        "swift": lambda: request.getfixturevalue("swift"),
+        "webdav": lambda: request.getfixturevalue("dav_servers")("apache", 1)[0],
+        "sftp": lambda: request.getfixturevalue("own_ssh_server"),
+    }
+    out: dict[str, Any] = {}
+    for name, way in ways.items():
+        try:
+            out[name] = way()
+        except pytest.skip.Exception:
+            print(f"no server for {name}")
+    if len(out) < providers_kit.LEAST:
+        pytest.skip(f"servers of only {len(out)} providers can be had here")
+    return out
