@@ -279,7 +279,8 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
         form = backend.probe()
     why = getattr(backend, "form_reason", "") if form == backend.form else ""
     if url.role == "both" and form == "block":
-        on_event(Notice(f"{name} has no atomic create: it votes in block form, which costs more requests"))
+        text = f"{name} has no atomic create: it votes in block form, which costs more requests"
+        on_event(Notice(f"{text}, and allows for no backend that lies"))
     if url.role == "both" and form != "none" and not is_own(url.scheme):
         text = f"{name} votes on the word of the package that provides {url.scheme} URLs: it is not MetaSync's own"
         on_event(Notice(f"{text}. Try the store: metasync backend check URL; or add role=storage to its URL."))

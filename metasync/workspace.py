@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost
+    from metasync.sync.found import Lying
     from metasync.sync.reports import ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.sync.session import Session
     from metasync.sync.state_reports import BackendState, CheckReport, Moving, Status
@@ -178,7 +179,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         passphrase: str,
         replicas: int | None = None,
         encryption: bool = True,
-        byzantine: bool | None = None,
+        byzantine: Lying = None,
         by_space: bool | Callable[[Mapping[str, int]], bool] = False,
         device_name: str | None = None,
         on_event: Listener = ignore,
@@ -188,13 +189,13 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
         slot costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where
-        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7). `by_space`: a backend
-        without a capacity in its URL gets what is free there; or whom to ask that, shown these capacities (bytes, by
-        name), where they are unequal. `UsageError`, `WorkspaceError` if the folder or the name is taken, `BackendError`
-        if a backend does not take part.
+        it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7); or whom to ask, told
+        how many vote, where all vote in log form. `by_space`: a backend without a capacity in its URL gets what is free
+        there; or whom to ask that, shown these capacities (bytes, by name), where they are unequal. `UsageError`,
+        `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
         from metasync.sync import join, space
-        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found, refuse_shared
+        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found, lying_wanted, refuse_shared
         from metasync.sync.places import survives
 
         folder = new_folder(directory, name)
@@ -235,7 +236,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 entropy=os.urandom,
                 run=inner.run,
                 cost=kdf,
-                byzantine=byzantine,
+                byzantine=lying_wanted(new, byzantine),
             )
             refuse_shared(runtime.run, inner.run, folders)
             links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}

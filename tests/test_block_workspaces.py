@@ -325,3 +325,20 @@ def test_what_init_and_list_say(racing: Lab) -> None:
         "folder": ("data", "vote"),
     }
     assert Path(racing.store("dav1")).is_dir()
+
+
+def test_whom_to_ask_about_liars_is_not_asked_what_cannot_be(racing: Lab) -> None:
+    """Five could outvote one that lies, but not where one of them votes in block form: a yes would be an error."""
+    asked: list[int] = []
+
+    def ask(voters: int) -> bool:
+        asked.append(voters)
+        return True
+
+    folders = racing.urls("a", "b", "c", "d", "e", "f&role=storage")
+    mixed = racing.init([*folders[:4], racing.url(URLS[0])], device="d0", name="mixed", byzantine=ask)
+    assert asked == []
+    assert "none of them lying" in mixed.status().survives
+    plain = racing.init(folders, device="d1", name="plain", byzantine=ask)
+    assert asked == [5]
+    assert "any 1 of them lying" in plain.status().survives

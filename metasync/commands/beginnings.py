@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from metasync import render
-from metasync.backends._registry import parse_url
 from metasync.config import byzantine_f, quorum
 from metasync.console import Console, Finish, Options, common
 from metasync.errors import UsageError
@@ -23,19 +22,23 @@ FEW_VOTERS = (
 )
 
 
-def _asked_byzantine(options: Options, backends: tuple[str, ...]) -> bool | None:
+def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
     """At 5 and 7 voting backends it is a choice, and the user's: asks on a terminal, else leaves it at crashes."""
-    n = sum(parse_url(url).role != "storage" for url in backends)
-    lying = byzantine_f(n, at_cost=True)
-    if lying == byzantine_f(n) or options.json or options.quiet or not sys.stdin.isatty():
+    if options.json or options.quiet or not sys.stdin.isatty():
         return None
-    down = n - quorum(n, 0)
-    return click.confirm(
-        f"{n} backends may vote. As it is, any {down} of them may be down, and none may lie."
-        f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?",
-        default=False,
-        err=True,
-    )
+
+    def ask(n: int) -> bool | None:
+        lying, down = byzantine_f(n, at_cost=True), n - quorum(n, 0)
+        if lying == byzantine_f(n):
+            return None
+        return click.confirm(
+            f"{n} backends may vote. As it is, any {down} of them may be down, and none may lie."
+            f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?",
+            default=False,
+            err=True,
+        )
+
+    return ask
 
 
 def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | bool:
@@ -94,7 +97,7 @@ def init(
         passphrase=passphrase(confirm=True),
         replicas=replicas,
         encryption=not no_encryption,
-        byzantine=_asked_byzantine(options, backends) if byzantine is None else byzantine,
+        byzantine=_asked_byzantine(options) if byzantine is None else byzantine,
         by_space=_asked_shares(options) if by_space is None else by_space,
         device_name=device_name,
         on_event=console.event,

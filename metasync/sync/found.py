@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from metasync import consensus
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
@@ -79,6 +79,10 @@ class Founded:
     recovery_phrase: str
 
 
+Lying: TypeAlias = bool | Callable[[int], bool | None] | None
+"""Whether voting backends that lie are allowed for (None: where it costs nothing), or whom to ask, told how many."""
+
+
 def make_config(
     backends: Sequence[NewBackend],
     births: Mapping[str, tuple[bytes, bytes]],
@@ -130,6 +134,14 @@ def make_config(
         chunking=CHUNKING,
         tags=((TRUSTING_TAG, b""),) if byzantine is False else (),
     ).check()
+
+
+def lying_wanted(backends: Sequence[NewBackend], byzantine: Lying) -> bool | None:
+    """What a user wants of backends that lie. Who is to be asked is asked where the answer may be yes."""
+    forms = [b.form for b in backends if b.role_both and b.form != "none"]
+    if callable(byzantine):
+        return byzantine(len(forms)) if "block" not in forms else None
+    return byzantine
 
 
 def lying_allowed(voters: int, copies: int, byzantine: bool | None) -> int:
