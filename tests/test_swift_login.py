@@ -192,6 +192,30 @@ def test_keystone_v2_is_refused() -> None:
         login({**KEYSTONE, "OS_AUTH_URL": "https://h/v2.0"})
 
 
+@pytest.mark.parametrize(
+    ("auth", "warned"),
+    [
+        ("http://10.0.0.5:5000/v3", True),
+        ("http://127.0.0.1.example:5000/v3", True),
+        ("https://10.0.0.5:5000/v3", False),
+        ("http://127.0.0.1:5000/v3", False),
+        ("http://[::1]:5000/v3", False),
+        ("http://localhost/v3", False),
+    ],
+)
+def test_a_plain_line_is_warned_of(monkeypatch: pytest.MonkeyPatch, auth: str, warned: bool) -> None:
+    for name, value in {
+        "OS_AUTH_URL": auth,
+        "OS_USERNAME": "u",
+        "OS_PASSWORD": "hunter2",
+        "OS_PROJECT_NAME": "p",
+    }.items():
+        monkeypatch.setenv(name, value)
+    caution = open_backend(parse_url("swift://box/prefix")).caution  # type: ignore[attr-defined]
+    assert ("no TLS" in caution) == warned
+    assert "hunter2" not in caution
+
+
 def test_no_secret_is_shown() -> None:
     for found in (login(KEYSTONE), login(TEMPAUTH), login({"OS_STORAGE_URL": "https://h/v1/a", "OS_AUTH_TOKEN": KEY})):
         assert KEY not in f"{found!r} {found}"

@@ -53,3 +53,8 @@ def sendable(text: str, what: str) -> str:
             next_step="Copy it again, without quotes, spaces and line ends.",
         )
     return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server of this name is this machine: nobody reads along on the way. IPv6 in brackets or not."""
+    return host in {"localhost", "[::1]", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None

@@ -24,7 +24,7 @@ from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
 from metasync.backends._base import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
-from metasync.backends._credentials import secret
+from metasync.backends._credentials import is_loopback, secret
 from metasync.backends._names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.backends._probe import is_anothers
 from metasync.backends._swift_answers import answered, not_swift
@@ -72,6 +72,7 @@ class SwiftBackend:
         self._wires = Wires(environ)
         self._tokens = Tokens(login, self._wires.ask)
         self._seen_at = float("-inf")
+        self.caution = _caution(login)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
@@ -354,6 +355,13 @@ class SwiftBackend:
             f"{attempt}: there is no container {self._container!r} in this account",
             next_step="Check the container's name, project and region; or make it.",
         )
+
+
+def _caution(login: Login) -> str:
+    parts = urlsplit(login.where)
+    if parts.scheme != "http" or is_loopback(parts.hostname or ""):
+        return ""
+    return f"{login.where} has no TLS: whoever sees the line can read the login (what is stored is encrypted anyway)"
 
 
 def _check_auth(auth: str) -> None:

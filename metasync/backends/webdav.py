@@ -29,6 +29,7 @@ from typing import ClassVar, Final, TypeVar
 from urllib.parse import quote
 
 from metasync.backends._base import BackendUrl, Listed, LogForm, Space
+from metasync.backends._credentials import is_loopback
 from metasync.backends._names import (
     TEMP_PREFIX,
     check_part,
@@ -87,7 +88,7 @@ class WebDavBackend:
         self._folder = RemoteFolder(
             f"{line}://{named}",
             quote(path, safe=_PATH_SAFE, errors="surrogateescape"),
-            Connection(f"{line}://{named}", Showing(login, unasked=line == "https" or _is_loopback(host))),
+            Connection(f"{line}://{named}", Showing(login, unasked=line == "https" or is_loopback(host))),
             hint if login is None else f"Check the name {login.user!r} and its password. {hint}",
         )
         self._lock = threading.Lock()
@@ -323,12 +324,8 @@ def _host_of(url: BackendUrl) -> tuple[str | None, str, int | None]:
     return match[1], match[2].lower(), port
 
 
-def _is_loopback(host: str) -> bool:
-    return host in {"localhost", "[::1]"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
-
-
 def _caution(line: str, host: str) -> str:
-    if line == "https" or _is_loopback(host):
+    if line == "https" or is_loopback(host):
         return ""
     return "webdav+http has no TLS: whoever sees the line can read its password (what is stored is encrypted anyway)"
 
