@@ -192,6 +192,11 @@ def test_secrets_that_are_sent_go_nowhere_in_plain_text(script: Script, monkeypa
         with pytest.raises(RefusedError, match="plain text") as caught:
             open_backend(far)
         assert "hunter2" not in str(caught.value)
+        with pytest.raises(RefusedError, match="not a server of Microsoft's"):
+            open_backend(parse_url("azure://container?account=name&endpoint=https://core.windows.net.example.org"))
+        for own in ("name.blob.core.windows.net", "name.z01.blob.storage.azure.net", "192.168.1.5:10000/name"):
+            open_backend(parse_url(f"azure://container?account=name&endpoint=https://{own}"))
+        open_backend(parse_url("azure://container?account=name"))
         open_backend(parse_url(URL.format(prefix="x", endpoint=script.endpoint)))
         monkeypatch.delenv(name)
 
@@ -283,6 +288,12 @@ def test_where_credentials_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         of(AZURE_STORAGE_CONNECTION_STRING="BlobEndpoint=x;SharedAccessSignature=sv=1&sig=y")["sas_key"] == "sv=1&sig=y"
     )
+    shared = "BlobEndpoint={}://{};SharedAccessSignature=sv=1&sig=y"
+    for endpoint in (("https", "name.blob.core.windows.net/"), ("http", "127.0.0.1:10000/name")):
+        assert of(AZURE_STORAGE_CONNECTION_STRING=shared.format(*endpoint))["sas_key"] == "sv=1&sig=y"
+    for endpoint in (("https", "other.blob.core.windows.net"), ("http", "127.0.0.1:10000/other")):
+        with pytest.raises(RefusedError, match="another account's"):
+            of(**off, AZURE_STORAGE_CONNECTION_STRING=shared.format(*endpoint))
     assert of() == {"account_key": "RING", "credential_type": "access_key"}
     assert of(**key, AZURE_STORAGE_ACCOUNT_NAME="other")["account_key"] == "RING", "never another account's"
     assert read_credentials({}, "sas", in_cloud=lambda: False)["credential_type"] == "sas_token"

@@ -440,6 +440,8 @@ def test_a_probe_without_an_answer_says_nothing(script: Script) -> None:
         ("https://amazonaws.com.example.org", "none"),
         ("https://evilamazonaws.com", "none"),
         ("http://1.1.1.1:9000", "none"),
+        ("http://16843009:9000", "none"),
+        ("http://0x01010101:9000", "none"),
         ("https://s3.example.org&server=minio", "log"),
         ("https://s3.example.org&server=ceph", "log"),
         ("https://s3.example.org&server=versitygw", "log"),

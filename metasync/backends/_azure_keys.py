@@ -39,6 +39,8 @@ def read_credentials(
         return {"credential_type": "managed_identity"}
     named = _first(environ, _ACCOUNT)
     other = f" (what is set is for {named[:40]!r})" if named and named != account else ""
+    if environ.get("AZURE_STORAGE_CONNECTION_STRING"):
+        other = " (AZURE_STORAGE_CONNECTION_STRING holds none, or is another account's)"
     raise RefusedError(
         f"no credentials for the Azure storage account {account}{other}",
         next_step=(
@@ -94,11 +96,18 @@ def _from_entra(environ: Mapping[str, str]) -> dict[str, str] | None:
 def _opened_by(text: str, account: str) -> dict[str, str] | None:
     """What a connection string opens; None if it is another account's, or holds neither key nor signature."""
     parts = dict(part.partition("=")[::2] for part in text.strip().split(";"))
-    if parts.get("AccountName", account) != account:
+    named = {parts["AccountName"]} if "AccountName" in parts else _accounts_of(parts.get("BlobEndpoint", ""))
+    if named and account not in named:
         return None
     if parts.get("AccountKey"):
         return _key(parts["AccountKey"])
     return _sas(parts["SharedAccessSignature"]) if parts.get("SharedAccessSignature") else None
+
+
+def _accounts_of(endpoint: str) -> set[str]:
+    """What may be an account in an address: ACCOUNT.blob.core.windows.net, or 127.0.0.1:10000/ACCOUNT."""
+    host, _, path = endpoint.partition("://")[2].partition("/")
+    return {host.partition(".")[0], path.partition("/")[0]} - {""}
 
 
 def _key(key: str) -> dict[str, str]:

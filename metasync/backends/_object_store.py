@@ -33,6 +33,10 @@ _TIMEOUT_S = 600
 _SMALL_BYTES_MAX = 1 << 18
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
+# Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+_ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
+_NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
 _TRIED_BYTES_MAX = 1 << 13
@@ -293,7 +297,8 @@ def endpoint_of(url: BackendUrl, kind: str) -> str:
         return ""
     try:
         parts = urlsplit(endpoint)
-        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        sound = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") is not None
+        sound = sound and (parts.port is None or parts.port > 0) and _ENDPOINT_PATH.fullmatch(parts.path) is not None
     except ValueError:
         sound = False
     if not sound or "@" in parts.netloc or parts.query or parts.fragment:
@@ -311,7 +316,8 @@ def is_own_host(host: str) -> bool:
     try:
         return not ipaddress.ip_address(host.strip(".[]")).is_global
     except ValueError:
-        return "." not in host.strip(".") or host.endswith(_OWN_NAMES)
+        name = host.strip(".")  # a number is an address, of whomever
+        return ("." not in name and _NUMBER.fullmatch(name) is None) or host.endswith(_OWN_NAMES)
 
 
 def check_not_readable(endpoint: str, what: str) -> None:

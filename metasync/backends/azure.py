@@ -12,16 +12,30 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from metasync.backends._azure_keys import KEYS_STEP, read_credentials
 from metasync.backends._base import BackendUrl
 from metasync.backends._names import native_identity
 from metasync.backends._object_answers import Dialect
-from metasync.backends._object_store import ObjectStoreBackend, check_not_readable, endpoint_of, prefix_of
-from metasync.errors import UsageError
+from metasync.backends._object_store import (
+    ObjectStoreBackend,
+    check_not_readable,
+    endpoint_of,
+    is_own_host,
+    prefix_of,
+)
+from metasync.errors import RefusedError, UsageError
 
 _CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_MICROSOFT = (
+    ".core.windows.net",
+    ".core.chinacloudapi.cn",
+    ".core.usgovcloudapi.net",
+    ".core.cloudapi.de",
+    ".storage.azure.net",
+)
 
 _DIALECT = Dialect(
     server="Azure",
@@ -117,5 +131,17 @@ class AzureBackend(ObjectStoreBackend):
         account, endpoint = dict(url.params)["account"], endpoint_of(url, "an Azure")
         credentials = read_credentials(os.environ, account)
         if credentials["credential_type"] != "access_key":  # a key signs, and is not sent itself
-            check_not_readable(endpoint, "a signature or token of Azure's")
+            _check_not_a_strangers(endpoint)
         return cls(url.host, prefix_of(url), account=account, endpoint=endpoint, credentials=credentials)
+
+
+def _check_not_a_strangers(endpoint: str) -> None:
+    """`RefusedError` for an endpoint to which no secret may go that opens Azure for whoever has it."""
+    what = "a signature or token of Azure's"
+    check_not_readable(endpoint, what)
+    host = f".{urlsplit(endpoint).hostname}" if endpoint else _MICROSOFT[0]
+    if not host.endswith(_MICROSOFT) and not is_own_host(host):
+        raise RefusedError(
+            f"{what} would go to {endpoint}, which is not a server of Microsoft's",
+            next_step="Leave the endpoint out, or use the account's key: it signs, and is not sent.",
+        )
