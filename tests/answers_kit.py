@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ipaddress
+import re
 import ssl
 import sys
 import threading
@@ -14,12 +16,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
+from metasync.errors import BackendError, NotFoundError
 
 PAGE = b"<!DOCTYPE html><html><body>Please sign in. <Code>" + b"</Code></body></html>"
 META = {"Last-Modified": "Fri, 20 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
@@ -38,6 +41,16 @@ CALLS: dict[str, Callable[[Backend], object]] = {
 def xml(code: str, more: str = "") -> bytes:
     """A refusal as object stores word it."""
     return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>AKIA hunter2</Message>{more}</Error>'.encode()
+
+
+class Refusal(NamedTuple):
+    """An answer, and the error that is to come of it in every call."""
+
+    status: int
+    body: bytes
+    expected: type[BackendError]
+    retryable: bool
+    said: str = ""
 
 
 @dataclass
@@ -68,6 +81,47 @@ class Script:
 
     def open(self, prefix: str = "x") -> Backend:
         return open_backend(parse_url(self.url.format(prefix=prefix, endpoint=self.endpoint)))
+
+
+def expect_refusal(script: Script, call: Callable[[Backend], object], refusal: Refusal) -> None:
+    script.answer = lambda *_: Answer(refusal.status, refusal.body)
+    with pytest.raises(BackendError, match=refusal.said or None) as caught:
+        call(script.open())
+    assert type(caught.value) is refusal.expected
+    assert caught.value.retryable is refusal.retryable
+    assert re.search(r"(bucket|container)/x", caught.value.message), "it says which store"
+    assert "hunter2" not in str(caught.value)
+    assert base64.b64encode(b"hunter2").decode()[:9] not in str(caught.value)
+    assert len(set(script.asked)) == len(script.asked) <= 2, "nothing is tried twice"
+
+
+def expect_patience(
+    script: Script, call: Callable[[Backend], object], status: int, body: bytes, after_s: float | None = 1.0
+) -> None:
+    """That a server which asks for fewer requests is to be asked again, and when."""
+    script.answer = lambda *_: Answer(status, body)
+    with pytest.raises(BackendError) as caught:
+        call(script.open())
+    assert (caught.value.retryable, caught.value.retry_after_s) == (True, after_s)
+
+
+def expect_absence(script: Script, code: str) -> None:
+    """That an object is not there by this code in the answer, and only where it is asked for."""
+    script.answer = lambda method, _: Answer(404, b"" if method == "HEAD" else xml(code))
+    for kind in ("get", "get part", "stat"):
+        with pytest.raises(NotFoundError):
+            CALLS[kind](script.open())
+    for kind in ("create", "put"):
+        with pytest.raises(BackendError):
+            CALLS[kind](script.open())
+
+
+def expect_no_page(script: Script, kind: str) -> None:
+    """That nothing in a login page passes for data, for a write, or for an object's absence."""
+    script.answer = lambda *_: Answer(200, PAGE, {"Content-Type": "text/html"})
+    with pytest.raises(BackendError) as caught:
+        CALLS[kind](script.open())
+    assert not isinstance(caught.value, NotFoundError)
 
 
 class _Handler(BaseHTTPRequestHandler):
