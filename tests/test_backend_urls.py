@@ -187,6 +187,7 @@ REFUSED = {
     "s3://bucket?endpoint=ftp://x": "https://host:port",
     "s3://bucket?endpoint=http://x:port": "https://host:port",
     "s3://bucket?endpoint=http://ho%20st": "https://host:port",
+    f"s3://bucket/{'p' * 513}": "plain prefix",
     "s3://bucket?endpoint=https://h%5C.amazonaws.com": "https://host:port",
     "s3://bucket?endpoint=https://m%C3%BCnchen.example": "https://host:port",
     "s3://bucket?endpoint=https://host/a%20b": "https://host:port",

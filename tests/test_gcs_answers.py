@@ -202,7 +202,7 @@ def test_the_name_that_googles_own_tools_use() -> None:
     assert parse_url("GS://bucket").location == "gcs://bucket"
 
 
-def test_where_a_login_comes_from(tmp_path: Path) -> None:
+def test_where_a_login_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of(**environ: str) -> dict[str, str]:
         return read_credentials({"HOME": str(tmp_path), **environ}, in_cloud=lambda: False)
 
@@ -226,6 +226,11 @@ def test_where_a_login_comes_from(tmp_path: Path) -> None:
     login.parent.mkdir(parents=True)
     login.write_text('{"type": "authorized_user"}')
     assert of() == {"application_credentials": str(login)}
+    with monkeypatch.context() as context:
+        context.chdir(tmp_path)
+        context.setattr("os.path.expanduser", lambda path: path.replace("~", "/nobody"))
+        with pytest.raises(RefusedError):  # the folder one happens to be in is nobody's home
+            read_credentials({}, in_cloud=lambda: False)
     other = tmp_path / "elsewhere/application_default_credentials.json"
     other.parent.mkdir()
     other.write_text('{"type": "authorized_user"}')

@@ -64,7 +64,7 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
         read_keys({**nothing, "AWS_ACCESS_KEY_ID": "E"}, None, in_cloud=lambda: False)
 
 
-def test_the_file_of_settings(tmp_path: Path) -> None:
+def test_the_file_of_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config"
     file.write_text(
         "[default]\nregion = eu-west-1\n[profile work]\nregion=eu-central-1\naws_access_key_id=W\n"
@@ -78,6 +78,8 @@ def test_the_file_of_settings(tmp_path: Path) -> None:
     assert read_region({**environ, "AWS_DEFAULT_REGION": "us-west-2"}, "login") == "us-west-2"
     assert read_region({"AWS_CONFIG_FILE": "/none"}, None) == ""
     assert read_keys(environ, "work")["secret_access_key"] == "w"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_keys({**environ, "AWS_CONFIG_FILE": "~/config"}, "work")["secret_access_key"] == "w"
     with pytest.raises(RefusedError, match="export-credentials"):
         read_keys(environ, "login")
 

@@ -61,7 +61,9 @@ def read_credentials(
 
 def _gclouds_file(environ: Mapping[str, str]) -> str:
     """Where `gcloud auth application-default login` leaves a login; "" without one."""
-    folder = environ.get("CLOUDSDK_CONFIG") or os.path.join(environ.get("HOME", ""), ".config/gcloud")
+    folder = environ.get("CLOUDSDK_CONFIG") or os.path.join(
+        environ.get("HOME") or os.path.expanduser("~"), ".config/gcloud"
+    )
     path = os.path.join(folder, "application_default_credentials.json")
     return path if os.path.isfile(path) else ""
 

@@ -37,6 +37,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 _NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
+_PREFIX_CHARS_MAX = 512  # names have 1,024 bytes at the most, and what stands below the prefix a few hundred
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
 _TRIED_BYTES_MAX = 1 << 13
@@ -282,7 +283,8 @@ class TagsAreDigests(ObjectStoreBackend):
 def prefix_of(url: BackendUrl) -> str:
     """The prefix that a URL names: its path without the outer slashes. `UsageError` if objects cannot be called so."""
     prefix = url.path.strip("/")
-    if prefix and (_PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/"))):
+    sound = _PREFIX.fullmatch(prefix) is not None and len(prefix) <= _PREFIX_CHARS_MAX
+    if prefix and (not sound or {".", ".."} & set(prefix.split("/"))):
         raise UsageError(
             f"not a prefix for objects: {prefix[:80]!r}",
             next_step=f"Write {url.scheme}://{url.host}/prefix with a plain prefix.",

@@ -159,11 +159,11 @@ def _configured(environ: Mapping[str, str], name: str) -> Mapping[str, str]:
 
 
 def _credentials_file(environ: Mapping[str, str]) -> str:
-    return environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    return os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
 
 
 def _settings_file(environ: Mapping[str, str]) -> str:
-    return environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
+    return os.path.expanduser(environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
 
 
 def _section(path: str, name: str) -> Mapping[str, str]:
