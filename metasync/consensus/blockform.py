@@ -300,9 +300,7 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
         if attempt:
             yield Sleep(RETRY_FIRST_S * (1 << attempt))
         if not fresh or attempt:
-            found, is_born = yield from _beside_birth(m, instance, acceptor_id, _get(backend, path))
-            if not is_born:
-                return Outcome("failed", "birth")
+            found = yield from _beside_birth(m, instance, acceptor_id, _get(backend, path))
             if isinstance(found, BackendError):
                 error = found
             elif found is not None:
@@ -310,21 +308,23 @@ def _send(m: Member, instance: Instance, acceptor_id: bytes, journal: Journal, *
                     return _other_bytes(m, instance, acceptor_id, journal, found)
                 return _confirmed(m, instance, acceptor_id, journal)
         if error is None or attempt:
-            error, is_born = yield from _beside_birth(m, instance, acceptor_id, _put(backend, path, journal.data))
-            if not is_born:
-                return Outcome("failed", "birth")  # it may have landed in a root that is not the one meant
+            error = yield from _beside_birth(m, instance, acceptor_id, _put(backend, path, journal.data))
             if error is None:
                 return _confirmed(m, instance, acceptor_id, journal)
-        if not error.retryable:
+        if not error.retryable or acceptor_id in m.replaced:
             break
     assert error is not None
+    if acceptor_id in m.replaced:
+        return Outcome("failed", "birth")
     return m.fault(instance, acceptor_id, error)
 
 
 def _beside_birth(m: Member, instance: Instance, acceptor_id: bytes, task: Task) -> Task:
-    """-> (what the task returns, bool: the birth object that was read beside it is right)."""
+    """-> what the task returns, or a `BackendError` where the birth object beside it was not seen to be right."""
     got = yield Gather({"task": task, "birth": read_birth(m, instance, acceptor_id)})
-    return got["task"], got["birth"]
+    if got["birth"] or isinstance(got["task"], BackendError):
+        return got["task"]
+    return BackendError("its birth object was not seen beside a block")
 
 
 def _put(backend: str, path: str, data: bytes) -> Task:
