@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import ipaddress
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -142,3 +143,27 @@ def make_certificate(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+_FORKED = """
+import os, sys
+from metasync.backends._registry import open_backend, parse_url
+backend = open_backend(parse_url(sys.argv[1]))
+for name in "ab":
+    backend.get(name, max_bytes=9)
+own = "a" if os.fork() else "b"
+for _ in range(100):
+    found = backend.get(own, max_bytes=9)
+    assert found == own.encode(), (own, found)
+if own == "a":
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def gets_in_two_processes(url: str) -> str:
+    """What went wrong where a process that has connections forks, and both go on: each reads an object of its own.
+
+    The objects `a` and `b` hold their names. "": nothing.
+    """
+    done = subprocess.run([sys.executable, "-c", _FORKED, url], capture_output=True, text=True, check=False)
+    return done.stderr[-2000:] if done.returncode else ""

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from http_kit import Answer, make_certificate
+from http_kit import Answer, gets_in_two_processes, make_certificate
 from swift_fake import (
     CALLS,
     KEY,
@@ -240,6 +240,11 @@ def test_a_server_that_says_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UnreachableError, match="no answer in time"):
         opened(fake).get("a", max_bytes=9)
     over.set()
+
+
+def test_a_process_that_forks_has_its_own_connections(fake: Fake) -> None:
+    fake.answer = lambda request: Answer(200, request.path[-1:].encode(), META)
+    assert gets_in_two_processes(f"swift://bucket/x?auth={fake.root}/auth/v1.0") == ""
 
 
 def test_a_body_that_drips(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

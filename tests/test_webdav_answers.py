@@ -28,7 +28,7 @@ from dav_kit import (
     serving,
     store,  # noqa: F401
 )
-from http_kit import make_certificate
+from http_kit import gets_in_two_processes, make_certificate
 
 from metasync.backends import _webdav_folder
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
@@ -215,6 +215,11 @@ def test_no_answer_is_read_as_that_to_another_request(script: Script, store: Sto
     store.overlay = lambda _: None
     assert backend.get("d/a", max_bytes=9) == b"1"
     assert script.connections == 2
+
+
+def test_a_process_that_forks_has_its_own_connections(script: Script, store: Store) -> None:
+    store.files |= {"/dav/x/a": b"a", "/dav/x/b": b"b"}
+    assert gets_in_two_processes(script.url()) == ""
 
 
 # Redirects.

@@ -92,6 +92,7 @@ class Wires:
             )
         self._idle: dict[str, list[tuple[float, Any]]] = {}  # by server: since when, and the connection
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._closed = False
 
     @contextlib.contextmanager
@@ -145,6 +146,8 @@ class Wires:
                 line.request_session.close()
 
     def _take(self, base: str) -> Any:
+        if self._process != os.getpid():  # forked: on the old connections each process would hear the other's answers
+            self._idle, self._lock, self._process = {}, threading.Lock(), os.getpid()
         with self._lock:
             assert not self._closed, "the backend was closed"
             lines = self._idle.get(base, [])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -122,7 +123,9 @@ class Connection:
         self._proxies = requests.utils.get_environ_proxies(server)
         self._verify = _certificates()
         # Not a `Session`: it takes a redirect's target apart and reads all of its body even where it does not follow.
-        self._adapter = HTTPAdapter(pool_connections=1, pool_maxsize=_CONNECTIONS_MAX, max_retries=0)
+        settings: dict[str, Any] = {"pool_connections": 1, "pool_maxsize": _CONNECTIONS_MAX, "max_retries": 0}
+        self._new_adapter: Callable[[], Any] = partial(HTTPAdapter, **settings)
+        self._adapter, self._process = self._new_adapter(), os.getpid()
         self._cookies = requests.cookies.RequestsCookieJar()
         self._closed = False
 
@@ -155,6 +158,8 @@ class Connection:
         down_bytes_max: int,
         authorization: str | None,
     ) -> Answer:
+        if self._process != os.getpid():  # forked: on the old connections each process would hear the other's answers
+            self._adapter, self._process = self._new_adapter(), os.getpid()
         large = max(len(data or b""), down_bytes_max) > SMALL_BYTES_MAX
         timeout_s = LARGE_TIMEOUT_S if large else SMALL_TIMEOUT_S
         request = self._requests.PreparedRequest()
