@@ -103,6 +103,29 @@ def test_a_refused_write_leaves_no_temporary_object(script: Script, store: Store
     assert store.files == {}
 
 
+@pytest.mark.parametrize("method", ["PUT", "MOVE"])
+def test_what_broke_off_is_removed_after_the_next_write(script: Script, store: Store, method: str) -> None:
+    def overlay(asked: Asked) -> Answer | None:
+        if asked.method != method:
+            return None
+        if method == "PUT":
+            store.sound(asked)
+        return Answer(103)  # taken for no answer at all
+
+    backend = script.open()
+    store.overlay = overlay
+    for _ in range(2):
+        with pytest.raises(UnreachableError):
+            backend.put("a", b"1")
+    assert len(store.files) == 2
+    store.overlay = lambda _: None
+    backend.put("a", b"1")
+    assert store.files == {"/dav/x/a": b"1"}
+    assert script.methods[-4:] == ["PUT", "MOVE", "DELETE", "DELETE"]
+    backend.put("b", b"1")
+    assert script.methods[-2:] == ["PUT", "MOVE"]
+
+
 def test_a_condition_that_nobody_set_is_no_success(script: Script) -> None:
     """412 is an answer to a create; a put that is told so has stored nothing."""
     for dav in ("1", WHOLE):

@@ -25,6 +25,7 @@ from metasync.errors import BackendError, NotFoundError, UnreachableError
 
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _KNOWN_FOLDERS_MAX: Final = 1 << 14  # a workspace uses a few hundred; beyond this the set starts anew
+_LEFT_OVER_MAX: Final = 64  # as many as writes can break off at once, and some more
 _LIST_BYTES_MAX: Final = 1 << 28  # a million names with what servers tell of each
 
 _XML: Final = {"Content-Type": "application/xml; charset=utf-8"}
@@ -58,6 +59,7 @@ class RemoteFolder:
         self._known: set[tuple[str, ...]] = set()
         self._seen_at = float("-inf")
         self._writes_whole: bool | None = None
+        self._left_over: list[str] = []  # temporary objects whose write broke off
 
     def close(self) -> None:
         self._http.close()
@@ -162,16 +164,26 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def temporary(self, attempt: str, parts: tuple[str, ...], data: bytes) -> Iterator[str]:
-        """An object under a temporary name beside its own. Removed if the server refuses what is done with it."""
+        """An object under a temporary name beside its own. Removed if the server refuses what is done with it.
+
+        Of a server that does not answer nothing more is asked; what may be left there is removed after the next write.
+        """
         temp = self.url((*parts[:-1], TEMP_PREFIX + os.urandom(8).hex()))
         try:
             self.upload(attempt, parts, temp, data)
             yield temp
         except UnreachableError:
-            raise  # nothing more is asked of a server that does not answer
+            with self._lock:
+                self._left_over = [*self._left_over, temp][-_LEFT_OVER_MAX:]
+            raise
         except BackendError:
             self.discard(temp)
             raise
+        if self._left_over:
+            with self._lock:
+                left_over, self._left_over = self._left_over, []
+            for old in left_over:
+                self.discard(old)
 
     def move(self, attempt: str, temp: str, url: str, *, overwrite: bool) -> bool:
         """Gives an object its name. False: it is taken, and the temporary object is still there."""
