@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -48,6 +51,62 @@ def test_sessions_that_the_server_ends(script: Script, opened: Opened) -> None:
     for call in CALLS.values():
         with contextlib.suppress(NotFoundError, RefusedError):
             call(backend)
+    assert script.connections == 1
+
+
+def test_calls_that_are_under_way_when_it_is_closed(script: Script, opened: Opened) -> None:
+    """Also those that wait for a session."""
+    backend = opened(script)
+    asked, over = threading.Semaphore(0), threading.Event()
+
+    def waits(kind: int, body: bytes) -> Answer:
+        if kind == STAT:
+            asked.release()
+            over.wait(20)
+        return sound(kind, body)
+
+    script.answer = waits
+    ended: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            backend.stat("d/a")
+        except BaseException as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        assert asked.acquire(timeout=20)
+    backend.close()
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in ended] == [UnreachableError] * 12, ended
+
+
+def test_a_process_that_was_forked(script: Script) -> None:
+    """It says so, and disturbs nothing: the socket is the one that the first process goes on with."""
+    program = (
+        "import os, sys\n"
+        "from metasync.backends._registry import open_backend, parse_url\n"
+        "from metasync.errors import RefusedError\n"
+        "backend = open_backend(parse_url(sys.argv[1]))\n"
+        "backend.list('')\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    try:\n"
+        "        backend.list('')\n"
+        "    except RefusedError as error:\n"
+        "        backend.close()\n"
+        "        os._exit('was forked' not in error.message)\n"
+        "    os._exit(2)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "backend.list('')\n"
+        "backend.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, script.url()], check=True, timeout=60, env=os.environ)
     assert script.connections == 1
 
 

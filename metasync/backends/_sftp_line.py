@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shlex
 import socket
 import subprocess
@@ -53,12 +54,15 @@ class Line:
         self._connection: _Connection | None = None
         self._failed: tuple[float, BackendError] | None = None
         self._closed = False
+        self._process = os.getpid()  # a fork takes the socket along, but not the thread that reads it
         self.key_fingerprint = ""
         """Of the host key that the first connection was made with: a server may show another one it has, later."""
         self.is_openssh = False
         """Whether the server said then that it is OpenSSH, on a system whose file calls are those of POSIX."""
 
     def close(self) -> None:
+        if self._is_copy():
+            return
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
@@ -89,7 +93,16 @@ class Line:
         finally:
             self._give_back(connection, session, whole=whole)
 
+    def _is_copy(self) -> bool:
+        """Whether this is a forked process, and the connection that of the one it comes from, which goes on with it."""
+        return self._process != os.getpid()
+
     def _borrow(self, timeout_s: float) -> tuple[_Connection, Session]:
+        if self._is_copy():
+            raise RefusedError(
+                f"cannot use the connection to {self.server.host}: this process was forked from the one that made it",
+                next_step='Start processes anew: multiprocessing.set_start_method("spawn").',
+            )
         until = time.monotonic() + timeout_s
         while True:
             connection = self._connected()
@@ -152,7 +165,8 @@ class Line:
         if connection is not None and connection.is_active():
             return connection
         with self._connecting:
-            assert not self._closed, "the backend was closed"
+            if self._closed:
+                raise self._was_closed()
             connection = self._connection
             if connection is not None:
                 if connection.is_active():
@@ -172,7 +186,11 @@ class Line:
                     self._connection = connection
                     return connection
         connection.close()
-        raise AssertionError("the backend was closed")
+        raise self._was_closed()
+
+    def _was_closed(self) -> UnreachableError:
+        """For calls that were under way: those that come afterwards do not get here."""
+        return UnreachableError(f"the connection to {self.server.host} was closed", retryable=False)
 
 
 class _NoMoreError(Exception):
