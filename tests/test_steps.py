@@ -6,6 +6,7 @@ follow each other.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -79,12 +80,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def test_packs_index_and_prepare_are_one_step(watched: Watched, lab: Lab) -> None:  # noqa: F811
+@pytest.mark.parametrize(("first", "size"), [(False, 5), (True, 1_500_000)], ids=["later", "first, 1.5 MB"])
+def test_packs_index_and_prepare_are_one_step(watched: Watched, lab: Lab, first: bool, size: int) -> None:  # noqa: F811
     w = lab.init(lab.urls("a", "b", "c"))
-    write(w.directory, {"x": b"x"})
-    w.push()
-    w = lab.reopen(w)
-    write(w.directory, {"x": b"other"})
+    if not first:
+        write(w.directory, {"x": b"x"})
+        w.push()
+        w = lab.reopen(w)
+    write(w.directory, {"x": random.Random(1).randbytes(size)})
     watched.forget()
     failed: list[AssertionError] = []
 
@@ -96,7 +99,7 @@ def test_packs_index_and_prepare_are_one_step(watched: Watched, lab: Lab) -> Non
                 failed.append(e)
 
     watched.hold = hold
-    assert w.push().version == 2
+    assert w.push().version == (1 if first else 2)
     assert failed == []
 
 

@@ -29,6 +29,7 @@ from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
 from metasync.sync.turns import LOOK_EVERY_S
 
 LAST_BYTES = 256 << 10  # of packs under way: about a round trip's worth, however long one takes
+UNKNOWN_LAST_BYTES = 2 << 20  # on lines of which nothing is known yet: half a second at 4 MB/s
 AHEAD_RTTS = 1.5  # round trips before its end: others are kept from agreeing for no longer than it takes to ask them
 PAUSE_LEAST_S = 0.01
 UPLOADING_BYTES_EACH = 8 << 20  # of sealed packs under way per backend: the next one flows while one is answered
@@ -187,7 +188,9 @@ class Upload:
             if self._uploading_bytes <= LAST_BYTES:
                 return 0.0
             left, ahead = estimates.left_s(Direction.UP, clock()), AHEAD_RTTS * estimates.latency_s(Direction.UP)
-            return LOOK_EVERY_S if left is None else max(left - ahead, 0.0)
+            if left is None:
+                return 0.0 if self._uploading_bytes <= UNKNOWN_LAST_BYTES else LOOK_EVERY_S
+            return max(left - ahead, 0.0)
 
         self.finish(but=left_s)
 
