@@ -165,10 +165,10 @@ def test_what_no_request_can_hold(script: Script, monkeypatch: pytest.MonkeyPatc
 
 
 def test_keys_in_the_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    own_keyring(monkeypatch, {"s3:nas": "K:secret", "s3:far.example.org": "T:secret:token", "s3:odd": "no colon"})
+    own_keyring(monkeypatch, {"s3:nas": "K:secret", "s3:far.example.org": "T:secret:with:colons", "s3:odd": "no colon"})
     environ = {"AWS_SHARED_CREDENTIALS_FILE": "/none", "AWS_CONFIG_FILE": "/none"}
     assert read_keys(environ, None, "nas")["secret_access_key"] == "secret"
-    assert read_keys(environ, None, "far.example.org")["token"] == "token"
+    assert read_keys(environ, None, "far.example.org")["secret_access_key"] == "secret:with:colons"
     for host, profile, more in (("odd", None, {}), ("nas", "work", {}), ("nas", None, {"METASYNC_KEYRING": "off"})):
         with pytest.raises(RefusedError):
             read_keys({**environ, **more}, profile, host, in_cloud=lambda: False)

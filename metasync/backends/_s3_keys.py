@@ -99,9 +99,9 @@ def read_keys(
         return found
     missing = [half for half in _HALVES if not environ.get(half)]
     if profile is None:
-        kept = (from_keyring(f"s3:{host}", environ) or "").strip().split(":")
-        if len(kept) in {2, 3} and all(kept):
-            return _keys(kept[0], kept[1], kept[2] if len(kept) == 3 else None)
+        key_id, _, secret = (from_keyring(f"s3:{host}", environ) or "").strip().partition(":")
+        if key_id and secret:
+            return _keys(key_id, secret, None)
         if any(all(environ.get(variable) for variable in way) for way in _GIVEN_BY_MACHINE):
             return None
         disabled = environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
