@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import contextlib
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -129,6 +128,8 @@ def _login_of(sections: Sequence[Mapping[str, str]]) -> str:
 def _no_key(name: str, path: str, half: str, login: str) -> RefusedError:
     if not login:
         return RefusedError(f"no S3 credentials: {half}the profile {name} in {path} holds no key", next_step=_NEXT_STEP)
+    import shlex
+
     command = f"aws configure export-credentials --profile {shlex.quote(name)} --format env"
     return RefusedError(
         f"no S3 credentials: {half}the profile {name} gets its key by {login}, which only Amazon's own tools can",
