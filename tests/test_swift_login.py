@@ -162,6 +162,24 @@ def test_what_is_missing_is_named(missing: str, named: str) -> None:
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("environ", "variable", "params"),
+    [
+        (TEMPAUTH, "ST_KEY", {"user": "other:user"}),
+        (TEMPAUTH, "ST_USER", {"auth": "https://other.example/auth/v1.0"}),
+        (KEYSTONE, "OS_PASSWORD", {"user": "other"}),
+        (KEYSTONE, "OS_USERNAME", {"auth": "https://other.example/v3"}),
+    ],
+)
+def test_what_is_set_for_another_is_not_asked_to_be_set(
+    environ: dict[str, str], variable: str, params: dict[str, str]
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        login(environ, params)
+    assert caught.value.next_step.startswith(f"The {variable} of the environment is for another server or user")
+    assert ("keyring set metasync 'other" in caught.value.next_step) is ("user" in params)
+
+
 @pytest.mark.parametrize("missing", ["ST_USER", "ST_KEY"])
 def test_what_is_missing_for_tempauth_is_named(missing: str) -> None:
     with pytest.raises(RefusedError) as caught:

@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from metasync.backends._credentials import SERVICE
 from metasync.backends._swift_answers import Answer, answered, not_swift
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 
@@ -96,11 +97,11 @@ def _v1(environ: Mapping[str, str], params: Mapping[str, str], secrets: Secrets,
     same = _same_server(auth, environ.get("ST_AUTH"))
     user = params.get("user") or (environ.get("ST_USER") or "" if same else "")
     if not user:
-        raise _missing(auth, "ST_USER", "no user is named")
+        raise _missing(auth, "ST_USER", "no user is named", environ)
     own = same and user == environ.get("ST_USER", user)
     key = secrets(f"{user}@{auth}", ("ST_KEY",) if own else ())
     if not key:
-        raise _missing(auth, "ST_KEY", f"there is no key for the user {user[:80]!r}")
+        raise _missing(auth, "ST_KEY", f"there is no key for the user {user[:80]!r}", environ, user)
     return Login("v1", auth, user, key, storage_url=_own_storage(environ if same else {}), said_by="ST_USER and ST_KEY")
 
 
@@ -120,7 +121,9 @@ def _v3(environ: Mapping[str, str], params: Mapping[str, str], secrets: Secrets,
     if credential:
         value = secrets(f"{credential}@{auth}", ("OS_APPLICATION_CREDENTIAL_SECRET",))
         if not value:
-            raise _missing(auth, "OS_APPLICATION_CREDENTIAL_SECRET", "the application credential has no secret")
+            raise _missing(
+                auth, "OS_APPLICATION_CREDENTIAL_SECRET", "the application credential has no secret", environ
+            )
         identity = {
             "methods": ["application_credential"],
             "application_credential": {"id": credential, "secret": value},
@@ -130,17 +133,17 @@ def _v3(environ: Mapping[str, str], params: Mapping[str, str], secrets: Secrets,
     by_id = "" if "user" in params else env.get("OS_USER_ID", "")
     user = params.get("user") or by_id or env.get("OS_USERNAME", "")
     if not user:
-        raise _missing(auth, "OS_USERNAME", "no user is named")
+        raise _missing(auth, "OS_USERNAME", "no user is named", environ)
     own = same and user in (by_id, env.get("OS_USERNAME", user))
     value = secrets(f"{user}@{auth}", ("OS_PASSWORD",) if own else ())
     if not value:
-        raise _missing(auth, "OS_PASSWORD", f"there is no password for the user {user[:80]!r}")
+        raise _missing(auth, "OS_PASSWORD", f"there is no password for the user {user[:80]!r}", environ, user)
     domain = _domain(env, "USER", params.get("domain"))
     who: dict[str, Any] = {"id": by_id} if by_id else {"name": user, "domain": domain}
     identity = {"methods": ["password"], "password": {"user": {**who, "password": value}}}
     scope = _scope(env, params)
     if scope is None:
-        raise _missing(auth, "OS_PROJECT_NAME", "no project is named")
+        raise _missing(auth, "OS_PROJECT_NAME", "no project is named", environ)
     said_by = "OS_USERNAME, OS_PASSWORD, OS_PROJECT_NAME and OS_USER_DOMAIN_NAME"
     return Login("v3", auth, user, value, scope, identity, said_by=said_by, **common)
 
@@ -340,5 +343,9 @@ def _same_server(auth: str, of_environment: str | None) -> bool:
     )
 
 
-def _missing(auth: str, variable: str, what: str) -> RefusedError:
-    return RefusedError(f"no Swift credentials for {auth}: {what}", next_step=f"Set {variable}. {NEXT_STEP}")
+def _missing(auth: str, variable: str, what: str, environ: Mapping[str, str], user: str = "") -> RefusedError:
+    step = f"Set {variable}. {NEXT_STEP}"
+    if environ.get(variable):
+        kept = f", or keep it in the keyring: keyring set {SERVICE} '{user[:80]}@{auth}'" if user else ""
+        step = f"The {variable} of the environment is for another server or user: set all of them for this one{kept}."
+    return RefusedError(f"no Swift credentials for {auth}: {what}", next_step=step)
