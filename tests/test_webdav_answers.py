@@ -133,6 +133,15 @@ def test_a_login_page_for_everything(script: Script, call: Callable, status: int
     assert not isinstance(caught.value, NotFoundError)
 
 
+@pytest.mark.parametrize("dav", ["1", WHOLE])
+@pytest.mark.parametrize("kind", ["create", "put"])
+def test_a_200_for_everything_is_no_write(script: Script, dav: str, kind: str) -> None:
+    """By whatever stands between, and says neither that it is a page nor what it is."""
+    script.answer = lambda asked: Answer(200, b"", {"DAV": dav} if asked.method == "OPTIONS" else {})
+    with pytest.raises(BackendError):
+        CALLS[kind](script.open())
+
+
 @ALL_CALLS
 def test_a_404_for_everything_is_no_empty_store(script: Script, call: Callable) -> None:
     script.answer = lambda _: Answer(404, PAGE, HTML)

@@ -143,7 +143,10 @@ class RemoteFolder:
     def upload(
         self, attempt: str, parts: tuple[str, ...], url: str, data: bytes, headers: dict[str, str] | None = None
     ) -> int:
-        """A PUT, and the folders it needs. -> its status: a success, or 412 where `headers` hold a condition."""
+        """A PUT, and the folders it needs. -> its status: a success, or 412 where `headers` hold a condition.
+
+        200 may be anybody's. It is taken from servers that are asked for a MOVE next, which has to say 201 or 204.
+        """
         folder = parts[:-1]
         fine = {201, 204, 412} if headers else {201, 204}
         if folder and len(data) > SMALL_BYTES_MAX and folder not in self._known:  # rather than send a pack twice
@@ -151,7 +154,7 @@ class RemoteFolder:
         sent = {"Content-Type": "application/octet-stream", **(headers or {})}
         for made in (False, True):
             with self.ask(attempt, "PUT", url, sent, data) as answer:
-                if answer.status in fine or (answer.status == 200 and not answer.is_page):
+                if answer.status in fine or (answer.status == 200 and not answer.is_page and not self._writes_whole):
                     self.saw()
                     self._knows(folder)
                     return answer.status
