@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import object_calls
 import openssh
 import pytest
 from contract_kit import FULL, SMALL, passes
+from object_calls import open_url
 
 from metasync.backends._base import Backend, TellsSpace
 from metasync.backends._registry import open_backend, parse_url
@@ -22,26 +24,14 @@ from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
 pytestmark = pytest.mark.servers
-paramiko = pytest.importorskip("paramiko")
+pytest.importorskip("paramiko")
 
 CALLS: dict[str, Callable[[Backend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
+    **object_calls.CALLS,
     "create in the root": lambda b: b.create("new", b"x"),
-    "put": lambda b: b.put("d/b", b"x"),
     "put in the root": lambda b: b.put("b", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=9),
-    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
-    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
-    "stat": lambda b: b.stat("d/a"),
-    "list": lambda b: b.list("d"),
-    "list root": lambda b: b.list(""),
-    "delete": lambda b: b.delete("d/b"),
 }
 WRITES = ("create", "create in the root", "put", "put in the root")
-
-
-def _open(url: str) -> Backend:
-    return open_backend(parse_url(url))
 
 
 def _everything_below(folder: Path) -> set[str]:
@@ -58,7 +48,7 @@ def test_contract_in_block_form(ssh_server: openssh.SshServer, check: Check, mon
     """As at a server that is not OpenSSH: looks, then renames; reads and writes in small pieces."""
     monkeypatch.setattr("metasync.backends._sftp_line._OPENSSH", "SSH-2.0-another")
     url = ssh_server.url("block")
-    passes(check, Store(lambda: _open(url)), SMALL, f"contract-{secrets.token_hex(4)}")
+    passes(check, Store(lambda: open_url(url)), SMALL, f"contract-{secrets.token_hex(4)}")
 
 
 def test_a_run_of_the_kit(ssh_server: openssh.SshServer) -> None:
@@ -73,7 +63,7 @@ def test_a_run_of_the_kit(ssh_server: openssh.SshServer) -> None:
 
 
 def test_names_are_refused_before_any_request(ssh_server: openssh.SshServer) -> None:
-    backend = _open(ssh_server.url("names"))
+    backend = open_url(ssh_server.url("names"))
     backend.close()
     for path in ("../a", "A", "a//b", ".tmp-1"):
         for call in (
@@ -91,11 +81,11 @@ def test_names_are_refused_before_any_request(ssh_server: openssh.SshServer) -> 
 def test_paths_from_the_root_and_from_home(ssh_server: openssh.SshServer) -> None:
     absolute = ssh_server.url("home/x")
     host = absolute.removeprefix("sftp://").partition("/")[0]
-    one, two = _open(absolute), _open(f"sftp://{host}/~/data/home/x")
+    one, two = open_url(absolute), open_url(f"sftp://{host}/~/data/home/x")
     one.put("a", b"1")
     assert two.get("a", max_bytes=1) == b"1"
     assert one.identity() == two.identity()
-    other = _open(ssh_server.url("home/y"))
+    other = open_url(ssh_server.url("home/y"))
     assert other.identity()[:16] == one.identity()[:16]
     assert other.identity() != one.identity()
     with pytest.raises(NotFoundError):
@@ -107,13 +97,13 @@ def test_one_server_under_two_names_is_one_store(ssh_server: openssh.SshServer) 
     home = ssh_server.home
     with open(home.known_hosts, "a") as file:
         file.write(f"[localhost]:{ssh_server.port} {ssh_server.host_key}\n")
-    assert _open(url).identity() == _open(url.replace("127.0.0.1", "localhost")).identity()
+    assert open_url(url).identity() == open_url(url.replace("127.0.0.1", "localhost")).identity()
 
 
 def test_servers_are_independent(
     ssh_server: openssh.SshServer, ssh_servers: Callable[[int], list[openssh.SshServer]]
 ) -> None:
-    backends = [_open(server.url("independent")) for server in ssh_servers(3)]
+    backends = [open_url(server.url("independent")) for server in ssh_servers(3)]
     for number, backend in enumerate(backends):
         assert backend.create("same", b"%d" % number) is True
     assert [backend.get("same", max_bytes=1) for backend in backends] == [b"0", b"1", b"2"]
@@ -121,7 +111,7 @@ def test_servers_are_independent(
 
 
 def test_space(ssh_server: openssh.SshServer) -> None:
-    backend = _open(ssh_server.url("space"))
+    backend = open_url(ssh_server.url("space"))
     assert isinstance(backend, TellsSpace)
     told, real = backend.space(), shutil.disk_usage(ssh_server.data)
     assert told.total_bytes is not None
@@ -131,7 +121,7 @@ def test_space(ssh_server: openssh.SshServer) -> None:
 
 
 def test_probe(ssh_server: openssh.SshServer) -> None:
-    backend = _open(ssh_server.url("probe"))
+    backend = open_url(ssh_server.url("probe"))
     assert backend.form == "log"
     assert backend.probe() == "log"  # type: ignore[attr-defined]
     assert backend.list("") == ()
@@ -144,17 +134,17 @@ def test_probe(ssh_server: openssh.SshServer) -> None:
 def test_a_folder_that_is_not_there(ssh_server: openssh.SshServer) -> None:
     url = ssh_server.url("missing") + "/below/that"
     with pytest.raises(UnreachableError, match=r"missing/below/that at 127\.0\.0\.1 is not there") as caught:
-        _open(url)
+        open_url(url)
     assert "Only init makes" in caught.value.next_step
     made = open_backend(parse_url(url), create_root=True)
     assert made.create("a", b"1") is True
-    assert _open(url).get("a", max_bytes=1) == b"1"
+    assert open_url(url).get("a", max_bytes=1) == b"1"
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_a_folder_that_goes_is_never_an_empty_one(ssh_server: openssh.SshServer, call: Callable) -> None:
     folder = ssh_server.data / "gone"
-    backend = _open(ssh_server.url("gone"))
+    backend = open_url(ssh_server.url("gone"))
     backend.put("d/a", b"12")
     shutil.rmtree(folder)
     with pytest.raises(UnreachableError, match=r"gone at 127\.0\.0\.1 is not there"):
@@ -175,7 +165,7 @@ def test_a_drive_that_is_unmounted(
     folder = ssh_server.data / f"drive-{secrets.token_hex(4)}"
     url = ssh_server.url(folder.name)
     with _tmpfs(folder, "1m") as unmount:
-        backend = _open(url)
+        backend = open_url(url)
         backend.put("d/a", b"12")
         unmount()
         failed = None
@@ -193,7 +183,7 @@ def test_a_full_file_system(ssh_server: openssh.SshServer, call: str) -> None:
     folder = ssh_server.data / f"full-{secrets.token_hex(4)}"
     url = ssh_server.url(folder.name)
     with _tmpfs(folder, "3m"):
-        backend = _open(url)
+        backend = open_url(url)
         backend.put("d/a", b"12")
         with pytest.raises(FullError, match="no space or quota is left"):
             backend.put("big", bytes(5 << 20))
@@ -232,7 +222,7 @@ def _tmpfs(folder: Path, size: str):
 @pytest.mark.parametrize("call", WRITES)
 def test_a_folder_that_is_not_ours_to_write_in(ssh_server: openssh.SshServer, call: str) -> None:
     folder = ssh_server.data / f"theirs-{secrets.token_hex(4)}"
-    backend = _open(ssh_server.url(folder.name))
+    backend = open_url(ssh_server.url(folder.name))
     backend.put("d/a", b"12")
     for path in (folder / "d", folder):
         path.chmod(0o555)
@@ -254,7 +244,7 @@ def test_new_folders_where_we_may_not_make_any(ssh_server: openssh.SshServer, cr
     url = ssh_server.url(folder.name)
     folder.chmod(0o555)
     try:
-        backend = _open(url)
+        backend = open_url(url)
         call = (
             (lambda: open_backend(parse_url(f"{url}/new/deep"), create_root=True))
             if create_root
@@ -272,13 +262,13 @@ def test_a_folder_that_is_not_ours_to_enter(ssh_server: openssh.SshServer) -> No
     folder.chmod(0)
     try:
         with pytest.raises(RefusedError, match="permission denied"):
-            _open(url)
+            open_url(url)
     finally:
         folder.chmod(0o755)
 
 
 def test_a_file_where_a_folder_should_be(ssh_server: openssh.SshServer) -> None:
-    backend = _open(ssh_server.url("mixed"))
+    backend = open_url(ssh_server.url("mixed"))
     backend.put("d", b"12")
     for read in (lambda: backend.get("d/a", max_bytes=9), lambda: backend.stat("d/a")):
         with pytest.raises(NotFoundError):
@@ -303,7 +293,7 @@ def test_a_file_where_a_folder_should_be(ssh_server: openssh.SshServer) -> None:
 
 def test_lists_leave_out_what_is_no_object(ssh_server: openssh.SshServer) -> None:
     folder = ssh_server.data / "odd"
-    backend = _open(ssh_server.url("odd"))
+    backend = open_url(ssh_server.url("odd"))
     backend.put("a", b"1")
     (folder / "UPPER").write_bytes(b"")
     (folder / ".tmp-half").write_bytes(b"")
@@ -315,7 +305,7 @@ def test_lists_leave_out_what_is_no_object(ssh_server: openssh.SshServer) -> Non
 
 def test_sweep(ssh_server: openssh.SshServer) -> None:
     folder = ssh_server.data / "swept"
-    backend = _open(ssh_server.url("swept"))
+    backend = open_url(ssh_server.url("swept"))
     backend.put("run/d/e/a", b"1")
     backend.put("other", b"1")
     (folder / "run/d/.tmp-half").write_bytes(b"")

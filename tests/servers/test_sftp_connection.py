@@ -11,56 +11,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import openssh
 import pytest
+from object_calls import expect_return, open_url
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 
 pytestmark = pytest.mark.servers
 paramiko = pytest.importorskip("paramiko")
 
-CALLS: dict[str, Callable[[Backend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
-    "create in the root": lambda b: b.create("new", b"x"),
-    "put": lambda b: b.put("d/b", b"x"),
-    "put in the root": lambda b: b.put("b", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=9),
-    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
-    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
-    "stat": lambda b: b.stat("d/a"),
-    "list": lambda b: b.list("d"),
-    "list root": lambda b: b.list(""),
-    "delete": lambda b: b.delete("d/b"),
-}
-WRITES = ("create", "create in the root", "put", "put in the root")
-
-
-def _open(url: str) -> Backend:
-    return open_backend(parse_url(url))
-
 
 def test_a_server_that_goes_and_comes_back(own_ssh_server: openssh.SshServer) -> None:
-    backend = _open(own_ssh_server.url("x"))
-    assert backend.create("d/a", b"12") is True
-    own_ssh_server.stop()
-    for call in CALLS.values():
-        began = time.monotonic()
-        with pytest.raises(UnreachableError) as caught:
-            call(backend)
-        assert caught.value.retryable
-        assert time.monotonic() - began < 3, "no retries below us"
-    own_ssh_server.start()
-    assert backend.get("d/a", max_bytes=9) == b"12"
-    backend.close()
+    expect_return(own_ssh_server)
 
 
 def test_sessions_that_are_cut_off(own_ssh_server: openssh.SshServer) -> None:
-    backend = _open(own_ssh_server.url("x"))
+    backend = open_url(own_ssh_server.url("x"))
     assert backend.create("a", b"1") is True
     own_ssh_server.drop()
     with contextlib.suppress(UnreachableError):  # or it was noticed already, and connected anew
@@ -72,7 +40,7 @@ def test_sessions_that_are_cut_off(own_ssh_server: openssh.SshServer) -> None:
 def test_a_connection_that_breaks_in_the_midst_of_a_write(own_ssh_server: openssh.SshServer, verb: str) -> None:
     """Then nothing is there, or all; and an error leaves it open which."""
     url = own_ssh_server.url("x")
-    backend, reader = _open(url), _open(url)
+    backend, reader = open_url(url), open_url(url)
     old, new = b"old" * 1000, os.urandom(8 << 20)
     if verb == "put":
         backend.put("d/a", old)
@@ -105,7 +73,7 @@ def test_a_connection_that_breaks_in_the_midst_of_a_write(own_ssh_server: openss
 def test_a_server_that_falls_silent(own_ssh_server: openssh.SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metasync.backends.sftp._SMALL_TIMEOUT_S", 0.5)
     monkeypatch.setattr("metasync.backends._sftp_line._LOGIN_TIMEOUT_S", 1)
-    backend = _open(own_ssh_server.url("x"))
+    backend = open_url(own_ssh_server.url("x"))
     backend.put("d/a", b"12")
     stopped = [own_ssh_server.pid, *own_ssh_server.sessions()]
     for pid in stopped:
@@ -127,7 +95,7 @@ def test_a_server_that_allows_few_sessions(own_ssh_server: openssh.SshServer) ->
     own_ssh_server.stop()
     own_ssh_server.lines.append("MaxSessions 2")
     own_ssh_server.start()
-    backend = _open(own_ssh_server.url("x"))
+    backend = open_url(own_ssh_server.url("x"))
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -154,7 +122,7 @@ def test_a_server_without_sftp(own_ssh_server: openssh.SshServer) -> None:
     own_ssh_server.has_sftp = False
     own_ssh_server.start()
     with pytest.raises(RefusedError, match=r"lets \w+ in, but not use SFTP") as caught:
-        _open(url)
+        open_url(url)
     assert "Subsystem sftp" in caught.value.next_step
     own_ssh_server.stop()
     own_ssh_server.lines.append("ForceCommand echo Welcome to this server")
@@ -162,17 +130,17 @@ def test_a_server_without_sftp(own_ssh_server: openssh.SshServer) -> None:
     own_ssh_server.start()
     if os.geteuid() != 0:  # the account under root has no shell
         with pytest.raises(RefusedError, match="login script"):
-            _open(url)
+            open_url(url)
     own_ssh_server.stop()
     own_ssh_server.lines[:] = ["MaxSessions 0"]
     own_ssh_server.start()
     with pytest.raises(UnreachableError, match="opens no SFTP session"):
-        _open(url)
+        open_url(url)
 
 
 def test_close_leaves_no_thread_and_no_connection(own_ssh_server: openssh.SshServer) -> None:
     before = set(threading.enumerate())  # those of tests before this one among them
-    backend = _open(own_ssh_server.url("x"))
+    backend = open_url(own_ssh_server.url("x"))
     backend.put("a", b"1")
     assert len(own_ssh_server.sessions()) > 0
     backend.close()
@@ -206,7 +174,7 @@ def test_an_interrupt_ends_the_process(own_ssh_server: openssh.SshServer) -> Non
         process.send_signal(signal.SIGINT)
         assert process.wait(10) != 0
         assert process.stderr.read().rstrip().endswith("KeyboardInterrupt")
-    assert len(_open(own_ssh_server.url("x")).get("d/a", max_bytes=1 << 20)) == 1 << 20
+    assert len(open_url(own_ssh_server.url("x")).get("d/a", max_bytes=1 << 20)) == 1 << 20
 
 
 # Who is there.
@@ -216,23 +184,23 @@ def test_an_unknown_server(own_ssh_server: openssh.SshServer) -> None:
     url = own_ssh_server.url("x")
     own_ssh_server.home.forgets(own_ssh_server)
     with pytest.raises(RefusedError, match=r"not known here: it shows the host key ssh-ed25519 SHA256:") as caught:
-        _open(url)
+        open_url(url)
     assert f"ssh-keyscan -p {own_ssh_server.port} 127.0.0.1 >> ~/.ssh/known_hosts" in caught.value.next_step
     assert f"ssh -p {own_ssh_server.port} {openssh.account()}@127.0.0.1" in caught.value.next_step
     assert own_ssh_server.home.known_hosts.read_text() == "", "nothing is ever accepted by itself"
     assert "Accepted" not in own_ssh_server.log(), "and no login was tried"
     own_ssh_server.home.known_hosts.unlink()
     with pytest.raises(RefusedError, match="not known here"):
-        _open(url)
+        open_url(url)
 
 
 def test_a_changed_host_key(own_ssh_server: openssh.SshServer) -> None:
     url = own_ssh_server.url("x")
-    backend = _open(url)
+    backend = open_url(url)
     own_ssh_server.stop()
     own_ssh_server.new_host_key()
     own_ssh_server.start()
-    for call in (lambda: _open(url), lambda: backend.list("")):  # also on the way back from an outage
+    for call in (lambda: open_url(url), lambda: backend.list("")):  # also on the way back from an outage
         with pytest.raises(RefusedError, match="HAS CHANGED") as caught:
             call()
         assert f"ssh-keygen -R '[127.0.0.1]:{own_ssh_server.port}'" in caught.value.next_step
@@ -248,15 +216,15 @@ def test_a_server_with_several_keys(own_ssh_server: openssh.SshServer) -> None:
     if os.geteuid() == 0:
         shutil.chown(own_ssh_server.root / "rsa_key", openssh.account())
     own_ssh_server.start()
-    assert _open(url).list("") == ()
+    assert open_url(url).list("") == ()
     own_ssh_server.home.known_hosts.write_text(f"[127.0.0.1]:{own_ssh_server.port} ssh-rsa {key.get_base64()}\n")
-    assert _open(url).list("") == ()
+    assert open_url(url).list("") == ()
 
 
 def test_a_hashed_known_host(own_ssh_server: openssh.SshServer) -> None:
     name = openssh.hashed(f"[127.0.0.1]:{own_ssh_server.port}")
     own_ssh_server.home.known_hosts.write_text(f"{name} {own_ssh_server.host_key}\n")
-    assert _open(own_ssh_server.url("x")).list("") == ()
+    assert open_url(own_ssh_server.url("x")).list("") == ()
 
 
 def test_a_wrong_key(own_ssh_server: openssh.SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,15 +232,15 @@ def test_a_wrong_key(own_ssh_server: openssh.SshServer, monkeypatch: pytest.Monk
     key = own_ssh_server.home.ssh / "id_ed25519"
     openssh.make_key(key)
     with pytest.raises(RefusedError, match=rf"is not let in \(tried: {key}; the server takes: publickey\)") as caught:
-        _open(url)
+        open_url(url)
     assert f"ssh-copy-id -p {own_ssh_server.port}" in caught.value.next_step
     monkeypatch.setenv("METASYNC_SFTP_PASSWORD", "hunter2")
     with pytest.raises(RefusedError) as caught:
-        _open(url)
+        open_url(url)
     assert "hunter2" not in f"{caught.value}{caught.value!r}"
     key.unlink()
     with pytest.raises(RefusedError, match="there is nothing to log in with"):
-        _open(url)
+        open_url(url)
 
 
 def test_an_encrypted_key(own_ssh_server: openssh.SshServer) -> None:
@@ -281,7 +249,7 @@ def test_an_encrypted_key(own_ssh_server: openssh.SshServer) -> None:
     line = openssh.make_key(key, b"a passphrase")
     (own_ssh_server.root / "authorized_keys").write_text(line + "\n")
     with pytest.raises(RefusedError, match="is not let in") as caught:
-        _open(url)
+        open_url(url)
     assert f"The key {key} is encrypted: run ssh-add {key}." in caught.value.next_step
 
 
@@ -298,7 +266,7 @@ def test_keys_of_an_agent(own_ssh_server: openssh.SshServer, monkeypatch: pytest
                 time.sleep(0.02)
             subprocess.run(["ssh-add", "-q", str(key)], check=True, capture_output=True)
             key.rename(tmp_path / "moved")
-            assert _open(url).list("") == ()
+            assert open_url(url).list("") == ()
             # Named by its public half alone, among others that would use up what the server allows.
             for number in range(8):
                 openssh.make_key(tmp_path / str(number))
@@ -306,11 +274,11 @@ def test_keys_of_an_agent(own_ssh_server: openssh.SshServer, monkeypatch: pytest
             subprocess.run(["ssh-add", "-q", "-d", str(key.with_suffix(".pub"))], check=True, capture_output=True)
             subprocess.run(["ssh-add", "-q", str(tmp_path / "moved")], check=True, capture_output=True)
             with pytest.raises(RefusedError, match="is not let in"):
-                _open(url)
+                open_url(url)
             (own_ssh_server.home.ssh / "config").write_text(
                 f"Host 127.0.0.1\n  IdentityFile {key}.pub\n  IdentitiesOnly yes\n"
             )
-            assert _open(url).list("") == ()
+            assert open_url(url).list("") == ()
         finally:
             agent.terminate()
 
@@ -324,14 +292,14 @@ def test_the_users_configuration(own_ssh_server: openssh.SshServer) -> None:
         f"Host nas\n  HostName 127.0.0.1\n  Port {own_ssh_server.port}\n  User {openssh.account()}\n"
         "  IdentityFile ~/.ssh/work\n  UserKnownHostsFile ~/.ssh/work_hosts\n"
     )
-    backend = _open(f"sftp://nas{folder}")
+    backend = open_url(f"sftp://nas{folder}")
     assert backend.create("a", b"1") is True
     (ssh / "config").write_text("Host nas\n  Port many\n")
     with pytest.raises(RefusedError, match="names no port"):
-        _open(f"sftp://nas{folder}")
+        open_url(f"sftp://nas{folder}")
     (ssh / "config").write_bytes(b"Host \xff\n")
     with pytest.raises(RefusedError, match=r"cannot make sense of .*\.ssh/config"):
-        _open(f"sftp://nas{folder}")
+        open_url(f"sftp://nas{folder}")
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh on the PATH")
@@ -345,13 +313,13 @@ def test_a_way_through_another_server(own_ssh_server: openssh.SshServer) -> None
         f"Host inner\n  HostKeyAlias [127.0.0.1]:{own_ssh_server.port}\n  User {openssh.account()}\n"
         f"  ProxyCommand {way}\n"
     )
-    backend = _open(f"sftp://inner{folder}")
+    backend = open_url(f"sftp://inner{folder}")
     assert backend.create("d/a", b"12") is True
     assert backend.get("d/a", max_bytes=9) == b"12"
     backend.close()
     (ssh / "config").write_text("Host inner\n  ProxyCommand false\n")
     with pytest.raises(UnreachableError):
-        _open(f"sftp://inner{folder}")
+        open_url(f"sftp://inner{folder}")
 
 
 def test_an_address_with_colons(own_ssh_server: openssh.SshServer) -> None:
@@ -364,7 +332,7 @@ def test_an_address_with_colons(own_ssh_server: openssh.SshServer) -> None:
         pytest.skip("no IPv6 here")
     six = url.replace("127.0.0.1", "[::1]")
     with pytest.raises(RefusedError, match="the server ::1 is not known here"):
-        _open(six)
+        open_url(six)
     with open(own_ssh_server.home.known_hosts, "a") as file:
         file.write(f"[::1]:{own_ssh_server.port} {own_ssh_server.host_key}\n")
-    assert _open(six).identity() == _open(url).identity()
+    assert open_url(six).identity() == open_url(url).identity()
