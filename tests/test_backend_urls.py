@@ -74,6 +74,7 @@ def test_a_bucket_with_everything() -> None:
     [
         "file:///a",
         "file:///a%3Fb%23c%25/ä",
+        "file:/%2F/a/b",
         "memory://x",
         "s3://bucket",
         "s3://bucket/p?endpoint=https://[::1]:9000/s3&profile=a%20b&server=minio&virtual=1",
@@ -141,6 +142,9 @@ REFUSED = {
     "file:///a/../b": "three slashes",
     "file:///a#b": "%23",
     "file:///a%00b": "control character",
+    "sftp://%1bbob@host/x": "control character",
+    "s3://bucket?endpoint=http://10.%0a0.0.1": "control character",
+    "gcs://bucket?endpoint=%00http://host": "control character",
     "fil:///a": "Did you mean file",
     "files:///a": "Did you mean file",
     "s4://bucket": "Did you mean s3",
@@ -225,6 +229,7 @@ def test_refused_with_the_right_form(text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_url(text)
     assert said in str(caught.value)
+    assert caught.value.next_step
 
 
 @pytest.mark.parametrize(

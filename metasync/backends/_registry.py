@@ -67,6 +67,7 @@ _OTHER_NAMES = {
 """What else stores are called, and the URL to write. Nothing here quotes what was typed: it may hold a secret."""
 
 _URL_CHARS_MAX = 4096  # longer than any path a system opens: what is longer is not a URL someone meant
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
 _NAME = re.compile(r"[a-z0-9._-]{1,40}")
 _AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?)\s*([a-z]*)", re.IGNORECASE)
@@ -115,9 +116,10 @@ def parse_url(text: str) -> BackendUrl:
     user, at, _ = host.rpartition("@")
     if at and ":" in user:
         raise _secret_refused(f"the {scheme} URL holds a password")
-    if "\0" in path or "\n" in path:
-        raise UsageError(f"the path of a {scheme} URL holds a control character")
     own, params = _split_params(scheme, query, kind.url_params)
+    # In a path most are a name's own bytes; nowhere else do they mean anything.
+    if {*path} & {"\0", "\n"} or _CONTROL.search(host) or any(_CONTROL.search(value) for _, value in params):
+        raise UsageError(f"the {scheme} URL holds a control character", next_step="Write it anew, by hand.")
     url = BackendUrl(
         scheme=scheme,
         host=host,
@@ -183,7 +185,10 @@ def parse_bytes(text: str) -> int:
 
 def _split_scheme(text: str) -> tuple[str, str]:
     if len(text) > _URL_CHARS_MAX:
-        raise UsageError(f"a backend URL of more than {_URL_CHARS_MAX} characters")
+        raise UsageError(
+            f"a backend URL of more than {_URL_CHARS_MAX} characters",
+            next_step="Give each URL with a --backend of its own.",
+        )
     scheme, colon, rest = text.strip().partition(":")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if len(scheme) == 1 and scheme.isalpha():
@@ -277,7 +282,10 @@ def _split_params(scheme: str, query: str, known: frozenset[str]) -> tuple[dict[
                 next_step=f"Did you mean {nearest[0]}?" if nearest else f"Known: {', '.join(sorted(ours | known))}.",
             )
         if key in found or not value:
-            raise UsageError(f"the parameter {key} of the {scheme} URL needs one value")
+            raise UsageError(
+                f"the parameter {key} of the {scheme} URL needs one value",
+                next_step=f"Write {key}= once, with its value behind it.",
+            )
         found[key] = _one_form(value)
     own = {key: found.pop(key) for key in ours if key in found}
     return own, tuple(sorted(found.items()))
@@ -287,6 +295,7 @@ def _location(scheme: str, host: str, path: str, params: tuple[tuple[str, str], 
     safe = "/:"
     query = f"?{urlencode(params, safe=safe, errors='surrogateescape', quote_via=quote)}" if params else ""
     quoted = quote(host, safe="@:[]", errors="surrogateescape")
+    double_slash = double_slash or path.startswith("//")  # else the path's first part would be the host
     return f"{scheme}:{'//' if double_slash else ''}{quoted}{quote(path, errors='surrogateescape')}{query}"
 
 
@@ -295,7 +304,7 @@ def _one_form(text: str) -> str:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise UsageError("a backend URL holds half a character") from None
+        raise UsageError("a backend URL holds half a character", next_step="Write it anew, by hand.") from None
 
 
 def _name(text: str) -> str:

@@ -96,7 +96,10 @@ class SwiftBackend:
             if name == "auth":
                 _check_auth(value)
             elif _WORD.fullmatch(value) is None:
-                raise UsageError(f"not a value for {name} in a Swift URL: {value[:40]!r}")
+                raise UsageError(
+                    f"not a value for {name} in a Swift URL: {value[:40]!r}",
+                    next_step=f"Write the {name} as the cloud's own tools are told it.",
+                )
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> SwiftBackend:
