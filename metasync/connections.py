@@ -76,8 +76,8 @@ class Machine:
         return ways.reached(name, parse_url(link.url), link, suspected=suspected)
 
     def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
-        """A store that takes no part yet: see `ways.opened`."""
-        return ways.opened(name, url, create=create)
+        """A store that takes no part yet: see `ways.opened_first`."""
+        return ways.opened_first(name, url, create=create)
 
     def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
         """A store that is to be linked: see `ways.reached`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import queue
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from metasync.sync.found import NewBackend
 
 ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
+FIRST_ANSWER_S: Final = 20.0  # names are looked up, TLS and logins agreed, a disk spins up
+FIRST_PATH: Final = "metasync"  # nothing of ours is called so
 AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
 PAUSE_S: Final = 0.2
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
@@ -134,6 +137,32 @@ def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
         raise
 
 
+def opened_first(name: str, url: BackendUrl, *, create: bool) -> Backend:
+    """Opens a store that is not known yet, and hears one answer of it.
+
+    What follows are many requests, each of which may take a minute: a server that is silent is found out before.
+    """
+
+    def opening() -> Backend:
+        backend = opened(name, url, create=create)
+        if url.scheme not in UNMETERED:
+            with contextlib.suppress(BackendError):  # whatever it says; what follows asks for what it needs
+                backend.get(FIRST_PATH, length=1, max_bytes=1)
+        return backend
+
+    return _in_time(name, url, opening, FIRST_ANSWER_S)
+
+
+def refuse_silent(url: BackendUrl) -> None:
+    """`OpeningHangsError` for a store that gives no answer. Whatever else is wrong is for others to say."""
+    try:
+        opened_first(url.scheme, url, create=False).close()
+    except OpeningHangsError:
+        raise
+    except BackendError:
+        return
+
+
 class OpeningHangsError(UnreachableError):
     """A backend that was not even opened in time: a mount whose server is gone, say."""
 
@@ -228,7 +257,7 @@ def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds
     with _opening_lock:
         before = _opening.get(url.location)
         if before is not None and before.is_alive():
-            raise _opening_hangs(f"{name}: an earlier attempt to open it has not come back")
+            raise _opening_hangs(url, f"{name}: an earlier attempt to open it has not come back")
         _opening.pop(url.location, None)
         thread.start()
     try:
@@ -236,16 +265,17 @@ def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds
     except queue.Empty:
         with _opening_lock:
             _opening[url.location] = thread
-        raise _opening_hangs(f"{name}: it did not open within {seconds:g} s") from None
+        raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s") from None
     if isinstance(found, BaseException):
         raise found
     return found
 
 
-def _opening_hangs(message: str) -> OpeningHangsError:
-    return OpeningHangsError(
-        message, next_step="Check the drive or the mount; a network share may have lost its server."
-    )
+def _opening_hangs(url: BackendUrl, message: str) -> OpeningHangsError:
+    step = "Check the drive or the mount; a network share may have lost its server."
+    if url.scheme not in UNMETERED:
+        step = "Check the address, the server and the network: something may take connections there and say nothing."
+    return OpeningHangsError(message, next_step=step)
 
 
 def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:

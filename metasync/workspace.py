@@ -211,7 +211,8 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             )
         with contextlib.ExitStack() as stack:
             opened = {
-                n: stack.enter_context(contextlib.closing(ways.opened(n, u, create=True))) for n, u in urls.items()
+                n: stack.enter_context(contextlib.closing(ways.opened_first(n, url, create=True)))
+                for n, url in urls.items()
             }
             new = ways.new_backends(opened, urls, on_event)
             ways.refuse_twins(new)

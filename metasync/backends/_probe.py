@@ -20,16 +20,22 @@ def keeps_creates(backend: Backend, *, races: bool = True) -> bool:
 
     It can disprove, never prove. It leaves nothing behind. Errors of the contract pass through.
     """
-    names = [f"probe-{os.urandom(12).hex()}" for _ in range(1 + NAMES)]
+    used: list[str] = []
+
+    def new_name() -> str:
+        used.append(f"probe-{os.urandom(12).hex()}")
+        return used[-1]
+
     try:
-        kept = backend.create(names[0], b"first") and not backend.create(names[0], b"second")
-        if not kept or backend.get(names[0], max_bytes=64) != b"first":
+        name = new_name()
+        kept = backend.create(name, b"first") and not backend.create(name, b"second")
+        if not kept or backend.get(name, max_bytes=64) != b"first":
             return False
-        return all(_winners(backend.create, name) <= 1 for name in names[1:] if races)
+        return all(_winners(backend.create, new_name()) <= 1 for _ in range(NAMES if races else 0))
     finally:
-        for name in names:
-            with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
-                backend.delete(name)
+        with contextlib.suppress(BackendError):  # what is left over is 25 bytes under a name of its own
+            for name in used:
+                backend.delete(name)  # the first that fails is the last: one may take a minute
 
 
 def is_anothers(backend: Backend, path: str, data: bytes) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from metasync import render
+from metasync import render, ways
 from metasync.backends._registry import parse_bytes, parse_url
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UnreachableError
@@ -170,6 +170,7 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
             console.event(told)
 
     try:
+        ways.refuse_silent(parsed)
         report = contract.run(
             contract.Store.at(parsed.location),
             folder,
