@@ -39,6 +39,7 @@ from metasync.errors import (
     MetaSyncError,
     NoQuorumError,
     PassphraseError,
+    RefusedError,
     UnreachableError,
     UpgradeError,
     UsageError,
@@ -170,6 +171,24 @@ def test_one_store_given_twice(lab: Lab) -> None:
     with pytest.raises(UsageError):
         lab.init([lab.url("a"), f"file://{lab.root}/stores/link?name=b"])
     assert not (lab.root / "laptop" / ".metasync").exists()
+
+
+@pytest.mark.parametrize("when", ["opened", "asked"])
+def test_what_to_do_about_refused_credentials(lab: Lab, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A temporary key that ended, say: to run again when the backends are reachable would not help."""
+    w = started(lab)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RefusedError("the server refused the credentials (ExpiredToken)", next_step="Check AWS_SESSION_TOKEN.")
+
+    for name in ("open",) if when == "opened" else ("get", "create", "put", "stat", "list"):
+        monkeypatch.setattr(FolderBackend, name, refuse)
+    w = lab.reopen(w)
+    write(w.directory, {"new": b"1"})
+    for act in (w.push, w.pull):
+        with pytest.raises(NoQuorumError, match="ExpiredToken") as e:
+            act()
+        assert e.value.next_step == "Check AWS_SESSION_TOKEN. Then run again."
 
 
 def test_one_store_under_two_addresses(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

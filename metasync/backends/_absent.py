@@ -15,7 +15,9 @@ class AbsentBackend:
     form: ClassVar[LogForm] = "none"
 
     def __init__(self, why: BackendError) -> None:
-        self.why = why if isinstance(why, UnreachableError) else UnreachableError(why.message, next_step=why.next_step)
+        self.why = why
+        if not isinstance(why, UnreachableError):
+            self.why = UnreachableError(why.message, next_step=why.next_step, retryable=why.retryable)
 
     def create(self, path: str, data: bytes) -> bool:
         raise self.why

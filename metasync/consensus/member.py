@@ -48,6 +48,7 @@ class Standing(NamedTuple):
 
     kind: StandingKind
     reason: str = ""
+    first: str = ""  # what somebody has to do before asking again can help
 
 
 class Remembered(NamedTuple):
@@ -214,7 +215,8 @@ class Member:
 
     def fault(self, instance: Instance, acceptor_id: bytes, error: BackendError) -> Outcome:
         kind: StandingKind = "full" if isinstance(error, FullError) else "down"
-        self.standings[instance.names[acceptor_id]] = Standing(kind, error.message)
+        first = "" if error.retryable else error.next_step
+        self.standings[instance.names[acceptor_id]] = Standing(kind, error.message, first)
         return Outcome("failed", error.message)
 
     def judge(self, instance: Instance, acceptor_id: bytes) -> None:

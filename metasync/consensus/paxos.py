@@ -408,7 +408,8 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     text += f" ({reasons})" if reasons else " in time"
     if sent:
         return NoQuorumError(f"{text}; the change may be committed", next_step="run again: it will be found out")
-    step = "run again when the backends are reachable"
+    first = next((s.first for n in names if (s := m.standings.get(n)) and s.kind == "down" and s.first), "")
+    step = f"{first.rstrip('.')}. Then run again." if first else "run again when the backends are reachable"
     gone = [n for n in names if (s := m.standings.get(n)) and s.kind == "replaced"]
     full = [n for n in names if (s := m.standings.get(n)) and s.kind == "full"]
     if full:
