@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import email.utils
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from dav_kit import (
 from http_kit import gets_in_two_processes, make_certificate
 
 from metasync.backends import _webdav_folder
+from metasync.backends._registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing import contract
 
@@ -293,8 +295,6 @@ def test_a_certificate_that_is_trusted(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_tls_to_a_server_without_it(script: Script) -> None:
-    from metasync.backends._registry import open_backend, parse_url
-
     with pytest.raises(UnreachableError, match="TLS") as caught:
         open_backend(parse_url(f"webdav://anna@127.0.0.1:{script.port}/dav")).list("")
     assert "webdav+http://" in caught.value.next_step
@@ -302,8 +302,6 @@ def test_tls_to_a_server_without_it(script: Script) -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_proxies(script: Script, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    from metasync.backends._registry import open_backend, parse_url
-
     url = parse_url(f"webdav{'+http' if scheme == 'http' else ''}://anna@nowhere.invalid/dav")
     monkeypatch.setenv(f"{scheme}_proxy", "http://me:hunter2@127.0.0.1:9")
     with pytest.raises(UnreachableError, match="proxy") as caught:
@@ -320,9 +318,28 @@ def test_proxies(script: Script, monkeypatch: pytest.MonkeyPatch, scheme: str) -
         open_backend(url).list("")
 
 
-def test_nobody_listens() -> None:
-    from metasync.backends._registry import open_backend, parse_url
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        ("socks5h://me:hunter2@127.0.0.1:9", "PySocks"),
+        ("http://me:hunter2@[bad", "no address"),
+        ("ftp://me:hunter2@h", "no address"),
+        ("http://me:hunter2@h:99999", "no address"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, proxy: str, said: str) -> None:
+    monkeypatch.setitem(sys.modules, "socks", None)
+    monkeypatch.setenv("all_proxy", proxy)
+    monkeypatch.setenv("ST_USER", "me")
+    monkeypatch.setenv("ST_KEY", "k")
+    for url in ("webdav://anna@nowhere.invalid/dav", "swift://c?auth=https://nowhere.invalid/auth/v1.0"):
+        with pytest.raises(RefusedError, match=said) as caught:
+            open_backend(parse_url(url)).list("")
+        assert "ALL_PROXY" in caught.value.next_step
+        assert PASSWORD not in f"{caught.value}"
 
+
+def test_nobody_listens() -> None:
     backend = open_backend(parse_url("webdav+http://anna@127.0.0.1:9/dav"))
     for call in CALLS.values():
         with pytest.raises(UnreachableError, match="refused") as caught:

@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
+from metasync.backends._proxies import proxies_for
 from metasync.backends._webdav_login import Showing
 from metasync.errors import RefusedError
 
@@ -120,7 +121,7 @@ class Connection:
         )
         self._server = server
         self._showing = showing
-        self._proxies = requests.utils.get_environ_proxies(server)
+        self._proxies = proxies_for(server)
         self._verify = _certificates()
         # Not a `Session`: it takes a redirect's target apart and reads all of its body even where it does not follow.
         settings: dict[str, Any] = {"pool_connections": 1, "pool_maxsize": _CONNECTIONS_MAX, "max_retries": 0}
