@@ -105,10 +105,10 @@ class WebDavBackend:
                 f"not the path of a folder on a server: {url.path[:80]!r}",
                 next_step="Write webdav://host/path/of/folder, as the provider's help gives it.",
             )
-        if set("?#;") & set(url.path):
+        if set("?;") & set(url.path):
             # wsgidav, for one, cuts the target of a MOVE there: what was put into the folder would lie beside it.
             raise UsageError(
-                f"a folder with one of ? # ; in its name, which WebDAV servers take apart: {url.path[:80]!r}",
+                f"a folder with ? or ; in its name, which WebDAV servers take apart: {url.path[:80]!r}",
                 next_step="Name another folder, or rename this one.",
             )
 
