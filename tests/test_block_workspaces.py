@@ -304,6 +304,29 @@ def test_a_command_without_the_lock_takes_it_before_it_writes(racing: Lab) -> No
     other.release()
 
 
+@pytest.mark.parametrize("pushes", [1, 3])
+def test_a_share_that_was_not_mounted_during_a_push_votes_again(racing: Lab, pushes: int) -> None:
+    w = racing.init(racing.urls(*URLS))
+    write(w.directory, {"a": b"1"})
+    w.push()
+    root = Path(racing.store("dav1"))
+    saved = shutil.copytree(root, racing.root / "saved")
+    wipe(root)  # the folder below the mount: a server shows it at the same address
+    for number in range(pushes):
+        w = racing.reopen(w)
+        write(w.directory, {"a": b"%d" % (number + 2)})
+        w.push()
+        assert w.status().backends[0].state.startswith("emptied or replaced")
+    wipe(root)
+    shutil.copytree(saved, root, dirs_exist_ok=True)
+    w = racing.reopen(w)
+    assert {b.name: b.state for b in w.status().backends} == dict.fromkeys(URLS, "ok")
+    wipe(Path(racing.store("dav2")))
+    write(w.directory, {"a": b"last"})
+    w.push()
+    assert w.status().backends[0].state == "ok"
+
+
 # What is shown.
 
 
