@@ -1,9 +1,9 @@
-"""The calls that every object store is tried with, by name, and what is expected of each alike."""
+"""The calls that every store is tried with, by name, and what is expected of each alike."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -50,12 +50,11 @@ def expect_gone(backend: Backend, remove: Callable[[], object], place: str) -> N
             call(backend)
 
 
-def expect_return(server: Any) -> None:
-    """While a server is away every call ends at once; when it is back what it held is there, until it is wiped."""
-    backend = open_url(server.url("x"))
+def expect_outage(server: Any, backend: Backend, calls: Mapping[str, Callable[[Any], object]] = CALLS) -> None:
+    """While a server is away every call ends at once; when it is back what it held is there."""
     assert backend.create("a", b"1") is True
     server.stop()
-    for call in CALLS.values():
+    for call in calls.values():
         began = time.monotonic()
         with pytest.raises(UnreachableError) as caught:
             call(backend)
@@ -64,6 +63,12 @@ def expect_return(server: Any) -> None:
     server.start()
     assert backend.get("a", max_bytes=1) == b"1"
     assert backend.create("a", b"2") is False
+
+
+def expect_return(server: Any) -> None:
+    """As `expect_outage`; and what it held is there until it is wiped."""
+    backend = open_url(server.url("x"))
+    expect_outage(server, backend)
     server.wipe()
     with pytest.raises(NotFoundError):
         backend.get("a", max_bytes=1)

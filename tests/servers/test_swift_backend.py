@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import object_calls
 import pytest
 import requests
 import swift_server
 from contract_kit import FULL, SMALL, passes
+from object_calls import expect_outage, expect_prefixes_apart
 
 from metasync.backends import swift as swift_module
 from metasync.backends._base import Backend, Space, TellsSpace
@@ -28,16 +30,8 @@ from metasync.testing.verdict import BY_BLOCKS, NEEDS_ATOMIC_CREATE
 pytestmark = pytest.mark.servers
 
 CALLS: dict[str, Callable[[SwiftBackend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
-    "put": lambda b: b.put("d/b", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=9),
-    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
-    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
-    "stat": lambda b: b.stat("d/a"),
+    **object_calls.CALLS,
     "digest": lambda b: b.digest("d/a"),
-    "list": lambda b: b.list("d"),
-    "list root": lambda b: b.list(""),
-    "delete": lambda b: b.delete("d/b"),
     "space": lambda b: b.space(),
 }
 BIG = 1 << 24
@@ -97,14 +91,7 @@ def test_names_are_refused_before_any_request() -> None:
 
 
 def test_prefixes_are_apart(swift: swift_server.SwiftServer) -> None:
-    one, two = _open(swift.url("apart/one")), _open(swift.url("apart/on"))
-    one.put("a", b"1")
-    assert two.list("") == ()
-    with pytest.raises(NotFoundError):
-        two.get("a", max_bytes=1)
-    assert one.identity()[:16] == two.identity()[:16]
-    assert one.identity() != two.identity()
-    assert _open(swift.url("apart")).get("one/a", max_bytes=1) == b"1"
+    expect_prefixes_apart(swift.url)
 
 
 def test_a_list_of_several_pages(swift: swift_server.SwiftServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,14 +224,7 @@ def test_a_server_that_goes_and_comes_back(own_swift: swift_server.SwiftServer) 
     backend = _open(own_swift.url("x"))
     assert backend.create("d/a", b"12") is True
     assert backend.create("d/b", bytes(BIG)) is True
-    own_swift.stop()
-    for call in CALLS.values():
-        began = time.monotonic()
-        with pytest.raises(UnreachableError) as caught:
-            call(backend)
-        assert caught.value.retryable
-        assert time.monotonic() - began < 3, "no retries below us"
-    own_swift.start()
+    expect_outage(own_swift, backend, CALLS)
     assert backend.get("d/a", max_bytes=2) == b"12"
     own_swift.stop_one("memcached")
     own_swift.start_one("memcached")

@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import object_calls
 import pytest
 import webdav
 from contract_kit import FULL, SMALL, passes
 from http_kit import make_certificate
+from object_calls import expect_outage, open_url
 
 from metasync.backends import _webdav_folder
 from metasync.backends._base import Backend
@@ -35,22 +37,7 @@ SCALE = {
 }
 RACES = {"race", "big-race"}  # that several win is what these servers are here for
 
-CALLS: dict[str, Callable[[Backend], object]] = {
-    "create": lambda b: b.create("d/new", b"x"),
-    "put": lambda b: b.put("d/b", b"x"),
-    "get": lambda b: b.get("d/a", max_bytes=9),
-    "get part": lambda b: b.get("d/a", offset=1, length=1, max_bytes=9),
-    "get nothing": lambda b: b.get("d/a", length=0, max_bytes=9),
-    "stat": lambda b: b.stat("d/a"),
-    "list": lambda b: b.list("d"),
-    "list root": lambda b: b.list(""),
-    "delete": lambda b: b.delete("d/b"),
-    "space": lambda b: b.space(),
-}
-
-
-def _open(url: str) -> Backend:
-    return open_backend(parse_url(url))
+CALLS: dict[str, Callable[[Backend], object]] = {**object_calls.CALLS, "space": lambda b: b.space()}
 
 
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.name not in RACES], ids=check_id)
@@ -77,8 +64,8 @@ def test_several_creates_of_one_name_show_no_part(dav_server: webdav.DavServer) 
     """More than one may be told that it won; whoever reads sees all of one of them."""
     url = dav_server.url("raced")
     bodies = [bytes([65 + writer]) * (200_000 + writer) for writer in range(4)]
-    writers = [_open(url) for _ in bodies]
-    reader = _open(url)
+    writers = [open_url(url) for _ in bodies]
+    reader = open_url(url)
     with ThreadPoolExecutor(8) as pool:
         for number in range(8):
             path = f"name-{number}"
@@ -127,14 +114,14 @@ def test_names_written_once_are_never_torn_or_stale(dav_server: webdav.DavServer
     counts: Counter[str] = Counter()
 
     def write(writer: int) -> None:
-        b = _open(url)
+        b = open_url(url)
         for number in range(rounds):
             path = f"w{writer}/{number}"
             b.put(path, bodies[path])
             confirmed.add(path)
 
     def read(shift: int) -> None:
-        b = _open(url)
+        b = open_url(url)
         at = dict.fromkeys(range(8), 0)
         while not over.is_set() or any(number < rounds for number in at.values()):
             for writer in [(shift + n) % 8 for n in range(8)]:
@@ -174,13 +161,13 @@ def test_a_put_is_seen_whole(dav_server: webdav.DavServer) -> None:
     url = dav_server.url("torn")
     versions = {bytes([65 + n % 26]) * (30_000 + 101 * n): n for n in range(60)}
     in_order = sorted(versions, key=versions.__getitem__)
-    _open(url).put("a", in_order[0])
+    open_url(url).put("a", in_order[0])
     over = threading.Event()
     seen: list[int] = []
     faults: list[str] = []
 
     def read() -> None:
-        b = _open(url)
+        b = open_url(url)
         assert b.get("a", max_bytes=100_000) in versions
         while not over.is_set():
             try:
@@ -197,7 +184,7 @@ def test_a_put_is_seen_whole(dav_server: webdav.DavServer) -> None:
     readers = [threading.Thread(target=read) for _ in range(2)]
     for thread in readers:
         thread.start()
-    writer = _open(url)
+    writer = open_url(url)
     for _ in range(4):
         for data in in_order:
             writer.put("a", data)
@@ -207,12 +194,12 @@ def test_a_put_is_seen_whole(dav_server: webdav.DavServer) -> None:
         thread.join()
     assert faults == []
     assert len(seen) > 20
-    assert _open(url).get("a", max_bytes=100_000) == in_order[-1]
+    assert open_url(url).get("a", max_bytes=100_000) == in_order[-1]
 
 
 def test_servers_are_independent(dav_servers: Callable[[webdav.Kind, int], list[webdav.DavServer]]) -> None:
     servers = [*dav_servers("apache", 1), *dav_servers("wsgidav", 2)]
-    backends = [_open(server.url("independent")) for server in servers]
+    backends = [open_url(server.url("independent")) for server in servers]
     for number, backend in enumerate(backends):
         backend.put("same", b"%d" % number)
     assert [backend.get("same", max_bytes=1) for backend in backends] == [b"0", b"1", b"2"]
@@ -222,7 +209,7 @@ def test_servers_are_independent(dav_servers: Callable[[webdav.Kind, int], list[
 def test_folders_with_odd_names(dav_server: webdav.DavServer) -> None:
     url = dav_server.url("grün & 100% (neu)+#'ü")
     url = url.replace("%", "%25").replace("#", "%23")
-    backend = _open(url)
+    backend = open_url(url)
     backend.put("d/a", b"1")
     assert [entry.name for entry in backend.list("")] == ["d"]
     assert backend.list("d")[0].size == 1
@@ -232,7 +219,7 @@ def test_folders_with_odd_names(dav_server: webdav.DavServer) -> None:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_a_folder_that_is_not_there_is_never_an_empty_one(dav_server: webdav.DavServer, call: Callable) -> None:
     with pytest.raises(UnreachableError, match="no such folder"):
-        call(_open(dav_server.url("gone").removesuffix("gone") + "missing/folder"))
+        call(open_url(dav_server.url("gone").removesuffix("gone") + "missing/folder"))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -241,7 +228,7 @@ def test_a_folder_that_was_removed(
 ) -> None:
     monkeypatch.setattr(_webdav_folder, "ROOT_SEEN_S", 0.0)
     name = f"removed-{secrets.token_hex(4)}"
-    backend = _open(dav_server.url(name))
+    backend = open_url(dav_server.url(name))
     backend.put("d/a", b"1")
     shutil.rmtree(dav_server.store / name)
     with pytest.raises(UnreachableError, match="no such folder"):
@@ -253,7 +240,7 @@ def test_a_folder_is_made_where_init_asks_for_it(dav_server: webdav.DavServer) -
     backend = open_backend(parse_url(url), create_root=True)
     backend.put("a", b"1")
     backend.close()
-    assert _open(url).get("a", max_bytes=1) == b"1"
+    assert open_url(url).get("a", max_bytes=1) == b"1"
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -262,7 +249,7 @@ def test_a_wrong_login(
     dav_server: webdav.DavServer, monkeypatch: pytest.MonkeyPatch, call: Callable, wrong: str
 ) -> None:
     monkeypatch.setenv(wrong, "hunter2")
-    backend = _open(dav_server.url("x"))
+    backend = open_url(dav_server.url("x"))
     with pytest.raises(RefusedError, match="refused the login") as caught:
         call(backend)
     said = f"{caught.value!r}{backend!r}{caught.value}".replace(
@@ -276,7 +263,7 @@ def test_a_wrong_login(
 def test_no_login(dav_server: webdav.DavServer, monkeypatch: pytest.MonkeyPatch, call: Callable) -> None:
     monkeypatch.delenv("METASYNC_WEBDAV_PASSWORD")
     with pytest.raises(RefusedError, match="refused the login") as caught:
-        call(_open(dav_server.url("x")))
+        call(open_url(dav_server.url("x")))
     assert "METASYNC_WEBDAV_PASSWORD" in caught.value.next_step
 
 
@@ -286,7 +273,7 @@ def test_a_folder_that_may_not_be_written(dav_server: webdav.DavServer) -> None:
     folder = dav_server.store / "read-only"
     folder.mkdir(exist_ok=True)
     folder.chmod(0o555)
-    backend = _open(f"{dav_server.url()}/read-only")
+    backend = open_url(f"{dav_server.url()}/read-only")
     assert backend.list("") == ()
     for call in (CALLS["create"], CALLS["put"], lambda b: b.put("a", b"1")):
         with pytest.raises(BackendError) as caught:
@@ -302,7 +289,7 @@ def test_digest(kind: webdav.Kind, dav_env: dict[str, str], tmp_path: Path, monk
         pytest.skip(missing)
     with webdav.running(kind, 1, tmp_path, dav_env, digest=True) as [server]:
         url = server.url("x")
-        backend = _open(url)
+        backend = open_url(url)
         for number in range(20):
             backend.put(f"d/{number}", b"%d" % number)
         with ThreadPoolExecutor(4) as pool:
@@ -313,7 +300,7 @@ def test_digest(kind: webdav.Kind, dav_env: dict[str, str], tmp_path: Path, monk
         assert backend.get("d/3", max_bytes=9) == b"3"
         monkeypatch.setenv("METASYNC_WEBDAV_PASSWORD", "hunter2")
         with pytest.raises(RefusedError, match="refused the login"):
-            _open(url).list("")
+            open_url(url).list("")
 
 
 @pytest.mark.parametrize("kind", ["apache", "wsgidav"])
@@ -326,28 +313,19 @@ def test_tls(kind: webdav.Kind, dav_env: dict[str, str], tmp_path: Path, monkeyp
         url = server.url("x")
         assert url.startswith("webdav://")
         with pytest.raises(UnreachableError, match="signed by itself"):
-            _open(url).list("")
+            open_url(url).list("")
         with pytest.raises(BackendError):
-            _open(url.replace("webdav://", "webdav+http://")).list("")
+            open_url(url.replace("webdav://", "webdav+http://")).list("")
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", certificate[0])
-        backend = _open(url)
+        backend = open_url(url)
         backend.put("d/a", bytes(1 << 20))
         assert backend.create("d/a", b"2") is False
         assert backend.get("d/a", offset=9, length=3, max_bytes=3) == bytes(3)
 
 
 def test_a_server_that_goes_and_comes_back(own_dav_server: webdav.DavServer) -> None:
-    backend = _open(own_dav_server.url("x"))
-    assert backend.create("a", b"1") is True
-    own_dav_server.stop()
-    for call in CALLS.values():
-        began = time.monotonic()
-        with pytest.raises(UnreachableError) as caught:
-            call(backend)
-        assert caught.value.retryable
-        assert time.monotonic() - began < 3, "no retries below us"
-    own_dav_server.start()
-    assert backend.get("a", max_bytes=1) == b"1"
+    backend = open_url(own_dav_server.url("x"))
+    expect_outage(own_dav_server, backend, CALLS)
     own_dav_server.wipe()
     time.sleep(_webdav_folder.ROOT_SEEN_S)
     with pytest.raises(UnreachableError, match="no such folder"):
@@ -357,9 +335,9 @@ def test_a_server_that_goes_and_comes_back(own_dav_server: webdav.DavServer) -> 
 def test_space(dav_servers: Callable[[webdav.Kind, int], list[webdav.DavServer]]) -> None:
     from metasync.backends._base import Space
 
-    space = _open(dav_servers("wsgidav", 1)[0].url("x")).space()  # type: ignore[attr-defined]
+    space = open_url(dav_servers("wsgidav", 1)[0].url("x")).space()  # type: ignore[attr-defined]
     assert 0 < space.free_bytes <= space.total_bytes
-    assert _open(dav_servers("apache", 1)[0].url("x")).space() == Space(None, None)  # type: ignore[attr-defined]
+    assert open_url(dav_servers("apache", 1)[0].url("x")).space() == Space(None, None)  # type: ignore[attr-defined]
 
 
 def test_the_script_for_benchmarks(tmp_path: Path) -> None:
