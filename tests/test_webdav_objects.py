@@ -17,6 +17,7 @@ from dav_kit import (
     Script,
     Store,
     login,  # noqa: F401
+    multistatus,
     script,  # noqa: F401
     store,  # noqa: F401
 )
@@ -124,6 +125,24 @@ def test_what_broke_off_is_removed_after_the_next_write(script: Script, store: S
     assert script.methods[-4:] == ["PUT", "MOVE", "DELETE", "DELETE"]
     backend.put("b", b"1")
     assert script.methods[-2:] == ["PUT", "MOVE"]
+
+
+@pytest.mark.parametrize(("free", "expected"), [("0", FullError), ("70000", FullError), ("9000000", BackendError)])
+@pytest.mark.parametrize("dav", ["1", WHOLE])
+def test_a_500_where_there_is_no_room(script: Script, free: str, expected: type[BackendError], dav: str) -> None:
+    """wsgidav says no more when the disk is full."""
+    kind = "<resourcetype><collection/></resourcetype>"
+    told = f"<prop>{kind}<quota-available-bytes>{free}</quota-available-bytes></prop>"
+    script.answer = Store(
+        lambda asked: {
+            "PUT": Answer(500),
+            "PROPFIND": multistatus(f"<response><href>/dav/x/</href><propstat>{told}</propstat></response>"),
+        }.get(asked.method),
+        dav=dav,
+    )
+    with pytest.raises(BackendError) as caught:
+        script.open().put("a", bytes(20_000))
+    assert type(caught.value) is expected
 
 
 def test_a_condition_that_nobody_set_is_no_success(script: Script) -> None:

@@ -55,7 +55,7 @@ def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, log
     if status == 423:
         return BackendError(f"{said}: somebody has it locked", next_step=_AGAIN, retry_after_s=_retry_after_s(headers))
     if status == 507:
-        return FullError(f"{attempt}: no space or quota is left", next_step="Free some space, or add a backend.")
+        return no_room(attempt)
     if status in {429, 503}:
         why = "it is in maintenance" if headers.get("X-Nextcloud-Maintenance-Mode") else "it asks for fewer requests"
         after_s = _retry_after_s(headers)
@@ -70,6 +70,10 @@ def not_the_server(attempt: str) -> UnreachableError:
     return UnreachableError(
         f"{attempt}: what answered is not the WebDAV server", next_step=f"Log in to the network, if it asks. {_ADDRESS}"
     )
+
+
+def no_room(attempt: str) -> FullError:
+    return FullError(f"{attempt}: no space or quota is left", next_step="Free some space, or add a backend.")
 
 
 def no_folder(attempt: str) -> RefusedError:

@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from metasync.backends._names import TEMP_PREFIX
-from metasync.backends._webdav_answers import no_answer, no_folder, not_the_server, refusal
+from metasync.backends._webdav_answers import no_answer, no_folder, no_room, not_the_server, refusal
 from metasync.backends._webdav_http import SMALL_BYTES_MAX, Answer, Connection, NoAnswerError, cause
 from metasync.backends._webdav_xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _KNOWN_FOLDERS_MAX: Final = 1 << 14  # a workspace uses a few hundred; beyond this the set starts anew
+_ROOM_BYTES: Final = 1 << 16  # that a server takes beside an object: folders, blocks that are not full
 _LEFT_OVER_MAX: Final = 64  # as many as writes can break off at once, and some more
 _LIST_BYTES_MAX: Final = 1 << 28  # a million names with what servers tell of each
 
@@ -160,10 +161,20 @@ class RemoteFolder:
                     return answer.status
                 if answer.status == 200:
                     raise not_the_server(attempt)
+                if answer.status == 500 and self._is_full(attempt, len(data)):
+                    raise no_room(attempt)
                 if answer.status not in {404, 409} or made:
                     raise self.refusal(answer, attempt) if answer.status != 404 else self.lost(attempt)
             self.make_folder(attempt, folder)
         raise AssertionError("not reached")
+
+    def _is_full(self, attempt: str, size: int) -> bool:
+        """Whether the server tells of too little room. wsgidav, for one, says no more than 500 to what has none."""
+        try:
+            told = [item.free_bytes for item in self.properties(attempt, (), "0", QUOTA)]
+        except BackendError:
+            return False
+        return any(free is not None and free < size + _ROOM_BYTES for free in told)
 
     @contextlib.contextmanager
     def temporary(self, attempt: str, parts: tuple[str, ...], data: bytes) -> Iterator[str]:
