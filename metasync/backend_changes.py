@@ -183,7 +183,9 @@ def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
     name, n = base, 2
     while name in names:
         if parsed.name:
-            raise UsageError(f"a backend of this workspace is called {name!r}", next_step="Give it another &name=.")
+            raise UsageError(
+                f"a backend of this workspace is called {name!r}", next_step="Give it another: name= in its URL."
+            )
         name, n = f"{base}-{n}", n + 1
     return name, parsed
 
@@ -250,7 +252,7 @@ def _refuse_form(config: Config, name: str, form: LogForm) -> None:
     if form == "block" and config.mode == "bft":
         raise UsageError(
             f"{name}: a backend without an atomic create cannot vote where some may lie",
-            next_step="Add it with &role=storage.",
+            next_step="Add it with role=storage in its URL.",
         )
 
 

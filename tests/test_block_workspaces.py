@@ -358,7 +358,7 @@ def test_whom_to_ask_about_liars_is_not_asked_what_cannot_be(racing: Lab) -> Non
         asked.append(voters)
         return True
 
-    folders = racing.urls("a", "b", "c", "d", "e", "f&role=storage")
+    folders = [*racing.urls("a", "b", "c", "d", "e"), racing.url("f", role="storage")]
     mixed = racing.init([*folders[:4], racing.url(URLS[0])], device="d0", name="mixed", byzantine=ask)
     assert asked == []
     assert "none of them lying" in mixed.status().survives

@@ -604,7 +604,7 @@ def test_capacities_are_nine_tenths_of_what_is_free_where_nobody_gave_one() -> N
     assert space.offered(new, given, told, by_space=False) == new
     with pytest.raises(UsageError, match=r"c: how much is free there") as e:
         space.offered(new, given, {"a": told["a"], "c": Space(None, 5)}, by_space=True)
-    assert "&capacity=" in e.value.next_step
+    assert "capacity=" in e.value.next_step
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ def _rename_if_free(folder: int, temp: str, name: str) -> bool:
     if failed in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
         raise RefusedError(
             f"cannot create {name}: this file system can neither link nor rename without overwriting",
-            next_step="It can hold data, but not vote: add &role=storage to its URL.",
+            next_step="It can hold data, but not vote: add ?role=storage to its URL.",
         )
     raise OSError(failed, os.strerror(failed))
 

@@ -120,7 +120,7 @@ def make_config(
     if blocks and byzantine:
         raise UsageError(
             f"{', '.join(blocks)}: a backend without an atomic create cannot vote where some may lie",
-            next_step="Give it with &role=storage, or choose crash mode.",
+            next_step="Give it with role=storage in its URL, or choose crash mode.",
         )
     voters = sum(e.acceptor is not None for e in entries)
     f = lying_allowed(voters, copies, False if blocks else byzantine)

@@ -70,7 +70,7 @@ def offered(
     if silent:
         raise UsageError(
             f"{', '.join(silent)}: how much is free there, these backends do not tell",
-            next_step="Give their capacity in the URL: &capacity=15GiB.",
+            next_step="Give their capacity in the URL: capacity=15GiB.",
         )
     return [replace(b, capacity_bytes=offer.get(b.name, b.capacity_bytes)) for b in new]
 

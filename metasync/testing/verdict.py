@@ -91,7 +91,7 @@ _FORMS = {
 }
 _ADVICE: dict[Verdict, str] = {
     "may vote": "Passing is evidence, not proof: a run can show that a store must not vote, never that it may.",
-    "holds data only": "Give it with &role=storage in its URL: it then holds copies of packs, and others vote.",
+    "holds data only": "Give it with role=storage in its URL: it then holds copies of packs, and others vote.",
     "unfit": "Do not give it to a workspace: what it stores or answers cannot be relied on.",
 }
 
