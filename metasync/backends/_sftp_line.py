@@ -356,7 +356,7 @@ def _no_login(server: Server, error: Exception, *, overdue: bool) -> BackendErro
             next_step="The server's SSH is too old, or restricted: ask whoever runs it.",
         )
     elif "banner" in str(error):
-        why = "what answers there is not an SSH server"
+        why = "what answers there is not an SSH server, or turns connections away"
     else:
         why = "it broke off before anybody was logged in"
     if server.proxy:
