@@ -192,7 +192,7 @@ def test_included_files(ssh: Path) -> None:
         "Host other\n  Include others\n  Port 1\n"
         "Host nas\n  Include = 'of the nas'\n  IdentityFile ~/.ssh/last\n"
     )
-    (ssh / "conf.d").mkdir()
+    (ssh / "conf.d/folder").mkdir(parents=True)
     (ssh / "conf.d/a").write_text("Host nas\n  HostName one.example\n  Include more\n  IdentitiesOnly yes\n")
     (ssh / "conf.d/b").write_text("Host nas\n  HostName two.example\nHost other\n  User nobody\n")
     (ssh / "more").write_text("Host other\n  Port 3\nHost *\n  Port 2200\n")

@@ -231,7 +231,8 @@ def _with_included(text: str, host: str, depth: int = 0) -> str:
             lines.append(line)
         elif depth < _DEPTH_MAX and _is_about(block, host):
             for pattern in shlex.split(match[2], comments=True):
-                for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
+                found = glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))
+                for path in filter(os.path.isfile, sorted(found)):
                     with open(path, encoding="utf-8") as file:
                         lines.append(_with_included(file.read(_FILE_BYTES_MAX), host, depth + 1))
             lines.append(block)  # what follows belongs to it again
