@@ -33,6 +33,10 @@ class LoopbackServer:
         """Arguments and environment."""
         raise NotImplementedError
 
+    def run_as(self) -> Mapping[str, Any]:
+        """What `Popen` is told of the account to run as, where that is another one."""
+        return {}
+
     def answers(self) -> bool:
         """Whether it takes requests, once its port is open."""
         return True
@@ -67,7 +71,13 @@ class LoopbackServer:
         env = {"PATH": os.environ.get("PATH", ""), "HOME": str(self.root), **variables}
         with open(self.root / "log", "ab") as log:
             self._process = subprocess.Popen(
-                arguments, env=env, cwd=self.root, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                arguments,
+                env=env,
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                **self.run_as(),
             )
         until = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < until and self._process.poll() is None:

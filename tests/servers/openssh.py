@@ -16,10 +16,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import loopback
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -30,9 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-COUNT_MAX = 9
 START_TIMEOUT_S = 20
-STOP_TIMEOUT_S = 5
 ACCOUNT = "daemon"  # under root
 MISSING = "no sshd: tests/servers/openssh.sh fetches it"
 FETCHED = Path(__file__).parents[2] / ".servers/bin/sshd"
@@ -81,29 +80,23 @@ class Home:
         self.known_hosts.write_text("".join(x for x in lines if not x.startswith(f"[127.0.0.1]:{server.port} ")))
 
 
-class SshServer:
+class SshServer(loopback.LoopbackServer):
     """One server with one folder, `data`. `stop` ends it and all who are connected; `start` brings it back."""
 
     def __init__(self, binary: str, root: Path, home: Home, lines: Sequence[str] = ()) -> None:
-        self.root = root
+        super().__init__(root)
+        self.name = binary
         self.data = root / "data"
         self.home = home
-        self.port = _free_port()
         self.lines = list(lines)
         """Of its configuration, before all others; read at each start."""
         self.has_sftp = True
         self._binary = binary
-        self._process: subprocess.Popen[bytes] | None = None
         self.data.mkdir()
         (root / "authorized_keys").write_text(home.public_key + "\n")
         self.host_key = make_key(root / "host_key")
         if os.geteuid() == 0:
             _give(root, account())
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def url(self, prefix: str = "", *, params: str = "") -> str:
         """The URL of a folder of that name, which is made."""
@@ -129,27 +122,10 @@ class SshServer:
         """The processes that serve those who are connected."""
         return _descendants(self.pid) if self._process is not None else []
 
-    def start(self) -> None:
-        for attempt in range(3):
-            if self._start():
-                break
-            if attempt == 0:
-                self.port = _free_port()  # another program took it between our look and the server's start
-        else:
-            raise RuntimeError(f"{self._binary} did not start:\n{self.log()}")
-
     def stop(self) -> None:
-        if self._process is None:
-            return
         served = self.sessions()
-        self._process.terminate()
+        super().stop()
         self.drop(served)
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
 
     def drop(self, served: Sequence[int] | None = None) -> None:
         """Ends the processes that serve those who are connected, in the midst of what they do."""
@@ -160,7 +136,7 @@ class SshServer:
     def log(self) -> str:
         return (self.root / "log").read_text(errors="replace")[-2000:]
 
-    def _start(self) -> bool:
+    def command(self) -> tuple[list[str], dict[str, str]]:
         config = self.root / "sshd_config"
         config.write_text(
             "\n".join(
@@ -184,22 +160,14 @@ class SshServer:
             + "\n"
         )
         config.chmod(0o644)
-        with open(self.root / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                [self._binary, "-D", "-e", "-f", str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                restore_signals=True,
-                **({"user": account(), "group": _group(), "extra_groups": []} if os.geteuid() == 0 else {}),  # type: ignore[arg-type]
-            )
-        until = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as probe:
-                return probe.recv(8).startswith(b"SSH-2.0-")
-            time.sleep(0.02)
-        self.stop()
-        return False
+        return [self._binary, "-D", "-e", "-f", str(config)], {}
+
+    def run_as(self) -> dict[str, Any]:
+        return {"user": account(), "group": _group(), "extra_groups": []} if os.geteuid() == 0 else {}
+
+    def answers(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+            return probe.recv(8).startswith(b"SSH-2.0-")
 
 
 @contextlib.contextmanager
@@ -210,22 +178,17 @@ def running(
     binary = binary or find_binary()
     if binary is None:
         raise RuntimeError(MISSING)
-    if not 1 <= count <= COUNT_MAX:
-        raise ValueError(f"between 1 and {COUNT_MAX} servers, not {count}")
-    servers: list[SshServer] = []
     with contextlib.ExitStack() as stack:
         if os.geteuid() == 0:
             memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where no fsync waits for a disk
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="metasync-sshd-", dir=memory)))
             root.chmod(0o755)
             binary = _within_reach(binary, root)
-        for number in range(count):
-            folder = root / f"sshd-{number}"
-            folder.mkdir(parents=True)
-            servers.append(SshServer(binary, folder, home, lines))
-            stack.callback(servers[-1].stop)
-            servers[-1].start()
-            home.knows(servers[-1])
+        servers = stack.enter_context(
+            loopback.running(count, root, lambda folder: SshServer(binary, folder, home, lines))
+        )
+        for server in servers:
+            home.knows(server)
         yield servers
 
 
@@ -272,9 +235,3 @@ def _descendants(pid: int) -> list[int]:
     for one in found:
         found += [child for child, parent in above.items() if parent == one]
     return found[1:]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
