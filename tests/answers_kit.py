@@ -6,19 +6,16 @@ import base64
 import contextlib
 import ipaddress
 import re
-import ssl
 import sys
-import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from http_kit import Answer, Handler, listening
 
 from metasync.backends._base import Backend
 from metasync.backends._registry import open_backend, parse_url
@@ -51,16 +48,6 @@ class Refusal(NamedTuple):
     expected: type[BackendError]
     retryable: bool
     said: str = ""
-
-
-@dataclass
-class Answer:
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    length: int | None = None  # what the head claims, where it lies
-    pause_s: float = 0.0  # before each byte of the body
-    hangs_up: bool = False  # without a word
 
 
 @dataclass
@@ -124,67 +111,23 @@ def expect_no_page(script: Script, kind: str) -> None:
     assert not isinstance(caught.value, NotFoundError)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     script: Script
 
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+    def respond(self, body: bytes) -> Answer:
         self.script.asked.append(self.command)
         self.script.clients.add(self.client_address)
         self.script.heads.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
-        answer = self.script.answer(self.command, self.path)
-        if answer.hangs_up:
-            self.close_connection = True
-            return
-        self.send_response(answer.status)
-        length = len(answer.body) if answer.length is None else answer.length
-        for name, value in {"Content-Length": str(length), **answer.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            try:
-                for at in range(len(answer.body)) if answer.pause_s else ():
-                    time.sleep(answer.pause_s)
-                    self.wfile.write(answer.body[at : at + 1])
-                if not answer.pause_s:
-                    self.wfile.write(answer.body)
-            except OSError:  # the client heard enough
-                self.close_connection = True
-        if answer.length is not None:
-            self.close_connection = True
-
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_CONNECT = _answer  # noqa: N815 (the names http.server asks for)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """A client that does not like our certificate is no news."""
+        return self.script.answer(self.command, self.path)
 
 
 @contextlib.contextmanager
 def serving(script: Script, certificate: str = "") -> Iterator[Script]:
     """With a file of key and certificate the server speaks TLS."""
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
-    if certificate:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        script.scheme = "https"
-    script.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    script.scheme = "https" if certificate else "http"
+    pair = (certificate, certificate) if certificate else None
+    with listening(type("Scripted", (_Handler,), {"script": script}), pair) as script.port:
         yield script
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def make_certificates(folder: Path) -> tuple[str, str]:

@@ -28,6 +28,7 @@ class Answer:
     unsized: bool = False
     endless: bool = False  # the body is repeated until nobody listens
     drip_s: float = 0.0  # the pause before each byte of the body
+    hangs_up: bool = False  # without a word
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -53,6 +54,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         answer = self.respond(body)
+        if answer.hangs_up:
+            self.close_connection = True
+            return
         self.wfile.write(answer.before)
         self.send_response(answer.status)
         claimed = len(answer.body) if answer.length is None else answer.length

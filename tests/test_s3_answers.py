@@ -211,7 +211,7 @@ def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: 
     monkeypatch.setattr(_object_store, "_SILENT_TIMEOUT_S", 1)
     release = threading.Event()
     backend = script.open()
-    script.answer = lambda *_: Answer(200, b"slow", META, pause_s=0.5)
+    script.answer = lambda *_: Answer(200, b"slow", META, drip_s=0.5)
     assert backend.get("d/a", max_bytes=9) == b"slow", "four bytes in two seconds"
 
     def silent(*_: str) -> Answer:
