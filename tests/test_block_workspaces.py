@@ -365,3 +365,26 @@ def test_whom_to_ask_about_liars_is_not_asked_what_cannot_be(racing: Lab) -> Non
     plain = racing.init(folders, device="d1", name="plain", byzantine=ask)
     assert asked == [5]
     assert "any 1 of them lying" in plain.status().survives
+
+
+def test_who_cannot_tell_what_is_newest_is_taken_in_all_the_same(racing: Lab) -> None:
+    """Of four, two in block form: the newest version stands on three, one of which is away when a device joins."""
+    urls = racing.urls("dav1", "dav2", "folder1", "folder2")
+    one = racing.init(urls, device="d0")
+    write(one.directory, {"a": b"1"})
+    one.push()
+    racing.hurry()
+    newest = 1
+    for away, device in (("dav1", "d1"), ("dav2", "d2")):
+        racing.faults[away].down = True
+        joined = racing.clone(urls, device=device)
+        one = racing.reopen(one)
+        assert one.push().version is None
+        assert one.status().newest == newest + 1, "it was taken in"
+        write(joined.directory, {f"of {device}": b"3"})
+        joined = racing.reopen(joined)
+        newest += 2
+        assert joined.push().version == newest
+        one.pull()
+        racing.faults[away].down = False
+    assert tree_of(one.directory) == tree_of(joined.directory)

@@ -47,7 +47,9 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
     be brought meanwhile. Whoever is not let in finds out with `finish`, so that nothing may be placed before.
     """
     try:
-        if read_only or not may_enter(s):
+        with asking(s):  # what is newest may be unknown to this device alone: those who are in take it in all the same
+            enters = not read_only and may_enter(s)
+        if not enters:
             return _arrived(s, s.newest())
         if s.db.get(INVITED_KEY) is not None:
             with asking(s):
