@@ -132,6 +132,12 @@ def test_no_amounts(text: str) -> None:
         parse_bytes(text)
 
 
+def test_parameters_may_come_without_a_question_mark() -> None:
+    assert parse_url("file:///a&b&role=storage&name=x") == parse_url("file:///a%26b?role=storage&name=x")
+    assert parse_url("s3://bucket/p&capacity=1GB") == parse_url("s3://bucket/p?capacity=1GB")
+    assert parse_url("file:///a%26role=storage").path == "/a&role=storage"
+
+
 REFUSED = {
     "": "file:///media",
     "/media/stick": "file:///media",
@@ -215,9 +221,8 @@ REFUSED = {
     "gcs://bucket/a//b": "plain prefix",
     "gcs://bucket?endpoint=https://x/?a=b": "https://host:port",
     "file:///a?region=x": "no parameter",
-    "file:///a&role=storage": "Write ?name=value for the first",
     "sftp://host/a&name=b?capacity=1GB": "%26 for a & that belongs to a name",
-    "s3://bucket&capacity=1GB": "begin with ?",
+    "file:///a&role=storage&b": "in the form name=value",
     "file:///a?name=Work": "a-z",
     "file:///a?name=" + "x" * 41: "1 to 40",
     "file:///a?name=": "one value",

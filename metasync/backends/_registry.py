@@ -70,7 +70,7 @@ _URL_CHARS_MAX = 4096  # longer than any path a system opens: what is longer is 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
 _NAME = re.compile(r"[a-z0-9._-]{1,40}")
-_LATE = re.compile(r"&(capacity|name|role)=")  # a folder of such a name would be made, and vote
+_LATE = re.compile(r"&(capacity|name|role)=")  # parameters, where none is before them: never part of a folder's name
 _AMOUNT = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?)\s*([a-z]*)", re.IGNORECASE)
 _SECRET = re.compile(
     r"secret|passw|passphrase|token|credential|signature|(^|[_-])(key|pass|pwd|sig|auth)($|[_-])|key$", re.I
@@ -109,11 +109,13 @@ def parse_url(text: str) -> BackendUrl:
     scheme, rest = _split_scheme(text)
     kind = _load(scheme)
     where, _, query = rest.partition("?")
-    if _LATE.search(where):
-        raise UsageError(
-            f"the parameters of a {scheme} URL begin with ?, and this one has a & there",
-            next_step="Write ?name=value for the first, quoted in a shell; and %26 for a & that belongs to a name.",
-        )
+    if (late := _LATE.search(where)) is not None:  # as in "file:///mnt/disk&role=storage"
+        if query:
+            raise UsageError(
+                f"the parameters of a {scheme} URL begin with ?, and this one has a & before it",
+                next_step="Write ?name=value for the first; and %26 for a & that belongs to a name.",
+            )
+        where, query = where[: late.start()], where[late.start() + 1 :]
     host, path = "", where
     if where.startswith("//"):
         host, slash, path = where[2:].partition("/")
