@@ -80,6 +80,41 @@ def test_what_answers_in_a_servers_place_holds_up_nobody(
         assert not report.lost
 
 
+def test_devices_join_a_mixed_quorum_while_one_is_away(dav_env: dict[str, str], tmp_path: Path) -> None:
+    """Two in block form and two in log form: three must agree, and who is not in yet writes to two alone."""
+    if missing := webdav.why_not("apache") or webdav.why_not("wsgidav"):
+        pytest.skip(missing)
+    with (
+        webdav.running("apache", 1, tmp_path / "apache", dav_env) as apache,
+        webdav.running("wsgidav", 1, tmp_path / "wsgidav", dav_env) as wsgidav,
+    ):
+        urls = urls_of({"apache": apache[0], "wsgidav": wsgidav[0]}, tmp_path)
+        urls["disk2"] = f"file://{tmp_path}/disk2?name=disk2"
+        places = {name: tmp_path / name for name in ("one", "two", "three")}
+        make_tree(places["one"], random.Random(3), files=10)
+        with Workspace.init(
+            places["one"], name="all", backends=[*urls.values()], passphrase=PASSPHRASE, kdf=CHEAP, device_name="one"
+        ).workspace as w:
+            w.push("first")
+        for away, device in ((apache[0], "two"), (wsgidav[0], "three")):
+            away.stop()
+            clone(places[device], urls, device).close()
+            with Workspace.open(places["one"]) as w:
+                w.push()  # takes it in
+            (places[device] / f"of {device}").write_bytes(b"mine")
+            with Workspace.open(places[device]) as w:
+                assert w.push(f"of {device}").version is not None
+            with Workspace.open(places["one"]) as w:
+                w.pull()
+            away.start()
+        with Workspace.open(places["two"]) as w:
+            w.pull()
+        with Workspace.open(places["one"]) as w:
+            report = w.check(read_data=True)
+            assert (found(report), report.lost) == (set(), ())
+        same_trees({name: read_tree(place) for name, place in places.items()})
+
+
 def test_every_altered_cut_or_missing_copy_is_named_and_no_other(providers: dict[str, Any], tmp_path: Path) -> None:
     urls = urls_of(providers, tmp_path)
     one = tmp_path / "one"
