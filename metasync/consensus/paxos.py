@@ -54,7 +54,8 @@ PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; 
 PATIENCE_LEAST_S: Final = 0.01
 PATIENCE_MAX_S: Final = 8.0
 LINGER_RTTS: Final = 3  # an early PREPARE waits so long for acceptors beyond the quorum
-HURRY_STEP_S: Final = 0.01  # between looks at whether there still is time for that
+HURRY_RTTS: Final = 1.25  # and this long when all else is done: who is not much slower than the others is still heard
+HURRY_STEP_S: Final = 0.01  # between looks at whether there still is time
 PHASE_RTTS: Final = 4  # a phase that met a rival waits so long for the acceptors that have not answered
 PHASE_LEAST_S: Final = 0.05
 BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
@@ -63,7 +64,7 @@ ROUND_MAX: Final = (1 << 32) - 1
 _TIMER: Final = ""  # the key of a Gather's timer branch; backends' names are not empty
 
 Hurry = Callable[[], bool]
-"""Whether somebody waits by now."""
+"""Whether all else is done by now."""
 
 MakeValue = Callable[[], "Change | Task"]
 """Called at most once, when it is one's turn to propose: returns the change, or a task that does. All that the change
@@ -432,14 +433,14 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
 
 
 def _timer(m: Member, rtts: float, hurry: Hurry | None = None) -> Task:
-    """Ends after so many round trips, as long as they turn out to be meanwhile; or soon after there is a `hurry`."""
+    """Ends after so many round trips, as long as they turn out to be meanwhile; fewer where there is a `hurry`."""
     started = yield Now()
-    while (left := started + max(PHASE_LEAST_S, rtts * m.rtt_s) - (yield Now())) > 0:
-        if hurry is not None:
-            if hurry():
-                return
-            left = min(left, HURRY_STEP_S)
-        yield Sleep(left)
+    while True:
+        wanted = HURRY_RTTS if hurry is not None and hurry() else rtts
+        left = started + max(PHASE_LEAST_S, wanted * m.rtt_s) - (yield Now())
+        if left <= 0:
+            return
+        yield Sleep(left if hurry is None else min(left, HURRY_STEP_S))
 
 
 def _fraction() -> Task:
