@@ -358,8 +358,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             space.put_back(s)
             keycopies.bring(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
-            self._copy_on(s, at_hand, wait=least is None)
-            return dataclasses.replace(report, found_again=report.found_again or found_again)
+            left = self._copy_on(s, at_hand, wait=least is None)
+            found_again = report.found_again or found_again
+            return dataclasses.replace(report, found_again=found_again, trailing=report.trailing or left)
 
     def pull(self, *, dry_run: bool = False, force: bool = False) -> PullReport:
         """Brings the folder up to the newest agreed version, merging with what changed here.
@@ -396,11 +397,13 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
         """
-        from metasync.sync import trailing
-
         with self._session("push") as s:
-            self._copy_on(s, {}, wait=True)
-            return trailing.summary(trailing.load(s.db).values(), s.names)
+            return self._copy_on(s, {}, wait=True)
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies are made in the background whose end nobody has waited for (`finish_copies`)."""
+        return self._copying is not None
 
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
@@ -444,15 +447,22 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     # --- inside
 
-    def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> None:
-        """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made."""
+    def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> tuple[Trailing, ...]:
+        """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made.
+
+        What is open: where it waited, what cannot be made now.
+        """
         from metasync.sync import trailing
 
         if trailing.load(s.db) and s.db.get(JOURNAL_KEY) is None:
             trailing.forget_unnamed(s.db, s.base().index)
+        begun = trailing.summary(trailing.load(s.db).values(), s.names)
         self._copying = trailing.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
-        if wait and self._copying is not None:
-            self._copying.join()
+        if not wait or self._copying is None:
+            return begun
+        self._copying.join()
+        self._copying = None
+        return trailing.summary(trailing.load(s.db).values(), s.names)
 
     def _finish_clone(self) -> CloneReport:
         from metasync.sync import firstcheckout, joining

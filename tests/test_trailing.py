@@ -459,6 +459,35 @@ def test_copies_that_cannot_be_made_now_are_told(lab: Lab) -> None:
     assert "still to be copied to b." in ran.out
 
 
+@pytest.mark.parametrize("how", ["push", "sync"])
+def test_a_push_with_nothing_new_makes_the_rest_with_durability_too(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It is a setting: whoever pressed Ctrl-C pushes again without a word about it."""
+    w, n = left_open(lab, monkeypatch)
+    w.configure("durability", "1")
+    w.close()
+    ran = lab.cli(how)
+    assert ran.code == 0
+    assert f"finishing {n} copies (Ctrl-C is safe)" in ran.err
+    assert "committed" not in ran.err
+    assert "Nothing to push." in ran.out
+    assert copies(lab, "a", "b", "c") == [2] * n
+
+
+@pytest.mark.parametrize("durability", [(), ("--durability", "1")])
+def test_copies_of_an_earlier_push_that_cannot_be_made_now_are_told(lab: Lab, durability: tuple[str, ...]) -> None:
+    w = lab.init([lab.url("a"), lab.url("b", role="storage")])
+    write(w.directory, {"f": os.urandom(100_000)})
+    w.close()
+    lab.faults["b"].read_only = True
+    assert lab.cli("push", "--durability", "1").code == 4
+    ran = lab.cli("push", *durability)
+    assert "Nothing to push." in ran.out
+    assert "still to be copied to b." in ran.out
+    assert ran.code == 4
+
+
 # --- what is noted
 
 

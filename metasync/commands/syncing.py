@@ -60,11 +60,12 @@ def push(options: Options, message: str, dry_run: bool, force: bool, durability:
 
 
 def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
-    """Waits for the copies that a push left open; the report of it with those that cannot be made now."""
-    if not r.trailing:
+    """Waits for the copies that a push, or one before it, left open; its report with those that cannot be made now."""
+    if not r.trailing or not w.copying:
         return r
     copies = render.count(sum(t.packs for t in r.trailing), "copy", "copies")
-    console.event(Notice(f"committed as version {r.version}; finishing {copies} (Ctrl-C is safe)"))
+    committed = f"committed as version {r.version}; " if r.version is not None else ""
+    console.event(Notice(f"{committed}finishing {copies} (Ctrl-C is safe)"))
     try:
         return replace(r, trailing=w.finish_copies())
     except KeyboardInterrupt:

@@ -95,7 +95,8 @@ class PushReport:
                  is stored already or compresses
     tight        in a dry run: backends whose space may not be enough
     unportable   names that are new in this push and that other systems can't hold
-    trailing     with `durability`: copies that were still to be made when it was agreed, by backend
+    trailing     with `durability`: copies that were still to be made when it was agreed, by backend; else those of
+                 earlier pushes that are still to be made: in the background with `durability`, or not now
     """
 
     version: int | None
