@@ -30,6 +30,7 @@ CONNECTIONS_MOST: Final = 32  # as `gauge.MOST`
 NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
 NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST)}
+EXAMPLES: Final = {"nice": 4, "durability": 1}
 WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
 DAY_MINUTES: Final = 24 * 60
 
@@ -130,7 +131,7 @@ def _number(key: str, text: str, least: int, most: int) -> int:
     if not text.strip().isascii() or not text.strip().isdigit() or not least <= int(text.strip()[:9]) <= most:
         raise UsageError(
             f"{key} is a number from {least} to {most}, not {text[:40]!r}",
-            next_step=f"Write, say: metasync config set {key} {max(least, most // 4)}",
+            next_step=f"Write, say: metasync config set {key} {EXAMPLES.get(key, 8)}",
         )
     return int(text)
 

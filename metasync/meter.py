@@ -46,6 +46,7 @@ class Meter:
         self._packs = 0
         self._moved = 0
         self._done = _Rate()
+        self._before: dict[str, tuple[float, Progress | None, _Rate]] = {}  # phases that others came between
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._born: dict[tuple[str, str], float] = {}
 
@@ -56,6 +57,8 @@ class Meter:
         elif isinstance(event, Progress):
             if event.phase != self._phase:
                 self._begin(event.phase, now)
+            if self._last is not None and event.done < self._last.done:  # the same once more: another attempt
+                self._since, self._last, self._done = now, None, _Rate()
             before = self._last.done if self._last is not None else 0
             self._done.add(now, max(0, event.done - before))
             self._last = event
@@ -67,7 +70,11 @@ class Meter:
             self._rates.setdefault(key, _Rate()).add(now, event.bytes)
 
     def _begin(self, phase: str, now: float) -> None:
-        self._phase, self._since, self._last, self._done = phase, now, None, _Rate()
+        """Goes on with a phase where another came between: a push asks for the agreement's turn while it sends."""
+        if self._last is not None and self._last.total is not None and self._last.done < self._last.total:
+            self._before[self._phase] = self._since, self._last, self._done
+        self._since, self._last, self._done = self._before.pop(phase, (now, None, _Rate()))
+        self._phase = phase
 
     def line(self, now: float, columns: int) -> str:
         """At most so many characters; "" while there is nothing to tell."""
@@ -78,8 +85,8 @@ class Meter:
     def _how_far(self) -> str:
         p = self._last
         if p is None:
-            moved = f": {render.size(self._moved)} moved" if self._moved else ""
-            return self._phase + moved + self._in_packs(moved)
+            moved = f"{render.size(self._moved)} moved" if self._moved else ""
+            return ": ".join(t for t in (self._phase, moved) if t) + self._in_packs(moved)
         if p.unit != "B":
             total = "" if p.total is None else f" of {p.total:,}"
             return f"{p.phase}: {p.done:,}{total} {p.unit}"

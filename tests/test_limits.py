@@ -142,6 +142,15 @@ def test_no_settings(key: str, value: str) -> None:
     assert e.value.next_step
 
 
+@pytest.mark.parametrize("key", ["nice", "durability", "limit.connections", "limit.connections.usb"])
+def test_the_number_that_is_proposed_is_one_that_somebody_may_want(key: str) -> None:
+    with pytest.raises(UsageError) as e:
+        check(key, "many")
+    proposed = e.value.next_step.rpartition(f"metasync config set {key} ")[2]
+    check(key, proposed)
+    assert int(proposed) == {"nice": 4, "durability": 1}.get(key, 8)
+
+
 def test_settings_understood() -> None:
     limits = understood(
         {"limit.up": "2M", "limit.up.usb": "1M", "limit.down.a.b": "off", "limit.connections": "4", "nice": "7"}

@@ -63,6 +63,29 @@ def test_time_left_by_what_was_done_lately() -> None:
     assert metered((0.0, Phase("download")), *steps, done, now=11.0) == "download: 60.0 MiB of 60.0 MiB"
 
 
+def test_a_phase_goes_on_where_another_came_between() -> None:
+    """While a push sends, it asks for its turn in the agreement: what was done before is not done once more."""
+    sent = [(float(n), Progress("upload", n * MIB, 60 * MIB, "B")) for n in range(1, 12)]
+    line = metered((0.0, Phase("upload")), *sent[:8], (8.5, Phase("agree")), *sent[8:], now=11.0)
+    assert line == metered((0.0, Phase("upload")), *sent, now=11.0) == "upload: 11.0 MiB of 60.0 MiB, 41 s left"
+    back = metered((0.0, Phase("upload")), *sent[:8], (8.5, Phase("agree")), (8.6, Phase("upload")), now=8.7)
+    assert back.startswith("upload: 8.0 MiB of 60.0 MiB, ")
+
+
+def test_a_phase_that_came_to_its_end_begins_anew() -> None:
+    """As in the next attempt of a push, after a merge."""
+    first = [(float(n), Progress("upload", n * MIB, 4 * MIB, "B")) for n in range(1, 5)]
+    assert metered(*first, (5.0, Phase("agree")), (6.0, Phase("upload")), now=6.0) == "upload"
+    again = (8.0, Progress("upload", 2 * MIB, 60 * MIB, "B"))
+    assert metered(*first, (5.0, Phase("agree")), (6.0, Phase("upload")), again, now=8.0).endswith(", 58 s left")
+    begun = [(1.0, Progress("upload", 9 * MIB, 60 * MIB, "B")), (9.0, Progress("upload", 1 * MIB, 60 * MIB, "B"))]
+    assert metered(*begun, (11.0, Progress("upload", 2 * MIB, 60 * MIB, "B")), now=11.0).endswith(", 58 s left")
+
+
+def test_bytes_before_the_first_phase() -> None:
+    assert metered((1.0, Transferred("a", "down", 50, 0.1)), now=1.0) == "50 B moved, a 50 B/s down"
+
+
 def test_a_phase_that_has_begun_already_begins_once() -> None:
     packs = [(float(n), Progress("upload", n * MIB, 9 * MIB, "B")) for n in range(1, 4)]
     assert metered((0.0, Phase("scan")), *packs, (3.0, Phase("upload")), now=3.0) == metered(*packs, now=3.0)
