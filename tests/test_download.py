@@ -82,6 +82,18 @@ def test_two_holders_serve_one_pack_and_each_part_is_verified() -> None:
     assert len(far.transfer.faults) == 1, "one fault per copy, however many parts of it are wrong"
 
 
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 5])
+def test_a_pack_whose_beginning_is_not_wanted_is_not_cut_there(first: int) -> None:
+    """As when a clone goes on: most of a pack is wanted, so it is asked for as a whole, and both lines are known."""
+    far = Far(PACKS, FAR, 2)
+    far.fetch()
+    far.got.clear()
+    pack = PACKS[1]
+    assert len(pack.footer.segments) == 6
+    far.fetch([pack], only=lambda o: o.segment >= first)
+    assert far.got == Counter(o.id for o in pack.footer.objects if o.segment >= first)
+
+
 @pytest.mark.parametrize("dies_at_s", [0.0, 2.0])
 def test_one_that_hangs_costs_no_timeout_and_is_asked_last_from_then_on(dies_at_s: float) -> None:
     far = Far(PACKS, with_last(dies_at_s=dies_at_s), 2)

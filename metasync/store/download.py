@@ -70,12 +70,13 @@ class _Pack:
         return [o for i in self.numbers(piece) for o in self.by_segment[i]]
 
     def cuts(self, begin: int, end: int) -> tuple[int, ...]:
-        """Where wanted segments begin, as far as a part may end there."""
+        """Where wanted segments begin, as far as a part may end there: each part has something that is wanted."""
         out: list[int] = []
         if end - begin >= 2 * CUT_BYTES_LEAST:
-            for i in self.by_segment:
-                if (out[-1] if out else begin) + CUT_STEP_BYTES <= self.at[i] < end:
-                    out.append(self.at[i])
+            begins = [self.at[i] for i in self.by_segment if begin <= self.at[i] < end]
+            for at in begins[1:]:
+                if (out[-1] if out else begin) + CUT_STEP_BYTES <= at:
+                    out.append(at)
         return tuple(out)
 
 
