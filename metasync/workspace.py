@@ -540,7 +540,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             from metasync.sync import firstcheckout
 
             self.on_event(Notice("finishing a clone that had been interrupted"))
-            firstcheckout.bring(s, s.newest())
+            for made in firstcheckout.bring(s, s.newest()).report.conflicts:
+                path, kept = os.fsdecode(made.path), os.fsdecode(made.kept)
+                self.on_event(Notice(f"{path}: yours is kept as {kept} ({made.reason})", warning=True))
         yield s
         s.keep_estimates()
 

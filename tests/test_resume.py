@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,36 @@ def test_an_interrupted_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch,
     assert [t for t in told if t.startswith("going on with ")]
     assert not any((folder / ".metasync/tmp").iterdir())
     assert not (folder / ".metasync/left").exists()
+
+
+def test_a_command_that_finishes_a_clone_tells_the_conflicts_of_that(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's own report knows only what it did itself."""
+    w = published(lab, files(20))
+    undo = stop_after(monkeypatch, 3)
+    with pytest.raises(Stop):
+        cloned(lab)
+    undo()
+    folder = lab.root / "desktop"
+    write(folder, {"top1": b"the user's own"})
+    told: list[Any] = []
+    lab.keep(Workspace.open(folder, on_event=told.append)).pull()
+    assert (folder / "top1.conflict.1").read_bytes() == b"the user's own"
+    assert (folder / "top1").read_bytes() == (w.directory / "top1").read_bytes()
+    warned = [e.text for e in told if isinstance(e, Notice) and e.warning]
+    assert warned == ["top1: yours is kept as top1.conflict.1 (added on both sides)"]
+
+
+def test_a_clone_that_goes_on_names_a_store_that_is_away_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab, files(20))
+    undo = stop_after(monkeypatch, 3)
+    with pytest.raises(Stop):
+        cloned(lab)
+    undo()
+    shutil.rmtree(lab.store("c"))
+    words = [word for url in lab.urls("a", "b", "c") for word in ("--backend", url)]
+    ran = lab.cli("clone", str(lab.root / "desktop"), "--name", "docs", *words, cwd=".")
+    assert ran.code == 0
+    assert f"warning: c: the folder {lab.store('c')} is not there" in ran.out
 
 
 def test_bytes_that_are_damaged_meanwhile_come_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def clone(
         lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
     lines += render.conflicts(report.conflicts)
     lines += render.unplaced(report.unplaced)
-    lines += [f"warning: {n}: {why}" for n, why in sorted(report.down.items())]
+    lines += render.down(report.down)
     report.workspace.close()
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
