@@ -229,6 +229,18 @@ def test_a_second_change_of_the_mapping_waits_and_a_rename_does_not(lab: Lab) ->
     assert desktop.status().moving == moving
 
 
+def test_a_device_that_comes_meanwhile_knows_what_is_still_to_move(lab: Lab) -> None:
+    laptop = lab.init(lab.urls("a", "b", "c"))
+    fill(lab, laptop)
+    moving = laptop.backend_add(lab.url("d")).moving
+    assert moving.packs
+    desktop = lab.clone(lab.urls("a", "b", "c", "d"))
+    assert desktop.status().moving == moving
+    desktop = lab.reopen(desktop)
+    assert desktop.moving() == moving
+    assert desktop.status().moving == moving
+
+
 def test_roles_and_capacities(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     assert laptop.backend_set("c", role="storage").voting == 2

@@ -207,7 +207,8 @@ class Seat:
         known = self.newest_state()
         mine = self.config_hash or known.config
         newer = (state.era, state.v) >= (known.era, known.v)
-        configs = self._configs_of(state) if newer and state.config != mine else None
+        strange = state.config != mine or self._lacks_previous()
+        configs = self._configs_of(state) if newer and strange else None
         with self.db.transaction():
             if newer:
                 self.db.set(NEWEST_KEY, state.encode())
@@ -223,6 +224,10 @@ class Seat:
             self._outdate("transfer")
         for text in told:
             self.listener(Notice(text, warning=True))
+
+    def _lacks_previous(self) -> bool:
+        """Whether the mapping before is read still and not known here: in a new clone, or where it could not be had."""
+        return self.previous is None and self.config.prev_config is not None
 
     def _configs_of(self, state: State) -> tuple[Config, Config | None]:
         """The config that a decided state names, and the one whose mapping it lets be read."""
