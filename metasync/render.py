@@ -275,7 +275,7 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
     elif c.version is None:
         head = f"{c.name} is so already; nothing was changed."
     else:
-        head = f"{did} {c.name}, agreed as version {c.version} ({c.fingerprint})."
+        head = f"{did} {c.name}, agreed as version {c.version}; fingerprint now {c.fingerprint}."
     lines = [head]
     if c.after != c.before:
         lines += [f"  before: {c.before}", f"  {'would be' if c.dry_run else 'now'}:    {c.after}"]

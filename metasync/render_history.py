@@ -132,7 +132,7 @@ def restore(r: RestoreReport, *, dry_run: bool) -> list[str]:
     lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
     lines += left_out(r.skipped, "Left as they are:")
     if r.to is None and len(r.changes) and not dry_run:
-        lines.append("`metasync push` makes this the newest version.")
+        lines.append("`metasync push` makes it the newest version, where it differs from that.")
     return lines + down(r.down)
 
 
@@ -159,7 +159,7 @@ def resolve(r: ResolveReport) -> list[str]:
     said = {
         "mine": f"{text(r.path)} is now what {text(r.copies[0])} was.",
         "theirs": f"{text(r.path)} stays; gone: {', '.join(map(text, r.copies))}.",
-        "both": f"{text(r.path)} and {', '.join(map(text, r.copies))} both stay.",
+        "both": f"{text(r.path)} and {', '.join(map(text, r.copies))} both stay: no conflict any more on this device.",
     }
     lines = [said[r.keep]]
     if r.replaced:
@@ -168,7 +168,7 @@ def resolve(r: ResolveReport) -> list[str]:
         lines += [f"  ... and {len(r.replaced) - LISTED_MAX:,} more"] if len(r.replaced) > LISTED_MAX else []
     lines += _late(r.conflicts)
     lines += left_out(r.skipped, "Left as they are:")
-    return [*lines, "`metasync push` tells the others."]
+    return lines if r.keep == "both" else [*lines, "`metasync push` tells the others."]
 
 
 def _late(items: Sequence[ConflictReport]) -> list[str]:

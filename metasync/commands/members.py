@@ -122,7 +122,7 @@ def invite(options: Options, name: str, expires: int, out: Path | None, dry_run:
     \b
     Example:
       metasync invite tablet
-      metasync invite tablet --out tablet.txt
+      metasync invite tablet --out ~/tablet.txt
       metasync clone ~/Documents --invite tablet.txt     (there)
     """
     console = Console(options)
