@@ -241,7 +241,7 @@ def _meant(scheme: str) -> str:
         return f"Write {_OTHER_NAMES[scheme]}."
     import difflib
 
-    known = schemes()
+    known = [s for s in schemes() if s != "memory"]  # ends with the process: nobody's files belong there
     nearest = difflib.get_close_matches(scheme, sorted({*known, *_FORMS} - {scheme}), n=1, cutoff=0.5)
     if not nearest:
         return f"There are: {', '.join(known)}."
