@@ -14,7 +14,7 @@ import click
 import json_schemas
 import pytest
 from transcripts import FOLDER, Player, Step, play, read, rewrite
-from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, run_cli  # noqa: F401
+from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, run_cli, run_process  # noqa: F401
 
 from metasync import ways
 from metasync.cli import cli
@@ -71,6 +71,14 @@ def test_every_command_has_a_schema_and_each_is_as_the_types_say(monkeypatch: py
     assert set(json_schemas.COMMANDS) == commands(cli) - {"demo"}
     monkeypatch.setattr(sys, "argv", ["json_schemas.py", "--check"])
     assert json_schemas.main() == 0, "run: python tests/json_schemas.py"
+
+
+def test_the_demo_in_json_is_a_document(tmp_path: Path) -> None:
+    """It printed nothing at all, not even where --keep had left its folder."""
+    shown = run_process("demo", "--json", cwd=tmp_path)
+    assert (shown.code, shown.json["command"], shown.json["exit_code"]) == (0, "demo", 0)
+    assert shown.json["lines"][0].startswith("1. ")
+    assert run_process("demo", "--quiet", cwd=tmp_path) == (0, "", "")
 
 
 def test_init_and_clone_in_json_give_the_phrase_and_the_version(lab: Lab) -> None:

@@ -10,7 +10,7 @@ import click
 
 from metasync import render
 from metasync.config import byzantine_f, quorum
-from metasync.console import Console, Finish, Options, common
+from metasync.console import Console, Options, common
 from metasync.errors import UsageError
 from metasync.keys.invitation import is_code
 from metasync.passphrase import passphrase
@@ -203,4 +203,6 @@ def demo(options: Options, keep: bool) -> None:
     """
     from metasync import demo as show
 
-    raise Finish(show.run(click.echo if not (options.quiet or options.json) else lambda _line: None, keep=keep))
+    said: list[str] = []
+    code = show.run(said.append if options.quiet or options.json else click.echo, keep=keep)
+    Console(options).report("demo", [], {"lines": [line for text in said for line in text.splitlines()]}, [code])
