@@ -11,7 +11,7 @@ workspace of its own; for 1, a push of one more file of 2 KB to the 70 that are 
 Two passes. CPU seconds are those of plain processes. Calls of the contract, and bytes of objects, are counted in
 another pass, whose traffic goes through a proxy that counts what is on the wire: requests where that is HTTP, and bytes
 with all that is around the objects. A server that names itself by another port in its answers is not seen whole by the
-proxy: then the wire's columns are empty.
+proxy, and SSH and Swift not at all: then the wire's columns are empty.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ IMPORT_MS_MAX = 80.0
 
 
 class Running(NamedTuple):
-    """A server that runs: the URL of a prefix, what a client's environment needs, and its port (None: no server)."""
+    """A server that runs: the URL of a prefix, what a client's environment needs, and its port, if what goes through
+    it can be counted: SSH knows a key, and Swift a login, by the port too.
+    """
 
     url: Callable[[str], str]
     env: Mapping[str, str]
@@ -65,10 +67,10 @@ class Provider:
     start: Start
 
 
-def _started(open_servers: Callable[[Any, Path], tuple[Any, Mapping[str, str]]]) -> Start:
+def _started(open_servers: Callable[[Any, Path], tuple[Any, Mapping[str, str]]], *, proxied: bool = True) -> Start:
     """`open_servers(module, root)`: the context manager of the module's servers, and the client's environment.
 
-    Where the server has an `env` of its own, that is added.
+    Where the server has an `env` of its own, that is added. `proxied`: whether it may be reached by another port.
     """
 
     @contextlib.contextmanager
@@ -76,7 +78,7 @@ def _started(open_servers: Callable[[Any, Path], tuple[Any, Mapping[str, str]]])
         servers, env = open_servers(module, root)
         with servers as (server, *_):
             own = getattr(server, "env", {})
-            yield Running(server.url, {**env, **own}, int(server.port))
+            yield Running(server.url, {**env, **own}, int(server.port) if proxied else None)
 
     return start
 
@@ -115,8 +117,8 @@ PROVIDERS = (
     Provider("gcs", "fakegcs", _started(_plain)),
     Provider("webdav (Apache)", "webdav", _webdav("apache")),
     Provider("webdav (wsgidav)", "webdav", _webdav("wsgidav")),
-    Provider("sftp", "openssh", _started(_sftp)),
-    Provider("swift", "swift_server", _started(_swift)),
+    Provider("sftp", "openssh", _started(_sftp, proxied=False)),
+    Provider("swift", "swift_server", _started(_swift, proxied=False)),
 )
 
 

@@ -23,9 +23,13 @@ import (
 	"github.com/fsouza/fake-gcs-server/fakestorage"
 )
 
-type front struct{ inner http.Handler }
+type front struct {
+	inner http.Handler
+	host  string // the name that the server knows itself by: it may have been reached through a proxy
+}
 
 func (f front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r.Host = f.host
 	bucket, object, _ := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
 	if strings.HasPrefix(r.URL.Path, "/storage/") || strings.HasPrefix(r.URL.Path, "/_internal/") {
 		f.inner.ServeHTTP(w, r)
@@ -145,5 +149,5 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	log.Fatal(http.ListenAndServe(*address, front{server.HTTPHandler()}))
+	log.Fatal(http.ListenAndServe(*address, front{server.HTTPHandler(), *address}))
 }
