@@ -162,25 +162,6 @@ def test_the_folder_is_walked_while_news_are_asked_for(
     assert late == []
 
 
-def test_stores_are_looked_at_while_news_are_asked_for(watched: Watched, lab: Lab) -> None:  # noqa: F811
-    """Whoever is not heard in time is asked already: no pack waits another round trip for that."""
-    w = lab.init(lab.urls("a", "b", "c"))
-    write(w.directory, {"x": b"x"})
-    w.push()
-    w = lab.reopen(w)
-    write(w.directory, {"x": b"other"})
-    watched.forget()
-    late: list[str] = []
-
-    def hold(what: str) -> None:
-        if "/px/" in what and not watched.are_begun("/birth", 6):  # of three logs and of three places for packs
-            late.append(what)
-
-    watched.hold = hold
-    assert w.push().version == 2
-    assert late == []
-
-
 def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Each push by a process of its own, which remembers nothing."""
     w = lab.init(lab.urls("a", "b", "c"))

@@ -144,7 +144,7 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
     pause = PAUSE_FIRST_S
     while True:
         left = max(deadline - (yield Now()), 0.0)
-        yield from look_around(m, instance, left, beyond=True)
+        yield from look_around(m, instance, left, beyond=True, grace=True)
         m.check_rollback(instance)
         instance.check_fork()
         known = instance.read() >= instance.quorum or instance.decided() is not None

@@ -61,7 +61,10 @@ PHASE_LEAST_S: Final = 0.05
 BACKOFF_FIRST_S: Final = 0.1  # between tries while too few acceptors answer
 BACKOFF_MAX_S: Final = 2.0
 ROUND_MAX: Final = (1 << 32) - 1
+GRACE: Final = 0.25  # of the time that a quorum took
+GRACE_STEP_S: Final = 0.005
 _TIMER: Final = ""  # the key of a Gather's timer branch; backends' names are not empty
+_GRACE: Final = " "
 
 Hurry = Callable[[], bool]
 """Whether all else is done by now."""
@@ -374,25 +377,35 @@ def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
 
 
 def look_around(
-    m: Member, instance: Instance, deadline_s: float, *, everybody: bool = False, beyond: bool = False
+    m: Member,
+    instance: Instance,
+    deadline_s: float,
+    *,
+    everybody: bool = False,
+    beyond: bool = False,
+    grace: bool = False,
 ) -> Task:
     """Reads births and logs onwards. Ends when the value is known or a quorum was read, then waits for no one else.
 
     `everybody`: waits for the rest too, but for a few round trips at most. So does a look that meets votes which do not
     yet decide: who has the others may be about to answer, and would be asked again only after a pause. `beyond`: see
-    `acceptors.look`.
+    `acceptors.look`. `grace`: waits for the rest a fourth longer than the quorum took: who comes a little late would be
+    asked again by a push.
     """
     i = instance
     branches: dict[str, Task] = {n: look(m, i, acceptor_id, beyond=beyond) for acceptor_id, n in i.names.items()}
     branches[_TIMER] = _timer(m, PHASE_RTTS)
+    if grace:
+        branches[_GRACE] = _grace(i)
 
     def until(results: Mapping[str, Any]) -> bool:
-        ended = len(results) - (_TIMER in results)
+        ended = len(results) - (_TIMER in results) - (_GRACE in results)
         if ended == len(i.names):
             return True
         if i.decided() is not None:  # whether there is more, a quorum tells in the same step
             return not beyond or ended >= i.quorum or _TIMER in results
-        return i.read() >= i.quorum and (_TIMER in results or not (everybody or i.has_votes()))
+        waits = everybody or i.has_votes() or (grace and _GRACE not in results)
+        return i.read() >= i.quorum and (_TIMER in results or not waits)
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
     i.now = yield Now()
@@ -441,6 +454,15 @@ def _timer(m: Member, rtts: float, hurry: Hurry | None = None) -> Task:
         if left <= 0:
             return
         yield Sleep(left if hurry is None else min(left, HURRY_STEP_S))
+
+
+def _grace(i: Instance) -> Task:
+    """Ends when a quorum was read, and a little later."""
+    started = now = yield Now()
+    while i.read() < i.quorum:
+        yield Sleep(max(GRACE_STEP_S, (now - started) * GRACE))
+        now = yield Now()
+    yield Sleep((now - started) * GRACE)
 
 
 def _fraction() -> Task:

@@ -73,22 +73,19 @@ def _ailing_places(births: Mapping[str, tuple[bytes, bytes]], replies: Mapping[s
     return out
 
 
-def begin_checking_unheard(s: Session, *, looking: bool = False) -> Callable[[], bool]:
+def begin_checking_unheard(s: Session) -> Callable[[], bool]:
     """Leaves out stores that were emptied or replaced: they would take packs as if new.
 
-    Those that vote are asked for their births with the newest state; this asks those that were not heard then. While
-    that is still being asked for (`looking`), nobody knows who is heard in time: all are asked, and what is returned
-    waits only for the answers of those that were not. True when there are any such stores.
+    Those that vote were asked for their births with the newest state; this asks those that were not heard then. What is
+    returned waits for the answers; True when there are any such stores.
     """
-    names = sorted(
-        name for name in set(s.names.values()) - set(s.transfer.down) if looking or name not in s.group.heard
-    )
+    heard = s.group.heard
+    names = [name for name in sorted(s.names.values()) if name not in heard and name not in s.transfer.down]
     births = _births(s, names, votes=False)
-    answers = {key: s.runtime.start(task) for key, task in _asking(births, UNHEARD_TIMEOUT_S).items()}
+    answers = s.runtime.start(together(_asking(births, UNHEARD_TIMEOUT_S)))
 
     def finish() -> bool:
-        unheard = {key: birth for key, birth in births.items() if key.split()[0] not in s.group.heard}
-        ailing = _ailing_places(unheard, {key: answers[key].result() for key in unheard})
+        ailing = _ailing_places(births, answers.result())
         leave_out(s, ailing)
         return bool(ailing)
 

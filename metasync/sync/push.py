@@ -420,13 +420,14 @@ def _is_the_same_but_for_devices(base: State, news: State) -> bool:
 
 def _begin_storing(s: Session, base: Agreed, a: _Attempts) -> Callable[[], None]:
     """Asks for the backends' space and births while the first pack is made; it waits for the answers."""
-    checked = health.begin_checking_unheard(s, looking=a.ahead is not None)
+    checked = health.begin_checking_unheard(s) if a.ahead is None else None
     told = space.begin_asking(s, base.index)
 
     def before_the_first_pack() -> None:
         if a.ahead is not None:
             a.news = _news(s, base, a)  # nothing is stored before a quorum was seen
-        if checked() and not a.asked:
+        ailing = health.begin_checking_unheard(s)() if checked is None else checked()
+        if ailing and not a.asked:
             s.ask_newest()  # with backends ailing it is not taken for granted that a quorum is left
         told()
 
