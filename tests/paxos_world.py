@@ -118,6 +118,7 @@ class World:
         self.faults = faults or Faults()
         self.down: set[str] = set()
         self.stuck: set[str] = set()
+        self.takes_s: dict[str, float] = {}  # what each call takes, where that is to be certain
         self.liars: dict[str, Callable[[str, Op, Store], Reply]] = {}  # who asks, what: what a lying store answers
         self.fault_hook: Callable[[Op], Reply | None] = lambda op: None
         self.now = 0.0
@@ -248,6 +249,8 @@ class World:
             self._resume_in(run, min(op.timeout_s, self._delay() * 4), timeout)
             return
         go, back = self._delay() / 2, self._delay() / 2
+        if op.backend in self.takes_s:
+            go = back = self.takes_s[op.backend] / 2
         lost = self.rng.random() < f.lost_reply
         self.in_flight[op.backend] += 1
 

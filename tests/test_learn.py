@@ -771,6 +771,17 @@ def test_phase_one_may_run_ahead_of_the_value(world: World, ws: Workspace) -> No
     assert most_requests(world) == 2
 
 
+@pytest.mark.parametrize(("late_s", "heard"), [(1.2, {"a", "b", "c"}), (1.7, {"a", "b"})])
+def test_a_look_waits_a_little_for_who_is_late(world: World, ws: Workspace, late_s: float, heard: set[str]) -> None:
+    first = push(world, ws, group_of(ws, 1), ws.genesis)
+    group = group_of(ws, 2, 1)
+    world.takes_s = {"a": 1.0, "b": 1.0, "c": late_s}
+    began = world.now
+    assert world.do(group.get_recent(first)) == first
+    assert group.heard == heard
+    assert world.now - began < 1.6
+
+
 def test_phase_one_ahead_waits_for_the_rest_only_while_there_is_time(world: World, ws: Workspace) -> None:
     took = {}
     base = ws.genesis

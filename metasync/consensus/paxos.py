@@ -404,8 +404,9 @@ def look_around(
             return True
         if i.decided() is not None:  # whether there is more, a quorum tells in the same step
             return not beyond or ended >= i.quorum or _TIMER in results
-        waits = everybody or i.has_votes() or (grace and _GRACE not in results)
-        return i.read() >= i.quorum and (_TIMER in results or not waits)
+        if i.read() < i.quorum or (grace and _GRACE not in results):
+            return False
+        return _TIMER in results or not (everybody or i.has_votes())
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
     i.now = yield Now()
