@@ -71,6 +71,14 @@ def test_a_state_of_another_chain_is_never_taken_for_one_of_this() -> None:
     assert not _is_found(CHAIN[7], line)
 
 
+def test_a_restart_from_an_earlier_version_begins_its_own_line() -> None:
+    line = lineage.extended(None, CHAIN[1:200])
+    again = replace(CHAIN[101], era=1, master=b"a" * 32)
+    line = lineage.extended(line, [again])
+    assert lineage.read(line)[-1] == again
+    assert max(state.v for state in lineage.read(line)) == 101
+
+
 def test_a_damaged_line_is_none() -> None:
     line = lineage.extended(None, CHAIN[1:8])
     assert [state.v for state in lineage.read(line)] == [4, 6, 7]

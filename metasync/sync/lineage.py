@@ -8,7 +8,7 @@ it stands here: a state is looked up by its hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from metasync.consensus import STATE_BYTES, State, decode_state, skip_version
@@ -17,10 +17,13 @@ from metasync.errors import MetaSyncError
 LINE_KEY: Final = "line"
 
 
-def extended(line: bytes | None, states: Iterable[State]) -> bytes:
-    """The line with these states, the newest last: what is not on the way back from that one is dropped."""
+def extended(line: bytes | None, states: Sequence[State]) -> bytes:
+    """The line with these states, the newest last: what is not on the way back from that one is dropped.
+
+    The newest may have a lower version than others: a workspace that was restarted goes on from an earlier one.
+    """
     held = {state.v: state for state in [*read(line), *states]}
-    wanted, v = [], max(held, default=0)
+    wanted, v = [], states[-1].v
     while v:
         wanted.append(v)
         v = skip_version(v)
