@@ -14,11 +14,10 @@ from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._registry import parse_url
 from metasync.config import BackendEntry, Config, decode_config
 from metasync.consensus import birth_matches, birth_path, decode_state
-from metasync.effects import Op
 from metasync.enrol import check_empty, opened_all
 from metasync.errors import FormatError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
-from metasync.keys.devices import decode_certificate, decode_device_set, decode_identity
+from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
 from metasync.keys.invitation import (
     INVITATION_BYTES_MAX,
     SECRET_BYTES,
@@ -29,8 +28,9 @@ from metasync.keys.invitation import (
     is_code,
     open_invite,
 )
-from metasync.keys.ring import decode_keys
-from metasync.runtime import Runtime
+from metasync.keys.keyring import decode_keys
+from metasync.runtime.effects import Op
+from metasync.runtime.tasks import Runtime
 from metasync.sync.asking import each
 from metasync.sync.enrolment import Link, is_unfinished, new_folder, write_local
 from metasync.sync.join import FOLDER, FOLDERS_MAX

@@ -20,7 +20,8 @@ from metasync.config import DEFAULT_CAPACITY, decode_config
 from metasync.consensus import Group, birth_path, checked_memory, is_root
 from metasync.errors import BackendError, UsageError
 from metasync.events import ignore
-from metasync.runtime import Runtime
+from metasync.local.lock import WAIT_S, WorkspaceLock
+from metasync.runtime.tasks import Runtime
 from metasync.sync.enrolment import (
     CONFIG_KEY,
     LINKS_KEY,
@@ -35,7 +36,6 @@ from metasync.sync.enrolment import (
 from metasync.sync.eras import noted_tombstones
 from metasync.sync.fsio import Disk
 from metasync.sync.identity import IdentityGuard, place_now
-from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.seat import MEMORY_KEY, Seat, local_value
 from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from metasync.backends._base import Backend, BackendUrl
     from metasync.config import BackendEntry, Config
     from metasync.events import Event, Listener
-    from metasync.keys.devices import Certificate, DeviceIdentity
-    from metasync.keys.ring import WorkspaceKeys
-    from metasync.localdb import LocalDb
+    from metasync.keys.device_set import Certificate, DeviceIdentity
+    from metasync.keys.keyring import WorkspaceKeys
+    from metasync.local.state import LocalDb
     from metasync.sync.session import Session
     from metasync.sync.state_reports import BackendState
 

@@ -15,11 +15,11 @@ from metasync.backends._absent import AbsentBackend
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Prefixed
 from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap, look
-from metasync.effects import Op, Reply
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
-from metasync.keys.devices import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
-from metasync.runtime import Runtime
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
+from metasync.runtime.effects import Op, Reply
+from metasync.runtime.tasks import Runtime
 from metasync.sync import join
 from metasync.sync.asking import each
 from metasync.sync.enrolment import STATE_DIR, Link, is_unfinished, new_folder, write_local

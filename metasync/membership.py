@@ -90,7 +90,7 @@ class Membership:
         Whoever has the code before it is used is admitted. It ends after so many versions (0: never; 1,000 unless
         said otherwise), when the keys are changed, and by `invitation_revoke`.
         """
-        from metasync.keys.notes import EXPIRES_AFTER
+        from metasync.keys.device_set import EXPIRES_AFTER
         from metasync.sync import invitation
 
         ends = EXPIRES_AFTER if expires_after is None else expires_after

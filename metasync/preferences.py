@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from metasync import settings as kept
 from metasync.errors import PausedError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
+from metasync.local import settings as kept
+from metasync.local.lock import exclusive
 from metasync.sync.enrolment import STATE_DIR
-from metasync.sync.lock import exclusive
 
 if TYPE_CHECKING:
     from metasync.connections import Connections
@@ -52,7 +52,7 @@ class Preferences:
 
     def configure(self, key: str, value: str | None) -> SettingsReport:
         """Sets one of the settings of `limits`, or takes it back (None). `UsageError`: no such one, or value."""
-        from metasync import limits
+        from metasync.runtime import limits
 
         if value is not None:
             limits.check(key, value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
-from metasync.large import Paths
+from metasync.local.spill import Paths
 
 if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
     from metasync.sync.reports import Changes, ConflictReport, PullReport, PushReport, Skipped, Trailing

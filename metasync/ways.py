@@ -18,10 +18,10 @@ from metasync.backends._registry import TRACE_VARIABLE, is_own, open_backend, pa
 from metasync.backends._retry import Retrying
 from metasync.backends._wrap import layers
 from metasync.config import DEFAULT_CAPACITY
-from metasync.effects import DUE
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice
-from metasync.runtime import Runtime, boottime
+from metasync.runtime.effects import DUE
+from metasync.runtime.tasks import Runtime, boottime
 from metasync.translators._base import Chain, Translator
 
 if TYPE_CHECKING:

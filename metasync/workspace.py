@@ -30,7 +30,8 @@ from metasync.consensus import JOURNAL_KEY
 from metasync.errors import ExcludedError, UsageError, WorkspaceError
 from metasync.events import Notice, ignore
 from metasync.keys.slots import COST
-from metasync.localdb import LocalDb
+from metasync.local.lock import WAIT_S, GiveWay, Turns, WorkspaceLock
+from metasync.local.state import LocalDb
 from metasync.membership import Membership
 from metasync.past import Past
 from metasync.preferences import Preferences
@@ -46,11 +47,9 @@ from metasync.sync.enrolment import (
     write_local,
 )
 from metasync.sync.fsio import WorkTree
-from metasync.sync.lock import WAIT_S, WorkspaceLock
 from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.probe import rules_of
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
-from metasync.sync.turns import GiveWay, Turns
 
 if TYPE_CHECKING:
     from metasync.backends._base import Backend

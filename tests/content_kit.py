@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 
-from metasync.effects import Gather, Now, Op, Reply, Work
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.runtime.effects import Gather, Now, Op, Reply, Work
 from metasync.store.packs import Packer, PackFormat, SealedPack, WorkspacePackKeys
 from metasync.translators._base import Chain
 from metasync.translators.compress import Compress

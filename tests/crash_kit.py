@@ -21,12 +21,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from metasync import connections, effects, ways
+from metasync import connections, ways
 from metasync.consensus import paxos
 from metasync.keys.slots import Cost
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
+from metasync.runtime import effects
 from metasync.sync import fsio, session
 from metasync.sync.history import version_of
 from metasync.workspace import Workspace

@@ -19,11 +19,11 @@ from metasync.consensus import blockform as blockform_module
 from metasync.consensus.entries import Entry, Kind
 from metasync.consensus.replay import Log
 from metasync.consensus.states import State
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 from metasync.keys import DEVICE_ENTROPY_BYTES, AdminChain, DeviceIdentity, DeviceSet, make_device_set, new_device
 from metasync.keys.derive import sign_public
-from metasync.keys.ring import WorkspaceKeys, new_keys
+from metasync.keys.keyring import WorkspaceKeys, new_keys
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
 
 @dataclass

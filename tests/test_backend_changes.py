@@ -26,8 +26,8 @@ from workspace_kit import Lab, lab, tree_of, wipe, write  # noqa: F401
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
-from metasync.effects import Op
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
+from metasync.runtime.effects import Op
 from metasync.store.index import PackRecord
 from metasync.store.transfer import Place, pack_path
 from metasync.sync import places

@@ -1127,7 +1127,7 @@ def test_a_clone_on_a_disk_that_is_too_small(lab: Lab, small_disk: Path) -> None
 
 
 def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metasync.sync.lock import WorkspaceLock
+    from metasync.local.lock import WorkspaceLock
 
     w = started(lab)
     monkeypatch.setattr(workspace, "WAIT_S", 0.3)

@@ -22,7 +22,7 @@ from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import FullError, MetaSyncError, NoQuorumError, NotFoundError, RefusedError
 from metasync.events import Event, Notice
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.store.transfer import pack_path
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend

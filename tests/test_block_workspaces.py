@@ -18,9 +18,9 @@ from metasync import ways
 from metasync.backends._base import Backend, BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
-from metasync.localdb import LocalDb
+from metasync.local.lock import WorkspaceLock
+from metasync.local.state import LocalDb
 from metasync.sync.identity import PLACE_KEY, place_now
-from metasync.sync.lock import WorkspaceLock
 from metasync.testing.racing import RacingBackend
 from metasync.workspace import Workspace
 

@@ -21,8 +21,8 @@ from metasync.consensus.member import Barred, check_config
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import ZERO_ID, Change, State, successor
 from metasync.consensus.witness import note_claims
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
 MIXED: dict[str, Form] = {"a": "log", "b": "block", "c": "block"}
 ALL: dict[str, Form] = dict.fromkeys("abc", "block")

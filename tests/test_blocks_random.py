@@ -19,7 +19,7 @@ from metasync.consensus import blockform as blockform_module
 from metasync.consensus.entries import Kind
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Outcome
-from metasync.effects import Task
+from metasync.runtime.effects import Task
 
 RUNS = int(os.environ.get("METASYNC_BLOCK_RUNS", "12"))
 MIXES: dict[str, tuple[Form, ...]] = {

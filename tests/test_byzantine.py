@@ -18,9 +18,9 @@ from metasync.config import byzantine_f, quorum
 from metasync.consensus import Change, Group, State
 from metasync.consensus import instance as instance_module
 from metasync.consensus.member import decode_memory
-from metasync.effects import Op, Reply, Sleep
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
-from metasync.keys.ring import rotated_keys
+from metasync.keys.keyring import rotated_keys
+from metasync.runtime.effects import Op, Reply, Sleep
 
 RUNS = int(os.environ.get("METASYNC_PAXOS_RUNS", "320")) // 2
 LIES = ("omit", "cut", "deaf", "apart", "replay", "swap", "yes")

@@ -698,7 +698,7 @@ def test_two_processes_push_at_once(ready: Lab) -> None:
 
 def test_a_dead_holder_holds_nothing(ready: Lab) -> None:
     program = (
-        "import os, sys; from metasync.sync.lock import WorkspaceLock as L; L(sys.argv[1]).acquire('x'); os._exit(9)"
+        "import os, sys; from metasync.local.lock import WorkspaceLock as L; L(sys.argv[1]).acquire('x'); os._exit(9)"
     )
     state = ready.root / "laptop/.metasync"
     assert subprocess.run([sys.executable, "-c", program, state], check=False).returncode == 9

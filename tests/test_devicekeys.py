@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from metasync import devicekeys
 from metasync.errors import WorkspaceError
+from metasync.local import device_keys
 
 
 @pytest.fixture
@@ -30,20 +30,20 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_keys_come_back_from_the_keyring(tmp_path: Path, entries: dict[str, Any]) -> None:
-    devicekeys.save(tmp_path, "device x", b"secret")
-    assert (tmp_path / devicekeys.FILE).read_bytes() == devicekeys.IN_KEYRING
-    assert devicekeys.load(tmp_path, "device x") == b"secret"
+    device_keys.save(tmp_path, "device x", b"secret")
+    assert (tmp_path / device_keys.FILE).read_bytes() == device_keys.IN_KEYRING
+    assert device_keys.load(tmp_path, "device x") == b"secret"
 
 
 @pytest.mark.parametrize("value", [None, "", "not base64!", "\u00e9", "YQ", base64.b64encode(b"x").decode() + "\n=="])
 def test_an_entry_that_is_not_ours_is_no_traceback(tmp_path: Path, entries: dict[str, Any], value: str | None) -> None:
-    devicekeys.save(tmp_path, "device x", b"secret")
+    device_keys.save(tmp_path, "device x", b"secret")
     entries["device x"] = value
     with pytest.raises(WorkspaceError, match="keyring"):
-        devicekeys.load(tmp_path, "device x")
+        device_keys.load(tmp_path, "device x")
 
 
 def test_a_keyring_that_gives_back_something_else_is_not_used(tmp_path: Path, entries: dict[str, Any]) -> None:
     sys.modules["keyring"].set_password = lambda _, account, value: entries.__setitem__(account, "?")  # type: ignore[attr-defined]
-    devicekeys.save(tmp_path, "device x", b"secret")
-    assert (tmp_path / devicekeys.FILE).read_bytes() == b"secret"
+    device_keys.save(tmp_path, "device x", b"secret")
+    assert (tmp_path / device_keys.FILE).read_bytes() == b"secret"

@@ -16,10 +16,10 @@ import pytest
 from content_kit import IDS, FakeBackend, noise
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
-from metasync.effects import Urgency
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
 from metasync.objects.packfile import HEADER_BYTES, Located
-from metasync.runtime import Runtime
+from metasync.runtime.effects import Urgency
+from metasync.runtime.tasks import Runtime
 from metasync.store.download import Download
 from metasync.store.estimates import Direction, Estimates
 from metasync.store.schedule import CUT_BYTES_LEAST

@@ -190,7 +190,7 @@ def test_votes_before_poison_stay_evidence(world: World, ws: Workspace) -> None:
 
 
 def test_a_log_that_says_taken_and_shows_nothing_is_down(world: World, ws: Workspace) -> None:
-    from metasync.effects import Reply
+    from metasync.runtime.effects import Reply
 
     world.fault_hook = lambda op: Reply(False) if op.backend == "a" and op.kind == "create" else None
     group = ws.group(b"1" * 16)

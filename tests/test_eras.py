@@ -12,9 +12,9 @@ from metasync.config import Acceptor, Config
 from metasync.consensus import Decided, EraRecord, Group, State, birth_digest, birth_path
 from metasync.consensus.erarecord import era_path, open_record, seal_record
 from metasync.consensus.recovery import Content, Held, begin, end_era
-from metasync.effects import Op, Reply, Task
 from metasync.errors import BackendError, ForkError, FormatError, NoQuorumError, UnreachableError
 from metasync.keys.derive import sign_public
+from metasync.runtime.effects import Op, Reply, Task
 
 ME, OTHER, THIRD = b"m" * 16, b"o" * 16, b"t" * 16
 

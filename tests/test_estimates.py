@@ -10,8 +10,8 @@ from content_kit import refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.effects import Now, Op, Reply
 from metasync.errors import BackendError, FormatError
+from metasync.runtime.effects import Now, Op, Reply
 from metasync.store.estimates import (
     BACKENDS_MAX,
     LARGE_BYTES_LEAST,

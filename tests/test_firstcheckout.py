@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
-import metasync.large
 from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress
-from metasync.localdb import TREE_KEY
-from metasync.objects import gather
+from metasync.local import spill
+from metasync.local.state import TREE_KEY
+from metasync.objects import walk_large
 from metasync.sync import checkout, firstcheckout, joining
 from metasync.sync.checkout import Checkout
 from metasync.sync.fsio import Disk
@@ -41,10 +41,10 @@ def parted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "HELD_MAX", 8)
+    monkeypatch.setattr(spill, "HELD_MAX", 8)
     monkeypatch.setattr(firstcheckout, "WHOLE_PATHS_MAX", 8)
-    monkeypatch.setattr(metasync.large, "PAGE", 3)
-    monkeypatch.setattr(gather, "BATCH_BYTES", 700)
+    monkeypatch.setattr(spill, "PAGE", 3)
+    monkeypatch.setattr(walk_large, "BATCH_BYTES", 700)
     monkeypatch.setattr(firstcheckout, "PART_PATHS", 10)
     monkeypatch.setattr(firstcheckout, "PART_PATHS_LEAST", 7)
 

@@ -14,9 +14,9 @@ from metasync.consensus.entries import Entry, Kind, Round, floor_path, seal_floo
 from metasync.consensus.floors import GRACE_S, Progress
 from metasync.consensus.genesis import birth_path
 from metasync.consensus.states import ZERO_HASH, ZERO_ID, Change, successor
-from metasync.effects import Sleep, Task
 from metasync.errors import MetaSyncError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
+from metasync.runtime.effects import Sleep, Task
 
 NAMES = ["a", "b", "c"]
 BLOCK = 8

@@ -1,4 +1,4 @@
-"""`metasync.objects.gather`: what `flatten` says of a tree, some of it at a time; hostile nodes refused."""
+"""`metasync.objects.walk_large`: what `flatten` says of a tree, some of it at a time; hostile nodes refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from test_walk import DIR, HOSTILE_DIRS, CountedNode, grow, inner, listing, trees
 
 from metasync.errors import FormatError, UpgradeError
-from metasync.objects import directory, gather
+from metasync.objects import directory, walk_large
 from metasync.objects import walk as walk_module
 from metasync.objects.walk import Tree, build, flatten
 
@@ -28,7 +28,7 @@ def gathered(root: bytes | None, store: Mapping[bytes, bytes]) -> tuple[Tree, li
             assert not parent or tree[parent] == DIR, "a directory comes before what is in it"
             tree[path] = entry
 
-    _, rounds = walk(gather.gather(root, lambda i: len(store.get(i, b"")), take), store)
+    _, rounds = walk(walk_large.gather(root, lambda i: len(store.get(i, b"")), take), store)
     return tree, rounds
 
 
@@ -37,7 +37,7 @@ def gathered(root: bytes | None, store: Mapping[bytes, bytes]) -> tuple[Tree, li
 @settings(max_examples=100)
 def test_it_is_the_tree(batch: int, tree: Tree) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gather, "BATCH_BYTES", batch)
+        patch.setattr(walk_large, "BATCH_BYTES", batch)
         root, nodes = build(tree, IDS)
         assert gathered(root, nodes)[0] == tree
 
@@ -52,7 +52,7 @@ def long_tree() -> Tree:
 
 @pytest.mark.parametrize("batch", [1, 60_000, 100_000, 1 << 30])
 def test_directories_of_many_nodes(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "BATCH_BYTES", batch)
+    monkeypatch.setattr(walk_large, "BATCH_BYTES", batch)
     tree = long_tree()
     root, nodes = build(tree, IDS)
     assert len(nodes) >= 10
@@ -71,12 +71,12 @@ def sent(task: Any, answer: Mapping[bytes, bytes]) -> Any:
 
 
 def test_no_round_asks_for_much_more_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "BATCH_BYTES", 60_000)
+    monkeypatch.setattr(walk_large, "BATCH_BYTES", 60_000)
     tree = long_tree() | grow({b"d%03d/%02d" % (i, j): file_entry(j) for i in range(200) for j in range(20)})
     root, nodes = build(tree, IDS)
     sizes = []
 
-    task = gather.gather(root, lambda i: len(nodes[i]), lambda _: None)
+    task = walk_large.gather(root, lambda i: len(nodes[i]), lambda _: None)
     needs = next(task, None)
     while needs is not None:
         sizes.append(sum(len(nodes[i]) for i in needs[1]))
@@ -90,12 +90,12 @@ def test_the_directories_that_wait_may_lie_elsewhere() -> None:
     root, nodes = build(tree, IDS)
     lengths = []
 
-    def keep(held: gather.Dirs) -> gather.Dirs:
+    def keep(held: walk_large.Dirs) -> walk_large.Dirs:
         lengths.append(len(held))
         return dict(held)
 
     got: Tree = {}
-    walk(gather.gather(root, lambda _: 1, got.update, keep), nodes)
+    walk(walk_large.gather(root, lambda _: 1, got.update, keep), nodes)
     assert got == tree
     assert max(lengths) == 60
 
@@ -103,7 +103,7 @@ def test_the_directories_that_wait_may_lie_elsewhere() -> None:
 @pytest.mark.parametrize("batch", [1, 1 << 20])
 @pytest.mark.parametrize("case", HOSTILE_DIRS)
 def test_hostile_nodes(case: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "BATCH_BYTES", batch)
+    monkeypatch.setattr(walk_large, "BATCH_BYTES", batch)
     nodes, root, why = HOSTILE_DIRS[case]
     with pytest.raises(FormatError, match=why):
         gathered(digest(0), {digest(i): data for i, data in nodes.items()} | {digest(0): root})
@@ -116,7 +116,7 @@ def test_damaged_nodes_raise_nothing_but_format_errors() -> None:
     for _ in range(300):
         victim = rng.choice(list(nodes))
         try:
-            walk(gather.gather(root, lambda _: 1, lambda _: None), {**nodes, victim: mutated(rng, nodes[victim])})
+            walk(walk_large.gather(root, lambda _: 1, lambda _: None), {**nodes, victim: mutated(rng, nodes[victim])})
         except (FormatError, UpgradeError):
             refused += 1
         except NoSuchObject:  # an id was damaged
@@ -149,4 +149,4 @@ def test_a_tree_that_no_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch)
         twice = [(name, DIR._replace(content=digest(n - 1))) for name in (b"a", b"b")]
         store[digest(n)] = directory.encode_dir(twice, IDS)[0][1]
     with pytest.raises(FormatError, match="larger than any device"):
-        walk(gather.gather(digest(29), lambda _: 1, lambda _: None), store)
+        walk(walk_large.gather(digest(29), lambda _: 1, lambda _: None), store)

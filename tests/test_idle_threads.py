@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from metasync import calls
 from metasync.backends._breaker import _Crew
 from metasync.backends.memory import MemoryBackend
-from metasync.effects import Op, Reply, Work
-from metasync.runtime import Runtime, _Pool
+from metasync.runtime import channel
+from metasync.runtime.effects import Op, Reply, Work
+from metasync.runtime.tasks import Runtime, _Pool
 
 PATIENCE_S = 10.0
 
@@ -71,4 +71,4 @@ def test_what_was_sent_last_is_let_go_of() -> None:
 
     with Runtime({"a": MemoryBackend("test")}) as runtime:
         assert isinstance(runtime.run(task()), Reply)
-        assert gone(lambda: next((o for o in gc.get_objects() if isinstance(o, calls.Call)), None))
+        assert gone(lambda: next((o for o in gc.get_objects() if isinstance(o, channel.Call)), None))

@@ -13,16 +13,15 @@ from workdir import Workspace, ingest, write
 from workspace_kit import Lab, lab, tree_of  # noqa: F401
 from workspace_kit import write as lab_write
 
-import metasync.large
 from metasync.errors import WorkspaceError
-from metasync.large import Large, Paths, Spool, grown
-from metasync.localdb import TREE_KEY
+from metasync.local import spill
+from metasync.local.spill import IdSet, Large, Paths, Spool, grown
+from metasync.local.state import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.objects.packfile import Located
 from metasync.objects.walk import build, build_nodes, flatten
 from metasync.store import index
-from metasync.store.idset import IdSet
 from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
 from metasync.sync import scan as scanning
 from metasync.sync.names import unportable
@@ -40,8 +39,8 @@ def large() -> Large[int]:
 @pytest.mark.parametrize("held", [0, 1, 5, 10_000])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_large_mapping_is_like_a_dict(held: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "HELD_MAX", held)
-    monkeypatch.setattr(metasync.large, "PAGE", 3)
+    monkeypatch.setattr(spill, "HELD_MAX", held)
+    monkeypatch.setattr(spill, "PAGE", 3)
     rng = random.Random(seed)
     both: tuple[Any, dict[bytes, int]] = (large(), {})
     for _ in range(60):
@@ -81,7 +80,7 @@ def test_a_temporary_file_that_fails_is_told() -> None:
 @pytest.mark.parametrize("more", [0, 100, 3500, 9000])
 @pytest.mark.parametrize("few", [0, 1, 700, 1 << 15])
 def test_a_set_of_ids_is_like_a_set(few: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metasync.store.idset.FEW", few)
+    monkeypatch.setattr("metasync.local.spill.FEW", few)
     rng = random.Random(few)
     ids, plain = IdSet(), set()
     for turn in range(6000):
@@ -113,7 +112,7 @@ def test_a_set_of_ids_grows_once_where_it_is_told_how_many_come() -> None:
 
 @pytest.mark.parametrize("few", [0, 50])
 def test_ids_that_begin_alike_are_told_apart(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metasync.store.idset.FEW", few)
+    monkeypatch.setattr("metasync.local.spill.FEW", few)
     ids = IdSet()
     alike = [b"\xff" * 15 + bytes([n]) * 17 for n in range(200)]
     for one in alike[::2]:
@@ -219,7 +218,7 @@ def test_a_scan_of_many_files_finds_what_one_of_few_does(tmp_path: Path, monkeyp
         few = work.scan(store=False)
         monkeypatch.setattr(scanning, "HELD_MAX", 10)
         monkeypatch.setattr("metasync.sync.unread.HELD_MAX", 10)
-        monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
+        monkeypatch.setattr(spill, "HELD_MAX", 3)
         many = work.scan()
         assert isinstance(many.tree, Large)
         assert many.tree == few.tree
@@ -259,7 +258,7 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
 
 
 def test_very_many_paths_are_like_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "PAGE", 4)
+    monkeypatch.setattr(spill, "PAGE", 4)
     for count in (0, 1, 4, 5, 8, 21):
         plain = tuple(b"d/%d" % n for n in range(count))
         paths = Paths(iter(plain))
@@ -285,10 +284,10 @@ def test_what_is_new_is_told_alike_for_many_and_few() -> None:
 def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ways of a million files, with bounds for a few: pushed, changed, cloned."""
     monkeypatch.setattr(scanning, "HELD_MAX", 5)
-    monkeypatch.setattr(metasync.large, "HELD_MAX", 3)
-    monkeypatch.setattr(metasync.large, "PAGE", 4)
+    monkeypatch.setattr(spill, "HELD_MAX", 3)
+    monkeypatch.setattr(spill, "PAGE", 4)
     monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
-    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", 50)
+    monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", 50)
     monkeypatch.setattr("metasync.store.packs.SPREAD_BYTES_LEAST", 100)
     monkeypatch.setattr("metasync.consensus.group.META_BYTES_TOGETHER", 0)
     monkeypatch.setattr("metasync.sync.push.NODES_TOGETHER", 2)
@@ -314,7 +313,7 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("held", [0, 10, 1 << 20])
 def test_what_is_put_away_comes_back(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", held)
+    monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", held)
     spool, rng = Spool(), random.Random(1)
     put = [(data, spool.put(data)) for data in (rng.randbytes(n) for n in (5, 0, 7, 300, 1))]
     assert [spool.get(place) for _, place in put] == [data for data, _ in put]
@@ -326,7 +325,7 @@ def test_a_place_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(metasync.large, "SPOOL_BYTES_HELD", 2)
+    monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", 2)
     monkeypatch.setattr("os.write", full)
     with pytest.raises(WorkspaceError, match="No space left"):
         Spool().put(b"abc")
@@ -334,8 +333,8 @@ def test_a_place_without_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("held", [0, 2, 100])
 def test_from_a_key_on_and_what_is_there_twice(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metasync.large, "HELD_MAX", held)
-    monkeypatch.setattr(metasync.large, "PAGE", 2)
+    monkeypatch.setattr(spill, "HELD_MAX", held)
+    monkeypatch.setattr(spill, "PAGE", 2)
     values = [b"1xxA", b"1xyB", b"2xxC", b"1xxD", b"1zz", b"1yzE", b"1", b"1yz"]
     some = Large(bytes, bytes, ((b"%d" % n, value) for n, value in enumerate(values)))
     assert [key for key, _ in some.pairs(b"3")] == [b"4", b"5", b"6", b"7"]

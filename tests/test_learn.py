@@ -23,7 +23,7 @@ from metasync.consensus.reconfig import give_state
 from metasync.consensus.states import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
-from metasync.keys.devices import decode_device_set, make_device_set, recertified
+from metasync.keys.device_set import decode_device_set, make_device_set, recertified
 
 NAMES = ["a", "b", "c"]
 

@@ -11,11 +11,12 @@ import limited_kit
 import pytest
 from workspace_kit import Lab, Ran, lab, run_process, write  # noqa: F401  # a fixture
 
-from metasync import Workspace, calls
+from metasync import Workspace
 from metasync.backends import _pace, _registry
-from metasync.effects import Op, Reply, Task, Urgency
 from metasync.errors import HeldBackError
-from metasync.runtime import Runtime
+from metasync.runtime import channel
+from metasync.runtime.effects import Op, Reply, Task, Urgency
+from metasync.runtime.tasks import Runtime
 
 NAMES = ("a", "b", "c")
 UNDER_WAY = 12  # calls on one backend that may have begun before the first of them was sent away
@@ -219,8 +220,8 @@ def test_calls_that_were_not_made_wait_and_count_for_nothing() -> None:
 
 
 def test_a_backend_held_before_a_command_began_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "LEFT_OUT_S", 0.3)
-    monkeypatch.setattr(calls, "HOLD_MAX_S", 2.0)
+    monkeypatch.setattr(channel, "LEFT_OUT_S", 0.3)
+    monkeypatch.setattr(channel, "HOLD_MAX_S", 2.0)
     held = Held(1.0, served=True)
     with Runtime({"m": held}) as runtime:  # type: ignore[dict-item]
         reply: Reply = runtime.run(put("pack"))

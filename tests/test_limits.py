@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from workspace_kit import Lab, lab, write  # noqa: F401
 
 from metasync import preferences
-from metasync import settings as kept
 from metasync.backends.memory import MemoryBackend
-from metasync.effects import Op, Task, Urgency
 from metasync.errors import BackendError, PausedError, UsageError, WorkspaceError
 from metasync.events import Notice, Transferred
-from metasync.limits import (
+from metasync.local import settings as kept
+from metasync.local.lock import exclusive
+from metasync.local.settings import FOR_EVER, Governor, Settings
+from metasync.runtime.effects import Op, Task, Urgency
+from metasync.runtime.limits import (
     BURST_S,
     TICK_S,
     Line,
@@ -39,9 +41,7 @@ from metasync.limits import (
     parse_schedule,
     understood,
 )
-from metasync.runtime import Runtime
-from metasync.settings import FOR_EVER, Governor, Settings
-from metasync.sync.lock import exclusive
+from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import FaultyBackend
 from metasync.workspace import Workspace
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import UpgradeError, WorkspaceError
-from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
+from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
 
@@ -143,7 +143,7 @@ def test_a_use_after_close_is_our_error(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 db = LocalDb.open(sys.argv[1])
 n = 0
 while True:

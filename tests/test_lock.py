@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from metasync.errors import WorkspaceError
-from metasync.sync.lock import WorkspaceLock
+from metasync.local.lock import WorkspaceLock
 
 HOLDER = """
 import sys, time
-from metasync.sync.lock import WorkspaceLock
+from metasync.local.lock import WorkspaceLock
 lock = WorkspaceLock(sys.argv[1]).acquire("metasync push")
 print("held", flush=True)
 time.sleep(float(sys.argv[2]))

@@ -22,7 +22,7 @@ from metasync.backends._retry import Retrying
 from metasync.backends._wrap import layers
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
-from metasync.runtime import Runtime
+from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import lossy
 from metasync.testing.lagging import LaggingBackend
 from metasync.testing.slow import SlowBackend

@@ -19,8 +19,7 @@ from metasync.keys import (
     sha256,
 )
 from metasync.keys.derive import sign_public
-from metasync.keys.invitation import Code, Invite, Way, decode_code, open_invite, seal_invite
-from metasync.keys.notes import (
+from metasync.keys.device_set import (
     INVITATIONS_TAG,
     LOGINS_TAG,
     Invitation,
@@ -34,6 +33,7 @@ from metasync.keys.notes import (
     with_logins,
     without_invitations,
 )
+from metasync.keys.invitation import Code, Invite, Way, decode_code, open_invite, seal_invite
 
 ADMIN = b"\x05" * 32
 CHAIN = AdminChain((sign_public(ADMIN),))

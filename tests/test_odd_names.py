@@ -21,7 +21,7 @@ from workspace_kit import Lab, lab, run_process
 
 from metasync import render
 from metasync.errors import FormatError
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.ids import Ids

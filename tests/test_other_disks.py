@@ -14,7 +14,7 @@ from disks_kit import Casefold, Fat, Folder, Lowering, Mac, OldMac, OtherDisk, P
 from workdir import DIR, entries, read
 from workdir import Workspace as Directory
 
-import metasync.large
+from metasync.local import spill
 from metasync.sync import firstcheckout
 
 Make = Callable[..., Pair]
@@ -501,6 +501,6 @@ def test_the_same_where_a_clone_comes_in_parts(
     pair: Make, disk: type[OtherDisk], scenario: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A twin, or a directory that could not come, may have been in an earlier part."""
-    monkeypatch.setattr(metasync.large, "HELD_MAX", 0)
+    monkeypatch.setattr(spill, "HELD_MAX", 0)
     monkeypatch.setattr(firstcheckout, "PART_PATHS", 1)
     scenario(pair, disk)

@@ -19,8 +19,8 @@ from metasync.backends._pace import LOOK_S, Account, Paced, account_of
 from metasync.backends._registry import parse_url
 from metasync.backends._retry import Retrying
 from metasync.backends.memory import MemoryBackend
-from metasync.effects import DUE
 from metasync.errors import BackendError, HeldBackError, UnreachableError
+from metasync.runtime.effects import DUE
 
 
 class Clock:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from workdir import QuietDisk, Workspace, ingest, write
 
-from metasync import localdb
-from metasync.localdb import TREE_KEY, LocalDb, State
+from metasync.local import state
+from metasync.local.state import TREE_KEY, LocalDb, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync import part as parts
 from metasync.sync import settled
@@ -326,7 +326,7 @@ def test_rows_come_in_the_order_of_paths(db: State) -> None:
 
 
 def test_rows_are_found_by_path_and_by_content(db: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localdb, "QUERY_IDS_MAX", 2)
+    monkeypatch.setattr(state, "QUERY_IDS_MAX", 2)
     contents = [bytes([n]) * 32 for n in range(1, 6)]
     files = {b"f%d" % n: ROW._replace(entry=ROW.entry._replace(content=c)) for n, c in enumerate(contents)}
     link = ROW._replace(entry=Entry(Kind.SYMLINK, 0, 1, 32, contents[0]))

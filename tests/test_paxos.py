@@ -25,8 +25,8 @@ from metasync.consensus import paxos as paxos_module
 from metasync.consensus import replay as replay_module
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import decode_state
-from metasync.effects import Op, Persist, Random, Reply, Sleep, Task
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, UnreachableError
+from metasync.runtime.effects import Op, Persist, Random, Reply, Sleep, Task
 
 RUNS = int(os.environ.get("METASYNC_PAXOS_RUNS", "320"))
 

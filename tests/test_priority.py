@@ -18,13 +18,23 @@ sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
 import order
 
-from metasync import gauge
-from metasync.effects import Gather, Op, Reply, Sleep, Task, Urgency
 from metasync.errors import BackendError, UnreachableError
 from metasync.events import Transferred
-from metasync.gauge import Gauge
-from metasync.priority import ADDED_S, ALL, LARGE, SMALL_BYTES_MAX, Lane, Queue, lane_of, open_lanes, virtual_end
-from metasync.runtime import Runtime
+from metasync.runtime import concurrency
+from metasync.runtime.concurrency import Gauge
+from metasync.runtime.effects import Gather, Op, Reply, Sleep, Task, Urgency
+from metasync.runtime.priority import (
+    ADDED_S,
+    ALL,
+    LARGE,
+    SMALL_BYTES_MAX,
+    Lane,
+    Queue,
+    lane_of,
+    open_lanes,
+    virtual_end,
+)
+from metasync.runtime.tasks import Runtime
 
 RATE = 1e6
 SOON, LATER, NOW = Urgency.SOON, Urgency.LATER, Urgency.NOW
@@ -184,13 +194,13 @@ def test_it_halves_once_for_what_was_sent_away_together_and_rests() -> None:
     assert g.size == 8
     g.throttled(6.0, 5.5, 1.0)
     assert g.size == 4
-    now = drive(g, lambda n: n * 1e6, gauge.COOL_S - 1, 6.0)
+    now = drive(g, lambda n: n * 1e6, concurrency.COOL_S - 1, 6.0)
     assert g.size == 4
     drive(g, lambda n: n * 1e6, 20, now)
     assert g.size > 4
     for n in range(20):
         g.throttled(1000.0 + n, 999.5 + n, 1.0)
-    assert g.size == gauge.LEAST
+    assert g.size == concurrency.LEAST
 
 
 def test_the_users_bound_is_kept_and_lifted() -> None:

@@ -15,7 +15,7 @@ import pytest
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import GuardError
-from metasync.localdb import TREE_KEY, LocalDb
+from metasync.local.state import TREE_KEY, LocalDb
 from metasync.sync import part, rows, settled
 from metasync.sync import pull as pulling
 from metasync.sync.fsio import WorkTree

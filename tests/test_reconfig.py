@@ -26,8 +26,8 @@ from metasync.consensus import reconfig as reconfig_module
 from metasync.consensus.entries import Kind, Round
 from metasync.consensus.reconfig import check_step
 from metasync.consensus.states import successor
-from metasync.effects import Op, Reply, Sleep, Task
 from metasync.errors import BackendError, DamagedError, ForkError, NoQuorumError, UnreachableError, UsageError
+from metasync.runtime.effects import Op, Reply, Sleep, Task
 
 RUNS = int(os.environ.get("METASYNC_RECONFIG_RUNS", "48"))
 

@@ -14,9 +14,9 @@ from metasync.backends.folder import FolderBackend
 from metasync.consensus import Group, paxos
 from metasync.consensus.entries import Kind
 from metasync.consensus.member import Outcome
-from metasync.effects import Sleep
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
+from metasync.runtime.effects import Sleep
 from metasync.sync.seat import ERA_KEY
 from metasync.workspace import Workspace
 

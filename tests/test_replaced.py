@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from workdir import DIR, Link, Workspace, digest, entries, entry, errno_error, files_under, read, write
 
-from metasync.localdb import ReplacedFile
+from metasync.local.state import ReplacedFile
 from metasync.sync import replaced
 from metasync.sync.checkout import Change, Checkout
 from metasync.sync.replaced import QUIET_NS, settle

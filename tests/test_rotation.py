@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
-from metasync import devicekeys
 from metasync.backends import _registry
 from metasync.consensus import Group
 from metasync.consensus.acceptors import look
 from metasync.consensus.replay import Log
-from metasync.effects import Gather
 from metasync.errors import (
     DamagedError,
     ExcludedError,
@@ -30,7 +28,9 @@ from metasync.errors import (
     UsageError,
 )
 from metasync.keys import Cost, make_slot, read_ring, slot_path
-from metasync.keys.notes import open_logins
+from metasync.keys.device_set import open_logins
+from metasync.local import device_keys
+from metasync.runtime.effects import Gather
 from metasync.sync import devices, joining, keystore, rotation
 from metasync.sync import push as pushing
 from metasync.sync.device_reports import RotationReport
@@ -140,7 +140,7 @@ def test_keys_that_could_not_be_saved_are_fetched_again(lab: Lab, monkeypatch: p
 
     rotate(w)
     with monkeypatch.context() as m:
-        m.setattr(devicekeys, "save", full)
+        m.setattr(device_keys, "save", full)
         d.pull()
     d = lab.reopen(d)
     write(d.directory, {"x": b"1"})

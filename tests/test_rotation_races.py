@@ -18,8 +18,8 @@ from workspace_kit import Lab, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync.consensus import Group
 from metasync.consensus.blocks import Blocks
-from metasync.effects import Gather
 from metasync.errors import NoQuorumError, RevokedError
+from metasync.runtime.effects import Gather
 from metasync.sync.session import Session
 from metasync.workspace import Workspace
 

@@ -17,9 +17,9 @@ import pytest
 from paxos_world import Workspace, make_parts
 
 from metasync.consensus import Change, State, found
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import BackendError, NoQuorumError, NotFoundError, RefusedError, UnreachableError
-from metasync.runtime import Runtime, boottime
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
+from metasync.runtime.tasks import Runtime, boottime
 
 
 class Memory:
@@ -352,8 +352,8 @@ def test_work_is_submitted(runtime: Runtime) -> None:
 def test_a_stuck_provider_does_not_keep_the_process_alive() -> None:
     script = """
 import time
-from metasync.effects import Op
-from metasync.runtime import Runtime
+from metasync.runtime.effects import Op
+from metasync.runtime.tasks import Runtime
 
 class Stuck:
     def get(self, path, **_):
@@ -375,8 +375,8 @@ print(type(runtime.run(task()).error).__name__)
 def test_an_interrupt_closes_the_task() -> None:
     script = """
 import _thread, threading, time
-from metasync.effects import Sleep
-from metasync.runtime import Runtime
+from metasync.runtime.effects import Sleep
+from metasync.runtime.tasks import Runtime
 
 ended = threading.Event()
 

@@ -29,13 +29,14 @@ from answers_kit import (
     xml,
 )
 
-from metasync import settings, ways
+from metasync import ways
 from metasync.backends import _object_store, _pace
 from metasync.backends._base import Digest
 from metasync.backends._registry import open_backend, parse_url
-from metasync.effects import Op, Task, Urgency
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
-from metasync.runtime import Runtime
+from metasync.local import settings
+from metasync.runtime.effects import Op, Task, Urgency
+from metasync.runtime.tasks import Runtime
 
 pytest.importorskip("obstore")
 

@@ -12,8 +12,8 @@ import pytest
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import MetaSyncError
-from metasync.large import Large
-from metasync.localdb import TREE_KEY, LocalDb
+from metasync.local.spill import Large
+from metasync.local.state import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync import push as pushing
 from metasync.sync.fsio import WorkTree

@@ -18,9 +18,9 @@ from typing import Any, cast
 import pytest
 
 from metasync.backends._base import Backend
-from metasync.effects import Op, Sleep, Task
 from metasync.errors import UnreachableError
-from metasync.localdb import Conflict, LocalDb, ReplacedFile, State
+from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
+from metasync.runtime.effects import Op, Sleep, Task
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
 from metasync.testing.mutants import MUTANTS, Mutant

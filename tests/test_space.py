@@ -14,10 +14,10 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.backends._base import Space
 from metasync.config import DEFAULT_CAPACITY
-from metasync.effects import Gather, Now, Op
 from metasync.errors import FullError, UsageError
 from metasync.events import Event, Notice
 from metasync.objects.model import ObjectKind
+from metasync.runtime.effects import Gather, Now, Op
 from metasync.store.index import PackRecord
 from metasync.store.mapping import Target
 from metasync.store.packs import SealedPack

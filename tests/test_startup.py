@@ -46,7 +46,7 @@ UNUSED = {
     *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
     *("metasync.sync.status", "metasync.testing", "metasync.backends._trace", "ctypes", "fractions", "zstandard"),
     *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
-    *("metasync.sync.state_reports", "metasync.keys.notes", "metasync.backends._pace"),
+    *("metasync.sync.state_reports", "metasync.backends._pace"),
     *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
     *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
     *(

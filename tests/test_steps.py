@@ -19,7 +19,7 @@ from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, Wrapper
 from metasync.consensus import Ref, ancestry, member
 from metasync.consensus.entries import with_refs
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.sync import lineage, quiet
 from metasync.sync.seat import BASE_KEY
 

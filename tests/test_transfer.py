@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
 
-from metasync.effects import Urgency
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
 from metasync.objects import directory, packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
+from metasync.runtime.effects import Urgency
 from metasync.store.checking import CopyState, check_pack
 from metasync.store.contents import Contents
 from metasync.store.download import GAP_BYTES_MAX, WHOLE_BYTES_MAX, Download

@@ -15,9 +15,8 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 from metasync.backends.folder import FolderBackend
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice, Progress
-from metasync.sync.lock import WorkspaceLock
+from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
 from metasync.sync.push import _Attempts
-from metasync.sync.turns import LOOK_EVERY_S, TURN_S, GiveWay, Turns
 from metasync.workspace import Workspace
 
 SOON_S = 20.0

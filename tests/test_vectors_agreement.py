@@ -50,8 +50,8 @@ from metasync.consensus.states import decode_state
 from metasync.errors import FormatError, UpgradeError, UsageError
 from metasync.keys import decode_device_set, open_admin, open_ring, open_slot, sha256
 from metasync.keys.derive import RecordKind, sign_public
+from metasync.keys.device_set import invitations, open_logins
 from metasync.keys.invitation import decode_code, invitation_name, open_invite
-from metasync.keys.notes import invitations, open_logins
 
 HERE = Path(__file__).resolve().parent / "vectors"
 CASES = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted((HERE / "agreement").glob("*.json"))}

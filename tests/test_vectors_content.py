@@ -25,7 +25,7 @@ from test_chunker import chunker
 
 from metasync import errors
 from metasync.codec import Reader, encode_tags, padme
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import directory, file, packfile, snapshot
 from metasync.objects.ids import Ids
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind

@@ -175,7 +175,7 @@ def test_no_encryption_does_not_let_a_provider_forge(lab: Lab) -> None:
     """All keys derive from public values then: what stops a provider is the signature alone."""
     from metasync.consensus.entries import Entry, Kind, Round, entry_path, seal_entry
     from metasync.consensus.states import Change, successor
-    from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
+    from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 
     urls = lab.urls("a", "b", "c", kind="memory")
     w = lab.init(urls, encryption=False)

@@ -19,9 +19,9 @@ from metasync.backends._trace import Traced
 from metasync.backends._wrap import Prefixed, ReadOnly, Wrapper, layers
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
-from metasync.effects import DUE, Op
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
-from metasync.runtime import Runtime
+from metasync.runtime.effects import DUE, Op
+from metasync.runtime.tasks import Runtime
 from metasync.testing.contract import CHECKS, Check, Store, check_id
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend, Plan, lossy

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.fsio import Disk, WorkTree

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from metasync.backends._base import Backend, BackendUrl
 from metasync.backends._wrap import Call, T, Wrapper
-from metasync.effects import DUE
 from metasync.errors import BackendError, HeldBackError, UnreachableError
+from metasync.runtime.effects import DUE
 
 if TYPE_CHECKING:  # loaded where something is known of an account: there is nothing to decide before
     from metasync.backends._allowance import Allowance, Noted

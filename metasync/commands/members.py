@@ -10,7 +10,7 @@ import click
 from metasync import render_members
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UsageError
-from metasync.keys.notes import EXPIRES_AFTER
+from metasync.keys.device_set import EXPIRES_AFTER
 from metasync.passphrase import new_passphrase, passphrase
 from metasync.sync.device_reports import InvitationInfo
 from metasync.sync.devices import ID_DIGITS_LEAST

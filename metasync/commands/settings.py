@@ -96,7 +96,7 @@ def pause(options: Options, duration: str | None) -> None:
     Example:
       metasync pause 2h
     """
-    from metasync.limits import parse_duration
+    from metasync.runtime.limits import parse_duration
 
     console = Console(options)
     seconds = parse_duration(duration) if duration is not None else None

@@ -13,7 +13,7 @@ from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
 from metasync.consensus.states import State
-from metasync.effects import Task
+from metasync.runtime.effects import Task
 
 
 def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = False) -> Task:

@@ -17,8 +17,8 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, block_opener, const_path, get_anywhere, state_opener
 from metasync.consensus.states import State, skip_version, step_back
-from metasync.effects import Task
 from metasync.errors import FormatError
+from metasync.runtime.effects import Task
 
 ERAS_MAX: Final = 8  # an acceptor that is in none of the last eras is not there to be asked
 

@@ -14,9 +14,9 @@ from metasync.consensus.heads import Head, head_path, open_head, seal_head
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
-from metasync.effects import Gather, Op, Random, Reply, Task
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.keys.derive import read_header
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared

@@ -13,8 +13,8 @@ from metasync.consensus.erarecord import read_tombstone
 from metasync.consensus.genesis import BIRTH_BYTES, birth_matches, birth_path
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.effects import Op, Reply, Task
 from metasync.errors import NotFoundError
+from metasync.runtime.effects import Op, Reply, Task
 
 
 def read_birth(m: Member, instance: Instance, acceptor_id: bytes) -> Task:

@@ -25,9 +25,9 @@ from metasync.consensus.logform import AHEAD, CREATE_TRIES, RETRY_FIRST_S, vouch
 from metasync.consensus.member import OP_TIMEOUT_S, Barred, Member, Outcome
 from metasync.consensus.states import State
 from metasync.consensus.witness import audit, note_claims, unaudited
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import BackendError, ForkError, FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import FORMAT, check_format, sha256
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
 JOURNAL_KEY: Final = "block."  # and the acceptor's id in hex: this device's last block there
 READS_MAX: Final = 3  # complete reads of one look: somebody writes faster than is read, or the second counts the vote

@@ -27,8 +27,8 @@ from metasync.consensus.replay import NEVER
 from metasync.consensus.states import ZERO_HASH, State, follows
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.keys.devices import DeviceSet
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.keyring import WorkspaceKeys
 
 CHAIN_BLOCKS_MAX: Final = 10_000  # of one device in one version; more is an attack: every reader reads them all
 

@@ -28,8 +28,8 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
-from metasync.keys.devices import CERTIFICATE_BYTES_MAX
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import CERTIFICATE_BYTES_MAX
+from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 4096
 ENTRY_PAD: Final = 512

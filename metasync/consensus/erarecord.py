@@ -18,7 +18,7 @@ from metasync.config import CONFIG_BYTES_MAX, NAME_BYTES_MAX, Config, decode_con
 from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_matches
 from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
 from metasync.errors import FormatError
-from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,
@@ -32,7 +32,7 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 
 ERAS: Final = "eras"
 RECORD_BYTES_MAX: Final = 1 << 21  # a config of 1 MiB, a chain of 1024 keys, and small things

@@ -21,7 +21,6 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, check_config
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
 from metasync.consensus.states import ZERO_HASH, State
-from metasync.effects import Gather, Op, Reply, Task
 from metasync.errors import (
     DamagedError,
     ExcludedError,
@@ -32,8 +31,9 @@ from metasync.errors import (
     UpgradeError,
 )
 from metasync.keys.derive import RecordKind, sha256
-from metasync.keys.devices import decode_device_set
-from metasync.keys.ring import WorkspaceKeys, open_ring
+from metasync.keys.device_set import decode_device_set
+from metasync.keys.keyring import WorkspaceKeys, open_ring
+from metasync.runtime.effects import Gather, Op, Reply, Task
 
 LOOK_S: Final = 5.0  # for records on backends that do not answer
 ERAS_READ_MAX: Final = 8  # of those that a backend lists: what is no record of ours costs no more than that

@@ -40,9 +40,9 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import const_path, put_everywhere, seal_object
 from metasync.consensus.states import State
-from metasync.effects import Gather, Now, Op, Random, Reply, Task, Work
 from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task, Work
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
 KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor

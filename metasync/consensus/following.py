@@ -15,7 +15,6 @@ from typing import Final
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.meta import Copy, get_anywhere
 from metasync.consensus.states import State
-from metasync.effects import Op, Reply, Task
 from metasync.errors import (
     DamagedError,
     ExcludedError,
@@ -26,8 +25,9 @@ from metasync.errors import (
     UpgradeError,
 )
 from metasync.keys.derive import sha256
-from metasync.keys.devices import DeviceSet, decode_certificate
-from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_ring, read_ring, ring_place
+from metasync.keys.device_set import DeviceSet, decode_certificate
+from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_ring, read_ring, ring_place
+from metasync.runtime.effects import Op, Reply, Task
 
 RINGS_MAX: Final = 16  # on one backend that are tried: those of later epochs, and rotations that were begun and lost
 _RING = re.compile(r"ring-([0-9]{1,9})-[0-9a-f]{64}")

@@ -23,7 +23,6 @@ from metasync.consensus.genesis import (
 from metasync.consensus.member import check_config
 from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
 from metasync.consensus.states import State, follows, genesis_state
-from metasync.effects import Gather, Op, Random, Reply, Task
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -34,10 +33,11 @@ from metasync.errors import (
     NotFoundError,
     UpgradeError,
 )
-from metasync.keys.chain import AdminChain
+from metasync.keys.admin import AdminChain
 from metasync.keys.derive import RecordKind
-from metasync.keys.devices import DeviceSet, decode_device_set
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 FOUND_TIMEOUT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 10.0  # backends are read one after the other until one shows the config

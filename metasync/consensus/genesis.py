@@ -13,7 +13,7 @@ from typing import Final
 from metasync.codec import Reader, u8
 from metasync.consensus.states import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
-from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,
@@ -26,7 +26,7 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 
 BIRTH_BYTES: Final = 50
 BIRTH_NONCE_BYTES: Final = 32

@@ -28,10 +28,10 @@ from metasync.consensus.meta import (
 )
 from metasync.consensus.paxos import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
 from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State
-from metasync.effects import Gather, Random, Task, Work
 from metasync.keys.derive import RecordKind
-from metasync.keys.devices import DeviceIdentity, DeviceSet, decode_device_set
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceIdentity, DeviceSet, decode_device_set
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.runtime.effects import Gather, Random, Task, Work
 
 META_BYTES_TOGETHER: Final = 4 << 20  # of index segments under way when the next one waits: few pushes have more
 DEADLINE_S: Final = 30.0  # the promise of exit code 5

@@ -23,8 +23,8 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
-from metasync.keys.devices import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
+from metasync.keys.keyring import WorkspaceKeys
 
 _SIGNED: Final = "head 1"
 

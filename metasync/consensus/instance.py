@@ -17,8 +17,8 @@ from metasync.consensus.entries import Round
 from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import State
 from metasync.errors import ForkError
-from metasync.keys.devices import DeviceSet
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.keyring import WorkspaceKeys
 
 DELTA_S: Final = (
     300.0  # on a clock that counts suspend; a removed backend is wiped much later than this after the fence

@@ -35,7 +35,6 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member
 from metasync.consensus.paxos import BehindFloorError, look_around, no_quorum, settle
 from metasync.consensus.states import VERSION_MAX, State, follows
-from metasync.effects import Gather, Now, Op, Reply, Sleep, Task
 from metasync.errors import (
     DamagedError,
     ForkError,
@@ -44,6 +43,7 @@ from metasync.errors import (
     NotFoundError,
     UpgradeError,
 )
+from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task
 
 GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
 GALLOP_GROWTH: Final = 16

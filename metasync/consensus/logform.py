@@ -17,8 +17,8 @@ from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome
 from metasync.consensus.replay import Log
 from metasync.consensus.states import State
 from metasync.consensus.witness import audit, note_claims, unaudited
-from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 from metasync.errors import BackendError, NotFoundError
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)

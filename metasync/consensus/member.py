@@ -31,8 +31,8 @@ from metasync.consensus.replay import NEVER, Log
 from metasync.consensus.states import Ref, State
 from metasync.errors import BackendError, ForkError, FormatError, FullError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
-from metasync.keys.devices import DeviceIdentity, DeviceSet
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceIdentity, DeviceSet
+from metasync.keys.keyring import WorkspaceKeys
 
 OP_TIMEOUT_S: Final = 10.0  # one small object; a backend that takes longer is as good as down
 RTT_FIRST_S: Final = 0.1  # assumed until the first reply

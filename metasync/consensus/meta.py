@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
 from metasync.consensus.states import STATE_BYTES, Ref, State, decode_state
-from metasync.effects import Gather, Now, Op, Reply, Sleep, Task, Work
 from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task, Work
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23

@@ -45,9 +45,9 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import STATE_BYTES, Change, State, decode_state, skip_version, successor
-from metasync.effects import Gather, Now, Persist, Random, Sleep, Task
 from metasync.errors import NoQuorumError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
+from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
 
 JOURNAL_KEY: Final = "consensus.journal"
 PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; its proposer needs two

@@ -51,9 +51,9 @@ from metasync.consensus.meta import (
 from metasync.consensus.paxos import no_quorum
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State, skip_version
-from metasync.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
 from metasync.keys.derive import RecordKind, sha256
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 
 JOIN_TRIES: Final = 3  # of each write that a new root needs
 PAUSE_S: Final = 0.1  # between tries

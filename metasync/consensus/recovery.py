@@ -54,10 +54,10 @@ from metasync.consensus.meta import Copy, const_path, get_anywhere, meta_path, p
 from metasync.consensus.paxos import look_around
 from metasync.consensus.reconfig import created, give_genesis, give_state, spread
 from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
-from metasync.effects import Gather, Op, Random, Reply, Task
 from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError
-from metasync.keys.chain import AdminChain
+from metasync.keys.admin import AdminChain
 from metasync.keys.derive import RecordKind
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 READ_S: Final = 15.0  # for what the acceptors hold
 TRIES: Final = 3  # of each request that must succeed

@@ -21,8 +21,8 @@ from metasync.consensus.entries import Entry, Kind, Round, Seen, open_entry
 from metasync.consensus.states import ZERO_HASH, State, follows
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.keys.devices import DeviceSet
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.keyring import WorkspaceKeys
 
 LOG_ENTRIES_MAX: Final = 10_000  # a longer log of one version is an attack: every reader reads it all
 

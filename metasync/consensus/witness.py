@@ -24,9 +24,9 @@ from metasync.consensus.entries import (
 from metasync.consensus.instance import Instance
 from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
 from metasync.consensus.replay import Log
-from metasync.effects import Now, Op, Reply, Task
 from metasync.errors import BackendError, FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
+from metasync.runtime.effects import Now, Op, Reply, Task
 
 AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
 LAG_S: Final = 5.0  # before an entry that another device has just seen must be there for this one, too

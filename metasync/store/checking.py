@@ -11,10 +11,10 @@ from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from metasync.effects import Gather, Op, Reply, Urgency, Work
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects import packfile
+from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.store.index import PackRecord
 from metasync.store.transfer import OP_TIMEOUT_S, Place, Transfer, pack_path, patience_s
 

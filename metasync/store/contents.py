@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Container, Generator, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from metasync.effects import Task, Urgency
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Located
-from metasync.runtime import boottime
+from metasync.runtime.effects import Task, Urgency
+from metasync.runtime.tasks import boottime
 from metasync.store import headstart
 from metasync.store.download import Deliver, Download
 from metasync.store.index import Index, PackRecord

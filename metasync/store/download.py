@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from metasync.effects import Op, Reply, Task, Urgency, Work
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -26,6 +25,7 @@ from metasync.errors import (
 )
 from metasync.objects import packfile
 from metasync.objects.packfile import Located
+from metasync.runtime.effects import Op, Reply, Task, Urgency, Work
 from metasync.store.estimates import Direction, timed
 from metasync.store.index import PackRecord
 from metasync.store.packs import read_objects, read_segment

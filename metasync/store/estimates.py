@@ -20,8 +20,8 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, text16, u8, u16, u32, u64
-from metasync.effects import Now, Op, Reply
 from metasync.errors import FormatError
+from metasync.runtime.effects import Now, Op, Reply
 
 FORMAT: Final = 1
 SAMPLES: Final = 5  # K of eq. 4

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from metasync.effects import Op, Reply, Task, Urgency
 from metasync.objects import packfile
+from metasync.runtime.effects import Op, Reply, Task, Urgency
 from metasync.store.estimates import timed
 from metasync.store.index import PackRecord
 from metasync.store.transfer import Place, Transfer, pack_path, patience_s

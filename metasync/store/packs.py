@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.objects.packfile import Footer, Header, Located, Segment

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
-from metasync.effects import Gather, Op, Reply, Urgency, Work
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
+from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.store.estimates import Estimates, timed
 from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack

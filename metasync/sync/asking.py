@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from metasync.effects import Gather, Op, Task
 from metasync.errors import BackendError
+from metasync.runtime.effects import Gather, Op, Task
 
 
 def each(ops: Mapping[str, Op]) -> Task:

@@ -9,8 +9,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeAlias
 
 from metasync.consensus.states import ZERO_HASH, Ref
-from metasync.effects import Task
 from metasync.events import Phase, Progress
+from metasync.runtime.effects import Task
 from metasync.store.checking import check_pack
 from metasync.store.index import PackRecord
 from metasync.sync import health, keycopies, space, trailing

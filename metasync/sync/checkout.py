@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from metasync.errors import WorkspaceError
-from metasync.localdb import ReplacedFile, State
+from metasync.local.state import ReplacedFile, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
 from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part

@@ -8,9 +8,9 @@ from typing import Final
 
 from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import NoQuorumError, UsageError, WorkspaceError
-from metasync.keys.devices import Certificate, DeviceSet
-from metasync.keys.invitation import invitation_name
-from metasync.keys.notes import (
+from metasync.keys.device_set import (
+    Certificate,
+    DeviceSet,
     Invitation,
     OpenLogins,
     invitations,
@@ -18,6 +18,7 @@ from metasync.keys.notes import (
     with_logins,
     without_invitations,
 )
+from metasync.keys.invitation import invitation_name
 from metasync.sync import keystore
 from metasync.sync.device_reports import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
 from metasync.sync.noted import UNFINISHED_KEY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import stat as stat_
 
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.sync.absence import Noted
 from metasync.sync.fsio import WorkTree, failed, split
 from metasync.sync.plan import LEFT, decode_modes, encode_modes

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from metasync import devicekeys
 from metasync.backends._names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
 from metasync.consensus.states import State
 from metasync.errors import FormatError, UsageError, WorkspaceError
-from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
-from metasync.keys.ring import WorkspaceKeys, decode_keys
-from metasync.localdb import LocalDb
+from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
+from metasync.keys.keyring import WorkspaceKeys, decode_keys
+from metasync.local import device_keys
+from metasync.local.state import LocalDb
 from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 
@@ -136,7 +136,7 @@ def write_local(
 
             shutil.rmtree(building)
         building.mkdir(mode=0o700)
-        devicekeys.save(building, account(device.device_id), _secret(keys, device, certificate))
+        device_keys.save(building, account(device.device_id), _secret(keys, device, certificate))
         with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
             db.set(NAME_KEY, name.encode())
             db.set("device", device.device_id)
@@ -163,7 +163,7 @@ def account(device_id: bytes) -> str:
 
 def save_secret(folder: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> None:
     """Keeps the device's own keys in place of those it had; the old ones or the new ones are there at any time."""
-    devicekeys.save(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
+    device_keys.save(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
 
 
 def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> bytes:
@@ -172,7 +172,7 @@ def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificat
 
 def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
     """The device's own keys."""
-    secret = devicekeys.load(folder / STATE_DIR, account(required(db, "device")))
+    secret = device_keys.load(folder / STATE_DIR, account(required(db, "device")))
     try:
         r = Reader(secret, "device keys")
         keys = decode_keys(r.bytes32(_SECRET_BYTES_MAX))

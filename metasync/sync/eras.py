@@ -22,7 +22,7 @@ from metasync.objects.model import Kind
 from metasync.sync.rows import Row, load_rows, store_rows
 
 if TYPE_CHECKING:
-    from metasync.localdb import LocalDb
+    from metasync.local.state import LocalDb
     from metasync.sync.seat import Seat
     from metasync.sync.session import Agreed, Session
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 
 EVIDENCE_KEY: Final = "evidence"  # JSON: [[backend, what, when (ns since 1970)], ...], oldest first
 EVIDENCE_MAX: Final = 100  # kept; what is older and more of the same tells nothing new

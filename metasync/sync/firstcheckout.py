@@ -24,11 +24,11 @@ from metasync.consensus import State
 from metasync.consensus.states import STATE_BYTES, decode_state
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
-from metasync.large import Large, grown
-from metasync.localdb import TREE_KEY
-from metasync.objects.gather import gather
+from metasync.local.spill import Large, grown
+from metasync.local.state import TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
+from metasync.objects.walk_large import gather
 from metasync.store.contents import Contents
 from metasync.sync import pull
 from metasync.sync.checkout import FILE_BYTES, Applied, Change, Checkout, check_room

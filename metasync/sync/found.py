@@ -27,11 +27,10 @@ from metasync.config import (
     byzantine_f,
 )
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
-from metasync.effects import Op, Reply, Task
 from metasync.errors import UnreachableError, UsageError
-from metasync.keys.chain import AdminChain
+from metasync.keys.admin import AdminChain
 from metasync.keys.derive import sha256, sign_public
-from metasync.keys.devices import (
+from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
     Certificate,
     DeviceIdentity,
@@ -39,8 +38,17 @@ from metasync.keys.devices import (
     make_device_set,
     new_device,
 )
-from metasync.keys.ring import FIRST_EPOCH, RING_ENTROPY_BYTES, WorkspaceKeys, make_ring, new_keys, open_keys, ring_path
+from metasync.keys.keyring import (
+    FIRST_EPOCH,
+    RING_ENTROPY_BYTES,
+    WorkspaceKeys,
+    make_ring,
+    new_keys,
+    open_keys,
+    ring_path,
+)
 from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
+from metasync.runtime.effects import Op, Reply, Task
 from metasync.sync.asking import all_of, each, named
 
 ID_BYTES: Final = 16

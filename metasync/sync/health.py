@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeAlias
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.heads import Head
 from metasync.consensus.meta import META_BYTES_MAX, const_path, meta_path, patience_s
-from metasync.effects import Now, Op, OpKind, Reply, Task
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.runtime.effects import Now, Op, OpKind, Reply, Task
 from metasync.sync.asking import each
 from metasync.sync.eras import note_retired
 from metasync.sync.seat import LOOK_S, together

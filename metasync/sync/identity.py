@@ -22,7 +22,7 @@ from metasync.config import Config
 from metasync.consensus import Barred
 from metasync.errors import WorkspaceError
 from metasync.events import Listener, Notice
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 
 PLACE_KEY: Final = "place"  # of `.metasync` when this device was enrolled
 

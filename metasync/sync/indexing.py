@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from metasync.consensus import Ref
-from metasync.large import Spool
+from metasync.local.spill import Spool
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.sync.session import Agreed, Session

@@ -15,9 +15,16 @@ from typing import Final
 
 from metasync.consensus import State
 from metasync.errors import UsageError, WorkspaceError
-from metasync.keys.devices import DEVICE_ENTROPY_BYTES, DeviceSet, new_device
+from metasync.keys.device_set import (
+    DEVICE_ENTROPY_BYTES,
+    EXPIRES_AFTER,
+    DeviceSet,
+    Invitation,
+    invitations,
+    new_device,
+    with_invitations,
+)
 from metasync.keys.invitation import SECRET_BYTES, Code, Invite, Way, invitation_name, seal_invite
-from metasync.keys.notes import EXPIRES_AFTER, Invitation, invitations, with_invitations
 from metasync.sync import keystore
 from metasync.sync.device_reports import InviteReport
 from metasync.sync.devices import change_devices

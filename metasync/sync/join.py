@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from metasync.effects import Op, Reply, Task
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -23,8 +22,9 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.keys.derive import sha256
-from metasync.keys.ring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
+from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.runtime.effects import Op, Reply, Task
 from metasync.sync.asking import each
 
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others

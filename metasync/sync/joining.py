@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.following import exclusion
-from metasync.effects import Gather, Task
 from metasync.errors import BackendError, ExcludedError, MetaSyncError, NoQuorumError
-from metasync.keys.devices import DeviceSet
+from metasync.keys.device_set import DeviceSet, expired, joined, used_by, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
-from metasync.keys.notes import expired, joined, used_by, without_invitations
+from metasync.runtime.effects import Gather, Task
 from metasync.store.index import decode_root
 from metasync.sync.newcomers import asking, may_enter
 from metasync.sync.seat import INVITED_KEY, LOOK_S, META_KIND

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from metasync.codec import Reader, bytes32, u32, u64
 from metasync.errors import FormatError, UpgradeError, WorkspaceError
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
 from metasync.store.index import Index, PackRecord, decode_segment, encode_segment, pack_objects, segments_of
 from metasync.sync.trailing import Trail, decode_trails, encode_trails
 

@@ -23,12 +23,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.effects import Op
 from metasync.errors import FormatError, MetaSyncError, UpgradeError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
-from metasync.keys.ring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
+from metasync.keys.keyring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
 from metasync.keys.slots import RECOVERY
+from metasync.runtime.effects import Op
 from metasync.sync import keystore
 from metasync.sync.asking import each
 from metasync.sync.keystore import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
@@ -37,9 +37,9 @@ from metasync.sync.noted import KEY_COPIES_KEY as NOTE_KEY
 if TYPE_CHECKING:
     from metasync.config import Config
     from metasync.consensus import State
-    from metasync.effects import Reply
-    from metasync.keys.devices import DeviceSet
-    from metasync.keys.ring import Ring
+    from metasync.keys.device_set import DeviceSet
+    from metasync.keys.keyring import Ring
+    from metasync.runtime.effects import Reply
     from metasync.sync.keystore import KeyFiles
     from metasync.sync.session import Session
 

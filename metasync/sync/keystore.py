@@ -13,12 +13,12 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.consensus import State
-from metasync.effects import Op, Reply
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, PassphraseError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.keys.devices import DeviceSet
-from metasync.keys.ring import open_admin, read_ring
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.keyring import open_admin, read_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.runtime.effects import Op, Reply
 from metasync.sync.asking import each
 from metasync.sync.session import Session
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, Change
-from metasync.effects import Op
 from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
-from metasync.keys.devices import decode_certificate
+from metasync.keys.device_set import decode_certificate
+from metasync.runtime.effects import Op
 from metasync.sync.asking import each
 
 if TYPE_CHECKING:
     from metasync.config import Config
-    from metasync.keys.devices import Certificate
+    from metasync.keys.device_set import Certificate
     from metasync.sync.session import Session
 
 NEWCOMERS_MAX: Final = 64  # looked at in one push: anybody who may write to a store can leave names there

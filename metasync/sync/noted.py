@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY
-from metasync.keys.ring import FIRST_EPOCH
+from metasync.keys.keyring import FIRST_EPOCH
 
 if TYPE_CHECKING:
-    from metasync.localdb import State
+    from metasync.local.state import State
     from metasync.sync.fsio import WorkTree
 
 UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.rows import Row, rows_at, unpack_row
 from metasync.sync.settled import PAGE_ROWS, Differing

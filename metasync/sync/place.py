@@ -8,7 +8,7 @@ import stat as stat_
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from metasync.localdb import Conflict, State
+from metasync.local.state import Conflict, State
 from metasync.objects.model import Kind
 from metasync.sync.absence import Noted
 from metasync.sync.dirmodes import DirModes, down_to

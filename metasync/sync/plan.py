@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
-from metasync.localdb import Conflict
+from metasync.local.state import Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.sync.absence import Noted
 from metasync.sync.rows import Row, pack_entry, pack_row, unpack_row

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
 from metasync.sync.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
 

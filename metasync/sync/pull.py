@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
-from metasync.large import Large, Paths
-from metasync.localdb import Conflict as LocalConflict
+from metasync.local.spill import Large, Paths
+from metasync.local.state import Conflict as LocalConflict
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.store.contents import Contents

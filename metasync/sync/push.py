@@ -18,8 +18,9 @@ from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Journal, State, decode_journal
 from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
-from metasync.large import Large
-from metasync.localdb import TREE_KEY
+from metasync.local.lock import GiveWay, Turns
+from metasync.local.spill import Large
+from metasync.local.state import TREE_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
@@ -40,7 +41,6 @@ from metasync.sync.seat import BASE_KEY, local_value
 from metasync.sync.session import Agreed, Session
 from metasync.sync.settled import Differing, base_from_rows, differences, note_settled
 from metasync.sync.survey import store_survey, survey, survey_part
-from metasync.sync.turns import GiveWay, Turns
 from metasync.sync.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through

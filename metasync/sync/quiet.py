@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.consensus import ZERO_HASH
 from metasync.events import Phase
-from metasync.keys.devices import decode_device_set
+from metasync.keys.device_set import decode_device_set
 from metasync.objects.ids import Ids
 from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot

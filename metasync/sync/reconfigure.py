@@ -28,9 +28,9 @@ from metasync.consensus import (
     check_step,
     encode_birth,
 )
-from metasync.effects import Op, Reply
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
+from metasync.runtime.effects import Op, Reply
 from metasync.store.index import PackRecord
 from metasync.store.transfer import OP_TIMEOUT_S, Place, pack_path
 from metasync.sync import keycopies, places

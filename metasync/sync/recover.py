@@ -27,7 +27,6 @@ from metasync.consensus import (
 from metasync.consensus.eras import find_record
 from metasync.consensus.recovery import Content, Held, answering, begin, end_era
 from metasync.consensus.recovery import held as look
-from metasync.effects import Op
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -39,6 +38,7 @@ from metasync.errors import (
 from metasync.events import Notice, Phase
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.runtime.effects import Op
 from metasync.store import index as pack_index
 from metasync.store.contents import Contents
 from metasync.store.index import IndexRoot, IndexSegment, PackRecord

@@ -11,7 +11,7 @@ import os
 import stat as stat_
 from collections.abc import Callable
 
-from metasync.localdb import Conflict, ReplacedFile, State
+from metasync.local.state import Conflict, ReplacedFile, State
 from metasync.sync.fsio import READ_FLAGS, WorkTree, split
 from metasync.sync.merge import conflict_name
 

@@ -21,12 +21,21 @@ from typing import Final
 from metasync.config import Config
 from metasync.consensus import JOURNAL_KEY, Change, Decided, State
 from metasync.errors import BackendError, NoQuorumError, PassphraseError, UsageError, WorkspaceError
-from metasync.keys.chain import CHAIN_MAX, AdminChain
+from metasync.keys.admin import CHAIN_MAX, AdminChain
 from metasync.keys.derive import sha256, sign_public
-from metasync.keys.devices import Certificate, DeviceSet, make_device_set, recertified
+from metasync.keys.device_set import (
+    Certificate,
+    DeviceSet,
+    OpenLogins,
+    invitations,
+    make_device_set,
+    open_logins,
+    recertified,
+    with_invitations,
+    with_logins,
+)
 from metasync.keys.invitation import invitation_name
-from metasync.keys.notes import OpenLogins, invitations, open_logins, with_invitations, with_logins
-from metasync.keys.ring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
+from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
 from metasync.keys.slots import (
     COST,
     PASSPHRASE,

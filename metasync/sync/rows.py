@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from metasync.codec import Reader, Tags, encode_tags
 from metasync.errors import FormatError, WorkspaceError
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.objects.model import ID_BYTES, Entry, Kind
 
 

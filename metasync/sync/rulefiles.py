@@ -17,7 +17,7 @@ from typing import Final
 
 from metasync.codec import Reader, bytes16, bytes32
 from metasync.errors import FormatError, WorkspaceError
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.sync.fsio import READ_FLAGS, WorkTree
 from metasync.sync.ignore import RULES_BYTES_MAX, Names, Ruling, parse
 from metasync.sync.noted import RULES_KEY

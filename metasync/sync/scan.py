@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from metasync.large import Large
+from metasync.local.spill import Large
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.sync.absence import Noted, Seen, judge

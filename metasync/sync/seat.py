@@ -25,7 +25,6 @@ from metasync.consensus import (
 )
 from metasync.consensus.floors import KEEP as LOGS_KEPT
 from metasync.consensus.floors import decode_progress
-from metasync.effects import Gather, Sleep, Task, Work
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -37,15 +36,16 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.events import Listener, Notice
-from metasync.keys.devices import Certificate, DeviceIdentity, DeviceSet, decode_device_set
-from metasync.keys.ring import WorkspaceKeys
-from metasync.localdb import LocalDb
+from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_device_set
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.local.state import LocalDb
+from metasync.runtime.effects import Gather, Sleep, Task, Work
 from metasync.sync import eras, evidence
 from metasync.sync.lineage import LINE_KEY, extended, read
 from metasync.sync.noted import KEPT_KEY
 
 if TYPE_CHECKING:
-    from metasync.runtime import Runtime
+    from metasync.runtime.tasks import Runtime
     from metasync.sync.fsio import WorkTree
     from metasync.translators._base import Chain
 

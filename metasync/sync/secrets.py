@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from metasync import devicekeys
 from metasync.errors import UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
+from metasync.local import device_keys
 from metasync.sync import keycopies, keystore
 from metasync.sync.device_reports import KeyReport, PassphraseReport, SlotInfo
 from metasync.sync.session import Session
@@ -43,7 +43,7 @@ def show(s: Session, *, state_dir: Path) -> KeyReport:
         slots=tuple(slots),
         rings=tuple(sorted(rings)),
         unasked=tuple(sorted({*files.failed, *s.down})),
-        stored=devicekeys.where(state_dir),
+        stored=device_keys.where(state_dir),
     )
 
 

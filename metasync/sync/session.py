@@ -15,16 +15,16 @@ from typing import Final
 from metasync.backends._registry import digest_kind
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
-from metasync.effects import Task
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
-from metasync.keys.devices import DeviceSet, decode_device_set
-from metasync.localdb import Conflict
+from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.local.state import Conflict
 from metasync.objects import walk
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
+from metasync.runtime.effects import Task
 from metasync.store import index as pack_index
 from metasync.store.contents import Contents
 from metasync.store.estimates import Estimates

@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from metasync.large import Large
-from metasync.localdb import TREE_KEY, State
+from metasync.local.spill import Large
+from metasync.local.state import TREE_KEY, State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
 from metasync.sync.noted import RULES_KEY

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
-from metasync.effects import Op
 from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
+from metasync.runtime.effects import Op
 from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.sync.asking import each
 from metasync.sync.noted import GIVEN_UP_KEY
@@ -25,8 +25,8 @@ from metasync.sync.reports import TightBackend
 if TYPE_CHECKING:
     from metasync.backends._base import Space
     from metasync.config import BackendEntry
-    from metasync.effects import Reply, Task
-    from metasync.localdb import LocalDb
+    from metasync.local.state import LocalDb
+    from metasync.runtime.effects import Reply, Task
     from metasync.store.index import Index
     from metasync.sync.found import NewBackend
     from metasync.sync.session import Session

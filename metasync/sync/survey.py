@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from metasync.consensus import JOURNAL_KEY
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
 from metasync.sync.part import FromRows, Part

@@ -18,10 +18,10 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, u8, u32, u64
-from metasync.effects import Task
 from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.events import Listener, Progress
-from metasync.localdb import LocalDb
+from metasync.local.state import LocalDb
+from metasync.runtime.effects import Task
 from metasync.store.index import Index
 from metasync.store.transfer import Stored, Transfer
 from metasync.sync.noted import TRAILING_KEY

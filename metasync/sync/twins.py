@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from metasync.localdb import State
+from metasync.local.state import State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.names import clashes, is_spelling, key, problem

@@ -14,19 +14,18 @@ from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any, NamedTuple
 
-from metasync.effects import Task
 from metasync.events import Listener, Progress
-from metasync.large import Spool
+from metasync.local.lock import LOOK_EVERY_S
+from metasync.local.spill import IdSet, Spool
 from metasync.objects.model import ObjectKind
+from metasync.runtime.effects import Task
 from metasync.store.balance import Balance
 from metasync.store.estimates import Direction
-from metasync.store.idset import IdSet
 from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
 from metasync.store.transfer import Stored, Transfer, record_of
 from metasync.sync.kept import KeptPack
 from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
-from metasync.sync.turns import LOOK_EVERY_S
 
 LAST_BYTES = 256 << 10  # of packs under way: about a round trip's worth, however long one takes
 UNKNOWN_LAST_BYTES = 2 << 20  # on lines of which nothing is known yet: half a second at 4 MB/s

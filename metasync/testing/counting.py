@@ -10,8 +10,8 @@ from typing import get_args
 
 from metasync.backends._base import Backend
 from metasync.backends._wrap import Call, T, Wrapper
-from metasync.effects import OpKind
 from metasync.errors import BackendError
+from metasync.runtime.effects import OpKind
 
 _COUNTED = frozenset(get_args(OpKind))
 

@@ -39,8 +39,8 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from metasync.backends._base import Backend
 from metasync.backends._wrap import WRITES, Call, T, Wrapper
-from metasync.effects import OpKind
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.runtime.effects import OpKind
 
 Fault: TypeAlias = Literal[
     "unreachable",

@@ -24,8 +24,8 @@ from metasync.consensus.entries import Kind, Round
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import NEVER
 from metasync.consensus.states import ZERO_HASH, State
-from metasync.effects import Op, Reply, Task
 from metasync.keys.derive import sha256
+from metasync.runtime.effects import Op, Reply, Task
 from metasync.testing.simulation.network import SimStore
 from metasync.testing.simulation.plan import Plan, Pounce
 

@@ -16,7 +16,7 @@ from metasync.consensus.blocks import Blocks
 from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.replay import Log
-from metasync.effects import Now, Task
+from metasync.runtime.effects import Now, Task
 from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten
 from metasync.testing.scenarios import (
     NIGHT_DAYS,

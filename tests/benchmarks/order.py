@@ -9,8 +9,9 @@ ends: most files small, most bytes in few large ones), and arrivals evenly. What
 - *FIFO*: one after the other, in the order they came.
 - *fair, by groups*: the paper's G-Fair: ten at once that share the line evenly, and ten more when all of them are done.
 - *fair, ten at once*: kinder to fair sharing: the next one joins as soon as one is done.
-- *ours, alone*: by `metasync.priority`, one at a time, as eq. 6 is meant.
-- *ours*: by `metasync.priority` as the runtime does it: eight connections that share the line evenly, six of them at
+- *ours, alone*: by `metasync.runtime.priority`, one at a time, as eq. 6 is meant.
+- *ours*: by `metasync.runtime.priority` as the runtime does it: eight connections that share the line evenly, six of
+them at
   most for large transfers.
 
 Times are virtual. A transfer's completion time runs from when it was asked for. *Overtaken beyond its bound* is by how
@@ -32,9 +33,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from metasync.effects import Urgency
-from metasync.gauge import START
-from metasync.priority import ADDED_S, LARGE, SMALL_BYTES_MAX, Lane, Queue, open_lanes, virtual_end
+from metasync.runtime.concurrency import START
+from metasync.runtime.effects import Urgency
+from metasync.runtime.priority import ADDED_S, LARGE, SMALL_BYTES_MAX, Lane, Queue, open_lanes, virtual_end
 
 TRANSFERS = 2_002
 WINDOW_S = 600.0

@@ -34,10 +34,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(H
 
 from content_kit import IDS, blob, pack_all, pack_format  # noqa: E402
 
-from metasync.effects import Op, Reply, Sleep, Task, Urgency  # noqa: E402
 from metasync.errors import BackendError, NotFoundError  # noqa: E402
 from metasync.objects import packfile  # noqa: E402
 from metasync.objects.packfile import Located  # noqa: E402
+from metasync.runtime.effects import Op, Reply, Sleep, Task, Urgency  # noqa: E402
 from metasync.store import download as download_module  # noqa: E402
 from metasync.store import headstart, schedule  # noqa: E402
 from metasync.store.download import Deliver, Download  # noqa: E402

@@ -49,14 +49,14 @@ from metasync.consensus.paxos import decode_journal
 from metasync.consensus.replay import Log
 from metasync.consensus.states import VERSION_MAX, Change, State, decode_state, follows, successor
 from metasync.errors import FormatError, PassphraseError, UpgradeError
-from metasync.keys import chain as chain_module
-from metasync.keys import devices as devices_module
-from metasync.keys import ring as ring_module
+from metasync.keys import admin as chain_module
+from metasync.keys import device_set as devices_module
+from metasync.keys import keyring as ring_module
 from metasync.keys import slots as slots_module
-from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import Header, RecordKind, derive, seal, seal_public, sha256, sign
-from metasync.keys.devices import decode_certificate, decode_device_set, decode_identity
-from metasync.keys.ring import decode_keys, make_ring, open_admin, open_ring, read_ring
+from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
+from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.store.mapping import Target as Place

@@ -19,7 +19,7 @@ from content_kit import digest
 
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
-from metasync import connections, devicekeys
+from metasync import connections
 from metasync.backends._object_answers import backend_error, status_of
 from metasync.backends._registry import parse_bytes, parse_url
 from metasync.backends.azure import AzureBackend
@@ -35,11 +35,12 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
-from metasync.localdb import Conflict, LocalDb, ReplacedFile
+from metasync.local import device_keys
+from metasync.local.lock import WorkspaceLock
+from metasync.local.state import Conflict, LocalDb, ReplacedFile
 from metasync.objects.model import Entry, Kind
 from metasync.sync import probe, space
 from metasync.sync.enrolment import Link, decode_links, encode_links, load_secret, required
-from metasync.sync.lock import WorkspaceLock
 from metasync.sync.names import ANY
 from metasync.sync.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
 from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
@@ -90,7 +91,7 @@ class _Scratch:
         self.state.mkdir()
 
     def with_key(self, data: bytes) -> Path:
-        (self.state / devicekeys.FILE).write_bytes(data)
+        (self.state / device_keys.FILE).write_bytes(data)
         return self.folder
 
     def file(self, data: bytes) -> Path:
@@ -309,7 +310,7 @@ LOCAL = (
     ),
     Target("links", decode_links, lambda: [encode_links(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED),
     Target("notes", notes_of, note_seeds, allowed=DAMAGED, tries=SOME),
-    Target("secret", open_secret, lambda: [_secret(), devicekeys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
+    Target("secret", open_secret, lambda: [_secret(), device_keys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
     Target("local-state", read_database, lambda: [database()], allowed=DAMAGED, tries=SOME, room=lambda _: 8 << 20),
     Target(
         "url",

@@ -21,7 +21,7 @@ from metasync.consensus.erarecord import (
     seal_record,
 )
 from metasync.errors import FormatError, UpgradeError, UsageError
-from metasync.keys import notes
+from metasync.keys import device_set
 from metasync.keys.derive import Header, RecordKind, seal, sha256, sign
 from metasync.keys.invitation import Code, Way, decode_code
 
@@ -40,21 +40,23 @@ def code_seeds() -> list[bytes]:
 
 def noted(data: bytes) -> None:
     """Tags that an admitted device wrote against the rules: they mean something or nothing."""
-    for tag in (notes.LOGINS_TAG, notes.INVITATIONS_TAG):
+    for tag in (device_set.LOGINS_TAG, device_set.INVITATIONS_TAG):
         devices = replace(DEVICES, tags=((tag, data),))
-        logins, invitations = notes.open_logins(devices), notes.invitations(devices)
+        logins, invitations = device_set.open_logins(devices), device_set.invitations(devices)
         for item in logins:
             assert all(isinstance(name, str) for pair in item.backends for name in pair)
-        notes.expired(devices, 5)
-        if tag == notes.INVITATIONS_TAG:
-            again = notes.invitations(notes.with_invitations(devices, invitations))
+        device_set.expired(devices, 5)
+        if tag == device_set.INVITATIONS_TAG:
+            again = device_set.invitations(device_set.with_invitations(devices, invitations))
             assert sorted(again) == sorted(invitations) or len(set(invitations)) < len(invitations)
 
 
 def note_seeds() -> list[bytes]:
-    logins = notes.with_logins(DEVICES, [notes.OpenLogins(drawn("d", 16), "phone", (("a", "file"), ("b", "s3")))])
-    invitation = notes.Invitation(drawn("i", 16), drawn("d", 16), drawn("k"), "phone", 9, notes.UNUSED)
-    invitations = notes.with_invitations(DEVICES, [invitation])
+    logins = device_set.with_logins(
+        DEVICES, [device_set.OpenLogins(drawn("d", 16), "phone", (("a", "file"), ("b", "s3")))]
+    )
+    invitation = device_set.Invitation(drawn("i", 16), drawn("d", 16), drawn("k"), "phone", 9, device_set.UNUSED)
+    invitations = device_set.with_invitations(DEVICES, [invitation])
     return [data for devices in (logins, invitations) for _, data in devices.tags]
 
 

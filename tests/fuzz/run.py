@@ -104,7 +104,7 @@ def run_child(name: str, folder: Path, seconds: float, engine: str, seed: int) -
         import atheris
 
         with atheris.instrument_imports(include=["metasync"]):
-            import metasync.runtime
+            import metasync.runtime.tasks
             import metasync.workspace  # noqa: F401
             from fuzz import table  # noqa: F401
     child = Child(name, folder)

@@ -70,14 +70,16 @@ from metasync.consensus.paxos import Journal  # noqa: E402
 from metasync.consensus.states import STATE_BYTES  # noqa: E402
 from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256  # noqa: E402
 from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public  # noqa: E402
-from metasync.keys.devices import DeviceSet, make_device_set, recertified  # noqa: E402
-from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite  # noqa: E402
-from metasync.keys.notes import (  # noqa: E402
+from metasync.keys.device_set import (  # noqa: E402
+    DeviceSet,
     Invitation,
     OpenLogins,
+    make_device_set,
+    recertified,
     with_invitations,
     with_logins,
 )
+from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"

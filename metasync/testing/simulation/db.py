@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metasync.localdb import TREE_KEY, Conflict, ReplacedFile
+from metasync.local.state import TREE_KEY, Conflict, ReplacedFile
 from metasync.testing.simulation.world import Boot
 
 _TABLES: Final = ("kv", "rows", "objects", "staged", "conflicts", "replaced", "unplaced")

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from metasync.backends._base import Backend
 from metasync.backends._wrap import Prefixed
-from metasync.effects import Task
-from metasync.keys.devices import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+from metasync.runtime.effects import Task
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
 from metasync.sync.found import Founded, NewBackend, found
 from metasync.sync.identity import PLACE_KEY

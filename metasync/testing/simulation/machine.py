@@ -12,14 +12,14 @@ from metasync.backends._base import Backend, BackendUrl
 from metasync.connections import Machine
 from metasync.errors import UnreachableError
 from metasync.events import Notice
-from metasync.keys.devices import Certificate, DeviceIdentity
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.device_set import Certificate, DeviceIdentity
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.keys.slots import Cost
-from metasync.localdb import LocalDb
-from metasync.runtime import Runtime
+from metasync.local.lock import WorkspaceLock
+from metasync.local.state import LocalDb
+from metasync.runtime.tasks import Runtime
 from metasync.sync.enrolment import Link
 from metasync.sync.fsio import Disk
-from metasync.sync.lock import WorkspaceLock
 from metasync.testing.simulation.db import SimDb, Tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.network import Lines, SimStore, Store

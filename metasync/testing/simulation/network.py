@@ -14,9 +14,9 @@ from typing import ClassVar, Final
 
 from metasync.backends._base import Backend, Listed, LogForm, Space
 from metasync.backends._wrap import layers
-from metasync.effects import Op, Reply
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
-from metasync.runtime import call
+from metasync.runtime.effects import Op, Reply
+from metasync.runtime.tasks import call
 from metasync.testing.simulation.lies import Liar
 from metasync.testing.simulation.world import Boot, World
 

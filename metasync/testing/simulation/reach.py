@@ -10,7 +10,7 @@ from metasync.config import Config, decode_config
 from metasync.consensus.meta import open_object
 from metasync.consensus.states import ZERO_HASH, State
 from metasync.keys.derive import RecordKind
-from metasync.keys.ring import WorkspaceKeys
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import packfile, walk
 from metasync.objects.ids import Ids
 from metasync.objects.model import Kind, ObjectKind

@@ -1,4 +1,4 @@
-"""Carries effects out in virtual time: the interface of `metasync.runtime.Runtime`, on the world's events.
+"""Carries effects out in virtual time: the interface of `metasync.runtime.tasks.Runtime`, on the world's events.
 
 A call has three instants: it is sent, it takes effect, its answer arrives. The network's faults come between them. What
 was sent takes effect though the process that sent it is dead or has given up.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from metasync.backends._base import Backend
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.errors import NoQuorumError, UnreachableError
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.testing.simulation.world import Boot, Crashed, World
 
 

@@ -24,7 +24,7 @@ from metasync.consensus import floors as floors_
 from metasync.consensus.entries import Kind
 from metasync.consensus.member import Member
 from metasync.consensus.replay import NEVER
-from metasync.effects import Task
+from metasync.runtime.effects import Task
 from metasync.sync import seat
 from metasync.sync.session import Session
 from metasync.testing.simulation import runtime
@@ -41,7 +41,7 @@ _PURE: Final[tuple[tuple[str, str], ...]] = (
     ("metasync.keys.derive", "derive"),
     ("metasync.keys.derive", "verify"),
     ("metasync.keys.derive", "sign_public"),
-    ("metasync.keys.devices", "decode_device_set"),
+    ("metasync.keys.device_set", "decode_device_set"),
     ("metasync.consensus.entries", "open_entry"),
     ("metasync.consensus.entries", "open_block"),
     ("metasync.consensus.entries", "entry_path"),

@@ -12,7 +12,7 @@ from typing import Final
 from metasync.consensus.entries import Entry, Kind, Round, entry_path, seal_entry
 from metasync.consensus.states import Change, State, skip_version, successor
 from metasync.keys.derive import sha256
-from metasync.keys.ring import WorkspaceKeys, open_keys
+from metasync.keys.keyring import WorkspaceKeys, open_keys
 from metasync.testing.simulation.machine import Secret
 from metasync.testing.simulation.network import Store
 from metasync.testing.simulation.witness import Witness

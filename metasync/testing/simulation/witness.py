@@ -23,8 +23,8 @@ from metasync.consensus.meta import open_object
 from metasync.consensus.states import State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
-from metasync.keys.devices import DeviceSet, decode_device_set
-from metasync.keys.ring import WorkspaceKeys, open_ring, ring_place
+from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
 from metasync.testing.simulation.network import Store
 from metasync.testing.simulation.world import Violation, World
 

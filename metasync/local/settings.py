@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from metasync.errors import UsageError, WorkspaceError
 
 if TYPE_CHECKING:  # what is set is understood by `limits`, which is loaded only where something is
-    from metasync.limits import Limits, Line, Schedule
+    from metasync.runtime.limits import Limits, Line, Schedule
 
 FILE: Final = "settings.json"
 FILE_BYTES_MAX: Final = 64 << 10
@@ -57,7 +57,7 @@ def read(path: Path) -> Settings:
 
 
 def _checked(found: Any) -> Settings:
-    from metasync.limits import understood
+    from metasync.runtime.limits import understood
 
     values = {str(k): v for k, v in found["settings"].items()}
     if not all(isinstance(v, str) for v in values.values()):
@@ -179,7 +179,7 @@ class Governor:
             stamp = None
         if stamp == self._stamp:
             return
-        from metasync.limits import understood
+        from metasync.runtime.limits import understood
 
         try:
             found = read(self._path)
@@ -205,6 +205,6 @@ class Governor:
         ]
 
     def _line(self, up: bool, name: str) -> Line:
-        from metasync.limits import Line
+        from metasync.runtime.limits import Line
 
         return self._lines.setdefault((up, name), Line())

@@ -17,7 +17,7 @@ import heapq
 from enum import IntEnum
 from typing import Any, Final
 
-from metasync.effects import Op, Urgency
+from metasync.runtime.effects import Op, Urgency
 
 SMALL_BYTES_MAX: Final = 256 << 10  # as `store.transfer` fetches whole: one request, mostly latency
 LARGE_SPARED: Final = 2  # connections that no large call may have

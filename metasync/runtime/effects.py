@@ -1,8 +1,8 @@
 """What deciding code yields and what it is sent back: the seam between decisions and the world (D9).
 
 A *task* is a generator that yields effects and receives their results. It does no I/O, reads no clock and draws no
-random numbers itself. `metasync.runtime` carries effects out with threads; a simulator can carry out the same ones in
-virtual time.
+random numbers itself. `metasync.runtime.tasks` carries effects out with threads; a simulator can carry out the same
+ones in virtual time.
 
     reply = yield Op("b1", "get", "px/0/ab12", max_bytes=4096)    # -> Reply
     done  = yield Gather({"b1": task1, "b2": task2}, until=quorum) # -> dict of finished branches' results

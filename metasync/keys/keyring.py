@@ -17,7 +17,7 @@ from typing import Final
 
 from metasync.codec import Reader, ascending, bytes32, u8, u16, u32, u64
 from metasync.errors import FormatError, PassphraseError, WorkspaceError
-from metasync.keys.chain import AdminChain, decode_chain
+from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,

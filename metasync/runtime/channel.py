@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
-from metasync.effects import DUE, Op, Reply
 from metasync.errors import BackendError, HeldBackError, RefusedError
-from metasync.gauge import Gauge
-from metasync.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
+from metasync.runtime.concurrency import Gauge
+from metasync.runtime.effects import DUE, Op, Reply
+from metasync.runtime.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
 
 QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
 THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seconds, if it asks for one

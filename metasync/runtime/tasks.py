@@ -1,4 +1,4 @@
-"""Carries effects out with threads: the thin, real end of the seam in `metasync.effects`.
+"""Carries effects out with threads: the thin, real end of the seam in `metasync.runtime.effects`.
 
 One coordinator thread steps every task. Calls on backends run in daemon threads of each backend's own (see `calls`), so
 that a stuck provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in a pool
@@ -21,11 +21,11 @@ from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
-from metasync.calls import Call, Calls, Channel, Governor, made
-from metasync.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.events import Listener, Transferred
-from metasync.gauge import MOST, START
+from metasync.runtime.channel import Call, Calls, Channel, Governor, made
+from metasync.runtime.concurrency import MOST, START
+from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
 
 QUEUED_MAX: Final = 10_000  # pieces of work waiting; beyond, they fail at once
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept

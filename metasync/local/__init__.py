@@ -1,0 +1,1 @@
+"""This device's own state: the database in `.metasync`, its lock, its keys, the user's settings."""

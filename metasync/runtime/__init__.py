@@ -1,0 +1,1 @@
+"""What carries effects out: tasks, threads, the calls on one backend, priorities, limits."""
