@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from metasync import ways
-from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, BackendUrl
-from metasync.backends._registry import parse_url
+from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.config import BackendEntry, Config, decode_config
 from metasync.consensus import birth_matches, birth_path, decode_state
 from metasync.enrol import check_empty, opened_all

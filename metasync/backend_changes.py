@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from metasync import ways
-from metasync.backends._base import Probes
+from metasync.backends.api import Probes
 from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
 from metasync.sync.enrolment import Link
 
 if TYPE_CHECKING:
-    from metasync.backends._base import Backend, BackendUrl, LogForm
+    from metasync.backends.api import Backend, BackendUrl, LogForm
     from metasync.config import Config, Form
     from metasync.connections import Connections
     from metasync.events import Listener

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from metasync import ways
-from metasync.backends._absent import AbsentBackend
-from metasync.backends._ballast import WithBallast
-from metasync.backends._registry import parse_url
-from metasync.backends._wrap import Prefixed
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.backends.wrappers.ballast import WithBallast
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.config import DEFAULT_CAPACITY, decode_config
 from metasync.consensus import Group, birth_path, checked_memory, is_root
 from metasync.errors import BackendError, UsageError
@@ -40,7 +40,7 @@ from metasync.sync.seat import MEMORY_KEY, Seat, local_value
 from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 if TYPE_CHECKING:
-    from metasync.backends._base import Backend, BackendUrl
+    from metasync.backends.api import Backend, BackendUrl
     from metasync.config import BackendEntry, Config
     from metasync.events import Event, Listener
     from metasync.keys.device_set import Certificate, DeviceIdentity

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from metasync import ways
-from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, BackendUrl
-from metasync.backends._wrap import Prefixed
+from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap, look
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice

@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from metasync.backends._base import Probes
-from metasync.backends._breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
-from metasync.backends._registry import TRACE_VARIABLE, is_own, open_backend, parse_url
-from metasync.backends._retry import Retrying
-from metasync.backends._wrap import layers
+from metasync.backends.api import Probes
+from metasync.backends.registry import TRACE_VARIABLE, is_own, open_backend, parse_url
+from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice
@@ -25,8 +25,8 @@ from metasync.runtime.tasks import Runtime, boottime
 from metasync.translators._base import Chain, Translator
 
 if TYPE_CHECKING:
-    from metasync.backends._base import Backend, BackendUrl
-    from metasync.backends._pace import Account
+    from metasync.backends.api import Backend, BackendUrl
+    from metasync.backends.wrappers.pace import Account
     from metasync.events import Event, Listener
     from metasync.sync.enrolment import Link
     from metasync.sync.found import NewBackend
@@ -129,7 +129,7 @@ def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
     try:
         if not trace:
             return open_backend(url, create_root=create)
-        from metasync.backends._trace import file_sink, traced  # which nobody else pays for
+        from metasync.backends.wrappers.trace import file_sink, traced  # which nobody else pays for
 
         return traced(name, lambda: open_backend(url, create_root=create), file_sink(trace))
     except BackendError as e:
@@ -179,7 +179,7 @@ def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: 
         if link is not None:
             check_identity(name, backend, link)
         if url.scheme not in UNMETERED:
-            from metasync.backends._pace import account_of
+            from metasync.backends.wrappers.pace import account_of
 
             account.append(account_of(url, _scope(backend, link), boottime))
         return backend
@@ -204,7 +204,7 @@ def wrapped(backend: Backend, *, suspected: bool = False, account: Account | Non
     """
     inner: Backend = Breaker(backend, suspected=suspected)
     if account is not None:
-        from metasync.backends._pace import Paced
+        from metasync.backends.wrappers.pace import Paced
 
         inner = Paced(inner, account)
     return Retrying(

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from metasync import ways
 from metasync.backend_changes import BackendChanges
-from metasync.backends._registry import parse_url
-from metasync.backends._wrap import Prefixed
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.connections import Connections, Machine
 from metasync.consensus import JOURNAL_KEY
 from metasync.errors import ExcludedError, UsageError, WorkspaceError
@@ -52,7 +52,7 @@ from metasync.sync.probe import rules_of
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
 
 if TYPE_CHECKING:
-    from metasync.backends._base import Backend
+    from metasync.backends.api import Backend
     from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost

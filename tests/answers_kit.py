@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from http_kit import Answer, Handler, listening
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, NotFoundError
 
 PAGE = b"<!DOCTYPE html><html><body>Please sign in. <Code>" + b"</Code></body></html>"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 from http_kit import Answer, Handler, listening
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 
 PASSWORD = "hunter2"
 WHOLE = "1,2, <http://apache.org/dav/propset/fs/1>"  # in the header DAV of a server that writes a PUT whole

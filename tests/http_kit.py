@@ -151,7 +151,7 @@ def make_certificate(
 
 _FORKED = """
 import os, sys
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 backend = open_backend(parse_url(sys.argv[1]))
 for name in "ab":
     backend.get(name, max_bytes=9)

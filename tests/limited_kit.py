@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from metasync.backends._base import BackendUrl
-from metasync.backends._wrap import Call, T, Wrapper
+from metasync.backends.api import BackendUrl
 from metasync.backends.folder import FolderBackend
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 
 OPEN, CLOSE, READ, WRITE, LSTAT, FSTAT, OPENDIR, READDIR = 3, 4, 5, 6, 7, 8, 11, 12
 REMOVE, MKDIR, REALPATH, STAT, RENAME, STATUS, HANDLE, DATA, NAME, ATTRS = 13, 14, 16, 17, 18, 101, 102, 103, 104, 105

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 from http_kit import Answer, Handler, listening
 
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.backends.swift import SwiftBackend
 
 KEY = "hunter2-the-key"

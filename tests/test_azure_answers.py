@@ -24,9 +24,8 @@ from answers_kit import (
     xml,
 )
 
-from metasync.backends._azure_keys import read_credentials
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends.azure import AzureBackend
+from metasync.backends.azure import AzureBackend, read_credentials
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
 pytest.importorskip("obstore")

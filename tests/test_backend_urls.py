@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.backends import _registry, memory
-from metasync.backends._base import BackendUrl
-from metasync.backends._registry import open_backend, parse_bytes, parse_url, schemes
+from metasync.backends import memory, registry
+from metasync.backends.api import BackendUrl
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import open_backend, parse_bytes, parse_url, schemes
 from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import RefusedError, UsageError
 
@@ -285,7 +285,7 @@ def test_secrets_are_refused_and_not_repeated(text: str) -> None:
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys; from metasync.backends._registry import open_backend, parse_url;"
+        "import sys; from metasync.backends.registry import open_backend, parse_url;"
         "parse_url('s3://bucket/x'); parse_url('azure://container?account=name'); parse_url('gcs://bucket');"
         "open_backend(parse_url('memory://x'), create_root=True);"
         "print(sorted({'obstore', 'ctypes', 'importlib.metadata'} & sys.modules.keys()))"
@@ -309,7 +309,7 @@ def test_a_package_that_is_broken_is_a_sentence(
         (tmp_path / f"{name}.py").write_text("raise ImportError('libssl.so.1.1: cannot open shared object file')")
     code = (
         "import sys\n"
-        "from metasync.backends._registry import open_backend, parse_url\n"
+        "from metasync.backends.registry import open_backend, parse_url\n"
         "from metasync.errors import UsageError\n"
         "try:\n"
         "    open_backend(parse_url(sys.argv[1]))\n"
@@ -317,7 +317,7 @@ def test_a_package_that_is_broken_is_a_sentence(
         "    print(error.message, error.next_step)\n"
     )
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "METASYNC_KEYRING": "off", "HOME": str(tmp_path)}
-    root = pathlib.Path(_registry.__file__).parents[2]
+    root = pathlib.Path(registry.__file__).parents[2]
     env = {**os.environ, **keys, "PYTHONPATH": f"{tmp_path}:{root}"}
     said = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True, check=True, env=env).stdout
     scheme = url.partition(":")[0]
@@ -327,25 +327,25 @@ def test_a_package_that_is_broken_is_a_sentence(
 
 def _points(monkeypatch: pytest.MonkeyPatch, *points: importlib.metadata.EntryPoint) -> None:
     def entry_points(*, group: str, name: str = "") -> list[importlib.metadata.EntryPoint]:
-        return [p for p in points if group == _registry.GROUP and name in {"", p.name}]
+        return [p for p in points if group == registry.GROUP and name in {"", p.name}]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
 def test_forms_that_are_recommended_are_right() -> None:
     """For every scheme that is there: the URL which is offered is one of its own."""
-    for scheme, form in _registry._FORMS.items():
-        if scheme in _registry._BUILT_IN:
+    for scheme, form in registry._FORMS.items():
+        if scheme in registry._BUILT_IN:
             assert parse_url(form.replace("NAME", "name")).scheme == scheme
-    for form in _registry._OTHER_NAMES.values():
+    for form in registry._OTHER_NAMES.values():
         scheme = form.partition(":")[0]
-        assert scheme in _registry._FORMS
-        if scheme in _registry._BUILT_IN and " " not in form:
+        assert scheme in registry._FORMS
+        if scheme in registry._BUILT_IN and " " not in form:
             parse_url(form.replace("REGION", "eu-1").replace("ACCOUNT", "me").replace("NAME", "name"))
 
 
 def test_a_missing_extra_is_told_also_where_its_module_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_registry._BUILT_IN, "dav+http", "package_that_is_missing.inside:Class")
+    monkeypatch.setitem(registry._BUILT_IN, "dav+http", "package_that_is_missing.inside:Class")
     with pytest.raises(UsageError, match="need the package package_that_is_missing") as caught:
         parse_url("dav+http://h/x")
     assert caught.value.next_step == "Run: pip install 'metasync[dav]'"
@@ -357,7 +357,7 @@ def test_a_package_that_does_not_load_is_a_sentence(
 ) -> None:
     (tmp_path / "broken_syntax.py").write_text("def")
     monkeypatch.syspath_prepend(str(tmp_path))
-    _points(monkeypatch, importlib.metadata.EntryPoint("quux", target, _registry.GROUP))
+    _points(monkeypatch, importlib.metadata.EntryPoint("quux", target, registry.GROUP))
     with pytest.raises(UsageError, match=f"what provides quux URLs .{target}. cannot be loaded"):
         parse_url("quux://x")
 
@@ -369,7 +369,7 @@ def test_what_another_package_misses_is_no_extra_of_ours(monkeypatch: pytest.Mon
             raise ModuleNotFoundError("No module named 'grpc'", name="grpc")
 
     monkeypatch.setattr(memory, "Needy", Needy, raising=False)
-    _points(monkeypatch, importlib.metadata.EntryPoint("quux", "metasync.backends.memory:Needy", _registry.GROUP))
+    _points(monkeypatch, importlib.metadata.EntryPoint("quux", "metasync.backends.memory:Needy", registry.GROUP))
     with pytest.raises(UsageError, match="need the package grpc") as caught:
         open_backend(parse_url("quux://x"))
     assert "metasync[" not in caught.value.next_step
@@ -377,10 +377,10 @@ def test_what_another_package_misses_is_no_extra_of_ours(monkeypatch: pytest.Mon
 
 def test_schemes_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     _points(
-        monkeypatch, importlib.metadata.EntryPoint("mem2", "metasync.backends.memory:MemoryBackend", _registry.GROUP)
+        monkeypatch, importlib.metadata.EntryPoint("mem2", "metasync.backends.memory:MemoryBackend", registry.GROUP)
     )
     assert parse_url("mem2://x").scheme == "mem2"
-    assert schemes() == tuple(sorted({*_registry._BUILT_IN, "mem2"}))
+    assert schemes() == tuple(sorted({*registry._BUILT_IN, "mem2"}))
     with pytest.raises(UsageError, match="Did you mean mem2"):
         parse_url("mem3://x")
 
@@ -390,8 +390,8 @@ def test_the_table_holds_what_the_package_declares() -> None:
     from pathlib import Path
 
     pyproject = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
-    declared = pyproject["project"]["entry-points"][_registry.GROUP]
-    assert declared == _registry._BUILT_IN
+    declared = pyproject["project"]["entry-points"][registry.GROUP]
+    assert declared == registry._BUILT_IN
 
 
 @pytest.mark.parametrize("profile", ["", "?profile=other"])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from contract_kit import FULL, SMALL, passes
 
-from metasync.backends._ballast import WithBallast
-from metasync.backends._base import Backend
-from metasync.backends._names import native_identity
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore, forget_stores
+from metasync.backends.names import native_identity
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.wrappers.ballast import WithBallast
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.testing.contract import CHECKS, Check, Store, check_id
 from metasync.testing.counting import CountingBackend

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
-from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH, WithBallast, is_pack_path
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH, WithBallast, is_pack_path
 from metasync.errors import FullError, MetaSyncError, NoQuorumError, NotFoundError, RefusedError
 from metasync.events import Event, Notice
 from metasync.local.state import LocalDb

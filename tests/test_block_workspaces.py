@@ -15,7 +15,7 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync import ways
-from metasync.backends._base import Backend, BackendUrl, LogForm
+from metasync.backends.api import Backend, BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
 from metasync.local.lock import WorkspaceLock

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from metasync.backends._base import Backend
-from metasync.backends._breaker import (
+from metasync.backends.api import Backend
+from metasync.backends.memory import MemoryBackend
+from metasync.backends.wrappers.breaker import (
     COOL_FIRST_S,
     COOL_HUNG_S,
     COOL_MAX_S,
@@ -22,9 +23,8 @@ from metasync.backends._breaker import (
     Breaker,
     Circuit,
 )
-from metasync.backends._retry import Retrying
-from metasync.backends._wrap import ATTEMPT, Call
-from metasync.backends.memory import MemoryBackend
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.wrapper import ATTEMPT, Call
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.testing.faults import FaultyBackend
 

@@ -13,7 +13,7 @@ from content_kit import noise
 from workspace_kit import Lab, lab, write  # noqa: F401
 
 from metasync.backends import folder
-from metasync.backends._base import Digest
+from metasync.backends.api import Digest
 from metasync.backends.folder import FolderBackend
 
 NAMES = ("a", "b", "c")

@@ -22,8 +22,8 @@ from workspace_kit import PASSPHRASE, Lab, flip, lab, run_cli, run_process, tree
 
 import metasync.workspace
 from metasync import cli, console
-from metasync.backends._registry import open_backend, parse_url
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import open_backend, parse_url
 from metasync.testing import contract
 from metasync.workspace import Workspace
 

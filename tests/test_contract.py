@@ -15,7 +15,8 @@ import pytest
 import wrong_backends as wrong
 from contract_kit import SMALL
 
-from metasync.backends import _base, _names
+from metasync.backends import api
+from metasync.backends import names as _names
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
@@ -210,7 +211,7 @@ def test_verdicts() -> None:
 
 
 def test_checks_name_promises_of_the_contract_word_for_word() -> None:
-    said = " ".join(f"{Path(_base.__file__).read_text()} {Path(_names.__file__).read_text()}".split())
+    said = " ".join(f"{Path(api.__file__).read_text()} {Path(_names.__file__).read_text()}".split())
     for check in CHECKS:
         assert check.proves in said, check.name
         assert set(check.after) <= {c.name for c in CHECKS[: CHECKS.index(check)]}
@@ -483,7 +484,7 @@ def test_an_object_that_is_refused_for_its_size_is_one() -> None:
 
 def test_a_list_may_be_late() -> None:
     class LateList(wrong.Right):
-        def list(self, path: str) -> tuple[_base.Listed, ...]:
+        def list(self, path: str) -> tuple[api.Listed, ...]:
             for entry in super().list(path):
                 self.shared.seen.setdefault(f"{path}/{entry.name}", time.monotonic())
             due = time.monotonic() - 0.05
@@ -510,7 +511,7 @@ def test_what_cannot_be_removed_is_said() -> None:
 
 def test_what_no_list_shows_is_removed_as_well() -> None:
     class Silent(wrong.Right):
-        def list(self, path: str) -> tuple[_base.Listed, ...]:
+        def list(self, path: str) -> tuple[api.Listed, ...]:
             return ()
 
     shared = wrong.Shared()

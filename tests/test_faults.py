@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from metasync.backends import _folder_place, folder
-from metasync.backends._ballast import WithBallast
-from metasync.backends._base import TellsSpace
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._wrap import Prefixed
+from metasync.backends import _folder_checks, folder
+from metasync.backends.api import TellsSpace
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.wrappers.ballast import WithBallast
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
@@ -323,11 +323,11 @@ MOUNTS = """\
     ("path", "device", "kind"), [("/media/my stick/x", (8, 17), "vfat"), ("/net", (0, 50), "nfs4")]
 )
 def test_mounts(monkeypatch: pytest.MonkeyPatch, path: str, device: tuple[int, int], kind: str) -> None:
-    monkeypatch.setattr(_folder_place, "_lines", lambda _: MOUNTS.splitlines())
-    mount = _folder_place.mount_of(path, os.makedev(*device))
+    monkeypatch.setattr(_folder_checks, "_lines", lambda _: MOUNTS.splitlines())
+    mount = _folder_checks.mount_of(path, os.makedev(*device))
     assert mount is not None
     assert mount.kind == kind
-    assert _folder_place.mount_of(path, os.makedev(9, 9)) is None
+    assert _folder_checks.mount_of(path, os.makedev(9, 9)) is None
 
 
 def test_space(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from metasync.backends import _folder_doubt, _folder_place
-from metasync.backends._base import ExplainsForm
-from metasync.backends._folder_doubt import doubt, late
-from metasync.backends._folder_place import Mount
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends import _folder_checks
+from metasync.backends._folder_checks import Mount, doubt, late
+from metasync.backends.api import ExplainsForm
 from metasync.backends.folder import StorageOnlyFolderBackend
+from metasync.backends.registry import open_backend, parse_url
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 
@@ -124,10 +123,10 @@ def test_what_may_vote_by_its_mount(kind: str, source: str, options: str, said: 
 
 def test_a_mount_is_looked_up_where_its_folder_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line as the kernel writes it, for the device this folder is on; a disk's is not even read."""
-    monkeypatch.setattr(_folder_doubt.os, "major", lambda _device: 0)
+    monkeypatch.setattr(_folder_checks.os, "major", lambda _device: 0)
     device = f"0:{os.minor(tmp_path.stat().st_dev)}"
     line = rf"41 27 {device} / {tmp_path}/my\040drive rw,nosuid shared:9 - fuse.rclone my\040drive: rw,user_id=0"
-    monkeypatch.setattr(_folder_place, "_lines", lambda _path: ["22 27 0:21 / /proc rw - proc proc rw", line])
+    monkeypatch.setattr(_folder_checks, "_lines", lambda _path: ["22 27 0:21 / /proc rw - proc proc rw", line])
     (tmp_path / "my drive/below").mkdir(parents=True)
     backend = open_backend(parse_url(f"file://{tmp_path}/my%20drive/below"))
     assert (backend.form, backend.form_reason) == ("none", late(Mount("", "fuse.rclone", "")))

@@ -24,11 +24,10 @@ from answers_kit import (
     xml,
 )
 
-from metasync.backends._base import Digest
-from metasync.backends._gcs_keys import read_credentials
-from metasync.backends._own_cloud import runs_in
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends.gcs import GcsBackend
+from metasync.backends._shared.credentials import runs_in
+from metasync.backends.api import Digest
+from metasync.backends.gcs import GcsBackend, read_credentials
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
 
 pytest.importorskip("obstore")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from metasync.backends._breaker import _Crew
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.wrappers.breaker import _Crew
 from metasync.runtime import channel
 from metasync.runtime.effects import Op, Reply, Work
 from metasync.runtime.tasks import Runtime, _Pool

@@ -12,7 +12,8 @@ import pytest
 from workspace_kit import Lab, Ran, lab, run_process, write  # noqa: F401  # a fixture
 
 from metasync import Workspace
-from metasync.backends import _pace, _registry
+from metasync.backends import registry
+from metasync.backends.wrappers import pace
 from metasync.errors import HeldBackError
 from metasync.runtime import channel
 from metasync.runtime.effects import Op, Reply, Task, Urgency
@@ -26,7 +27,7 @@ UNDER_WAY = 12  # calls on one backend that may have begun before the first of t
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A state directory of this test's own, and the scheme `limited` in this process and those it starts."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setitem(_registry._BUILT_IN, "limited", "limited_kit:LimitedBackend")
+    monkeypatch.setitem(registry._BUILT_IN, "limited", "limited_kit:LimitedBackend")
     monkeypatch.setenv("PYTHONPATH", limited_kit.install(tmp_path / "site"))
     begin_anew(monkeypatch)
     return tmp_path / "state"
@@ -34,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process knows of accounts is what their files say, as if it had just begun."""
-    monkeypatch.setattr(_pace, "_accounts", {})
+    monkeypatch.setattr(pace, "_accounts", {})
 
 
 def notes(state: Path) -> list[Path]:
@@ -129,7 +130,7 @@ def test_two_processes_at_once_share_what_one_was_told(lab: Lab, stores: Stores)
     asked = stores.made("b")
     assert {c.status for c in asked} == {429}
     assert len(asked) <= 2 * UNDER_WAY
-    assert asked[-1].at - asked[0].at < _pace.LOOK_S + 2.5, "who was not told himself looks within a second of a call"
+    assert asked[-1].at - asked[0].at < pace.LOOK_S + 2.5, "who was not told himself looks within a second of a call"
 
 
 def test_when_all_are_limited_a_push_waits_as_they_say(lab: Lab, stores: Stores) -> None:  # noqa: F811

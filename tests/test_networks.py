@@ -14,13 +14,13 @@ import pytest
 from workspace_kit import Lab, lab, tree_of, write
 
 from metasync import connections, ways
-from metasync.backends import _breaker
-from metasync.backends._base import Backend, BackendUrl
-from metasync.backends._breaker import Breaker
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._retry import Retrying
-from metasync.backends._wrap import layers
+from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.wrappers import breaker as _breaker
+from metasync.backends.wrappers.breaker import Breaker
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import lossy

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.backends import _pace
-from metasync.backends._allowance import FORGET_S, HOLD_MOST_S, RATE_LEAST, Allowance, Noted
-from metasync.backends._pace import LOOK_S, Account, Paced, account_of
-from metasync.backends._registry import parse_url
-from metasync.backends._retry import Retrying
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers import pace as _pace
+from metasync.backends.wrappers.pace import LOOK_S, Account, Paced, account_of
+from metasync.backends.wrappers.pace_rate import FORGET_S, HOLD_MOST_S, RATE_LEAST, Allowance, Noted
+from metasync.backends.wrappers.retry import Retrying
 from metasync.errors import BackendError, HeldBackError, UnreachableError
 from metasync.runtime.effects import DUE
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from metasync.backends._retry_after import MOST_S, retry_after_s
+from metasync.backends._shared.http import MOST_S, retry_after_s
 
 NOW = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 

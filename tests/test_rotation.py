@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
-from metasync.backends import _registry
+from metasync.backends import registry
 from metasync.consensus import Group
 from metasync.consensus.acceptors import look
 from metasync.consensus.replay import Log
@@ -806,4 +806,4 @@ def test_slots_that_are_not_agreed_are_not_tried(lab: Lab, monkeypatch: pytest.M
 
 
 def test_every_provider_says_which_login_to_withdraw() -> None:
-    assert _registry._BUILT_IN.keys() <= devices._LOGINS.keys()
+    assert registry._BUILT_IN.keys() <= devices._LOGINS.keys()

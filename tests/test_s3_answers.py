@@ -30,9 +30,10 @@ from answers_kit import (
 )
 
 from metasync import ways
-from metasync.backends import _object_store, _pace
-from metasync.backends._base import Digest
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends._shared import obstore
+from metasync.backends.api import Digest
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.wrappers import pace
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.local import settings
 from metasync.runtime.effects import Op, Task, Urgency
@@ -209,7 +210,7 @@ def test_large_answers_share_the_connections_of_small_ones(script: Script) -> No
 
 
 def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_object_store, "_SILENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(obstore, "_SILENT_TIMEOUT_S", 1)
     release = threading.Event()
     backend = script.open()
     script.answer = lambda *_: Answer(200, b"slow", META, drip_s=0.5)
@@ -229,7 +230,7 @@ def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: 
 def test_a_large_write_may_take_longer_than_silence_may(
     script: Script, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
-    monkeypatch.setattr(_object_store, "_SILENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(obstore, "_SILENT_TIMEOUT_S", 1)
 
     def late(*_: str) -> Answer:
         time.sleep(2)
@@ -401,7 +402,7 @@ def test_closed(script: Script) -> None:
 
 FORKED = """
 import os, sys
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import RefusedError
 
 backend = open_backend(parse_url(sys.argv[1]))
@@ -443,7 +444,7 @@ def test_slow_down_is_remembered_for_the_account(
     with pytest.raises(BackendError, match="asks for fewer requests"):
         one.get("a", max_bytes=9)
     assert len(script.asked) == ways.ATTEMPTS_MAX
-    monkeypatch.setattr(_pace, "_accounts", {})
+    monkeypatch.setattr(pace, "_accounts", {})
     third = ways.reached("m", parse_url(f"s3://bucket-3/x?endpoint=http://127.0.0.1:{script.port}"))
     script.answer = lambda _method, _path: Answer(200, b"x", META)
     began = time.monotonic()

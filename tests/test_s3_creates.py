@@ -16,7 +16,7 @@ from answers_kit import (
 )
 
 from metasync import ways
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, UnreachableError
 
 pytest.importorskip("obstore")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from answers_kit import META, Answer, Script, own_keyring, serving, xml
 
-from metasync.backends._s3_keys import read_keys, read_region
+from metasync.backends.s3 import read_keys, read_region
 from metasync.errors import RefusedError
 
 pytest.importorskip("obstore")

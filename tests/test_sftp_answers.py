@@ -45,7 +45,7 @@ from sftp_kit import (
     text,
 )
 
-from metasync.backends._base import Space, TellsSpace
+from metasync.backends.api import Space, TellsSpace
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
 ASKED = {
@@ -308,7 +308,7 @@ def test_a_root_that_nobody_should_print(script: Script, opened: Opened, root: b
 
 
 def test_a_folder_without_an_end(script: Script, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metasync.backends._sftp_session.FOLDER_ENTRIES_MAX", 1000)
+    monkeypatch.setattr("metasync.backends.sftp.session.FOLDER_ENTRIES_MAX", 1000)
     backend = opened(script)
     script.answer = says(READDIR, names(*[(b"a", b"", attributes(1))] * 50))
     with pytest.raises(BackendError, match="more than 1000 entries"):

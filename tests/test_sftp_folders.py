@@ -31,7 +31,7 @@ from sftp_kit import (
     status,
 )
 
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
 
@@ -90,7 +90,7 @@ def test_a_process_that_was_forked(script: Script) -> None:
     """It says so, and disturbs nothing: the socket is the one that the first process goes on with."""
     program = (
         "import os, sys\n"
-        "from metasync.backends._registry import open_backend, parse_url\n"
+        "from metasync.backends.registry import open_backend, parse_url\n"
         "from metasync.errors import RefusedError\n"
         "backend = open_backend(parse_url(sys.argv[1]))\n"
         "backend.list('')\n"

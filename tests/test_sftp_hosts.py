@@ -11,20 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import RefusedError, UsageError
 
 pytest.importorskip("paramiko")
 
-from metasync.backends._sftp_hosts import (
-    KnownKeys,
-    Server,
-    by_known,
-    check_key,
-    fingerprint,
-    keys_in,
-    server_of,
-)
+from metasync.backends.sftp.hosts import KnownKeys, Server, by_known, check_key, fingerprint, keys_in, server_of
 
 KEY = b"\0\0\0\x0bssh-ed25519" + bytes(36)
 OTHER = b"\0\0\0\x0bssh-ed25519" + bytes(35) + b"1"
@@ -175,7 +167,7 @@ def test_match_exec_is_carried_out(ssh: Path) -> None:
     (ssh / "config").write_text("Match host nas exec true\n  Port 2200\nMatch host nas exec false\n  User nobody\n")
     program = (
         "import sys\n"
-        "from metasync.backends._sftp_hosts import server_of\n"
+        "from metasync.backends.sftp.hosts import server_of\n"
         "assert 'invoke' not in sys.modules\n"
         "server = server_of('nas', None, None)\n"
         "assert (server.port, server.user) == (2200, 'localuser'), server\n"
@@ -294,7 +286,7 @@ def test_urls_that_are_none(url: str, said: str) -> None:
 def test_nothing_of_the_library_is_loaded_to_look_at_a_url() -> None:
     program = (
         "import sys, metasync\n"
-        "from metasync.backends._registry import parse_url\n"
+        "from metasync.backends.registry import parse_url\n"
         "parse_url('sftp://bob@nas/store')\n"
         "assert not {'paramiko', 'nacl', 'asyncio', 'keyring'} & set(sys.modules), sys.modules\n"
     )
@@ -302,7 +294,7 @@ def test_nothing_of_the_library_is_loaded_to_look_at_a_url() -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [m for m in sys.modules if m.startswith("metasync.backends._sftp") and not m.endswith("_packets")]:
+    for name in [m for m in sys.modules if m.startswith("metasync.backends.sftp") and not m.endswith(".packets")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "paramiko", None)
     with pytest.raises(UsageError) as caught:

@@ -18,7 +18,7 @@ pytest.importorskip("paramiko")
 import paramiko
 from sftp_kit import Opened, Script, opened, script, text  # noqa: F401
 
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import RefusedError, UnreachableError
 
 
@@ -31,7 +31,7 @@ from metasync.errors import RefusedError, UnreachableError
     ],
 )
 def test_what_is_no_ssh_server(script: Script, monkeypatch: pytest.MonkeyPatch, sent: bytes | None, said: str) -> None:
-    monkeypatch.setattr("metasync.backends._sftp_line._LOGIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("metasync.backends.sftp.connection._LOGIN_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         over = threading.Event()
 
@@ -152,8 +152,8 @@ def agent(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """One that holds no key of its own; the key in the file is let in."""
     with Agent() as found:
         monkeypatch.setenv("SSH_AUTH_SOCK", found.path)
-        monkeypatch.setattr("metasync.backends._sftp_keys._LIST_TIMEOUT_S", 0.3)
-        monkeypatch.setattr("metasync.backends._sftp_keys._SIGN_TIMEOUT_S", 0.3)
+        monkeypatch.setattr("metasync.backends.sftp.login._LIST_TIMEOUT_S", 0.3)
+        monkeypatch.setattr("metasync.backends.sftp.login._SIGN_TIMEOUT_S", 0.3)
         yield found
 
 

@@ -10,7 +10,7 @@ import pytest
 from workspace_kit import Lab, lab, run_cli  # noqa: F401  # a fixture
 
 from metasync import ways
-from metasync.backends._probe import keeps_creates
+from metasync.backends._shared.race_probe import keeps_creates
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import UnreachableError
 from metasync.testing.faults import FaultyBackend

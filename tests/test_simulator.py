@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import pytest
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.errors import UnreachableError
 from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
 from metasync.runtime.effects import Op, Sleep, Task

@@ -12,7 +12,7 @@ import pytest
 from content_kit import IDS, FakeBackend, blob, noise, pack_all, pack_format, run
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
-from metasync.backends._base import Space
+from metasync.backends.api import Space
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import FullError, UsageError
 from metasync.events import Event, Notice

@@ -44,9 +44,16 @@ UNUSED = {
     *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
     *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.sync.device_reports"),
     *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
-    *("metasync.sync.status", "metasync.testing", "metasync.backends._trace", "ctypes", "fractions", "zstandard"),
+    *(
+        "metasync.sync.status",
+        "metasync.testing",
+        "metasync.backends.wrappers.trace",
+        "ctypes",
+        "fractions",
+        "zstandard",
+    ),
     *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
-    *("metasync.sync.state_reports", "metasync.backends._pace"),
+    *("metasync.sync.state_reports", "metasync.backends.wrappers.pace"),
     *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
     *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
     *(
@@ -82,7 +89,7 @@ SDKS = {"obstore", "boto3", "botocore", "requests", "urllib3", "swiftclient", "a
 def test_no_provider_and_no_sdk_is_loaded_before_a_backend_is_opened(tmp_path: Path) -> None:
     """Neither by the package nor by taking a URL of each scheme apart."""
     code = (
-        "import sys, metasync; from metasync import Workspace; from metasync.backends import _registry\n"
+        "import sys, metasync; from metasync import Workspace; from metasync.backends import registry as _registry\n"
         "for scheme, form in _registry._FORMS.items():\n"
         "    if scheme in _registry._BUILT_IN: _registry.parse_url(form.replace('NAME', 'name'))\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"

@@ -15,8 +15,8 @@ import pytest
 from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
 
 from metasync import ways
-from metasync.backends._base import Backend, BackendUrl
-from metasync.backends._wrap import Call, Wrapper
+from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.wrappers.wrapper import Call, Wrapper
 from metasync.consensus import Ref, ancestry, member
 from metasync.consensus.entries import with_refs
 from metasync.local.state import LocalDb

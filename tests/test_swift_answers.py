@@ -30,8 +30,8 @@ from swift_fake import (
 )
 
 from metasync.backends import swift as swift_module
-from metasync.backends._base import Space
-from metasync.backends._registry import parse_url
+from metasync.backends.api import Space
+from metasync.backends.registry import parse_url
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 
 pytest.importorskip("swiftclient")
@@ -457,7 +457,7 @@ def test_what_to_install(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_imported_before_it_is_opened() -> None:
-    code = "import sys; from metasync.backends._registry import parse_url; parse_url('swift://c/p');"
+    code = "import sys; from metasync.backends.registry import parse_url; parse_url('swift://c/p');"
     code += (
         "print([m for m in ('requests', 'urllib3', 'swiftclient', 'keystoneclient', 'keyring') if m in sys.modules])"
     )

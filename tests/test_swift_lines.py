@@ -29,10 +29,9 @@ from swift_fake import (
     stored,
 )
 
-from metasync.backends import _swift_http
 from metasync.backends import swift as swift_module
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends.swift import SwiftBackend
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.swift import SwiftBackend, http
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 
 pytest.importorskip("swiftclient")
@@ -129,7 +128,7 @@ def test_a_token_that_cannot_be_sent(fake: Fake) -> None:
 
 def test_a_slow_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pack may take longer than a connection may take to come about: urllib3 has one time-out for both."""
-    monkeypatch.setattr(_swift_http, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.2)
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -183,7 +182,7 @@ def test_connections_are_kept_and_given_back(fake: Fake, monkeypatch: pytest.Mon
         backend.delete("c")
         assert behind(backend, fake) == b""
     assert fake.connections == 1
-    monkeypatch.setattr(_swift_http, "_IDLE_S", 0.0)
+    monkeypatch.setattr(http, "_IDLE_S", 0.0)
     backend.put("a", b"1")
     assert fake.connections == 2, "one that was idle for long may be gone without a word"
     backend.close()

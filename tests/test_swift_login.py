@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from swift_fake import KEY, META, PAGE, Answer, Fake, Request, serving
 
-from metasync.backends import _credentials
-from metasync.backends._registry import open_backend, parse_url
-from metasync.backends._swift_answers import Answer as Told
-from metasync.backends._swift_login import Login, Tokens, read_login
+from metasync.backends._shared import credentials
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.swift.errors import Answer as Told
+from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
 AUTH = "https://auth.example.org:5000/v3"
@@ -269,16 +269,16 @@ def test_the_keyring(keyring: dict[tuple[str, str], str], monkeypatch: pytest.Mo
     keyring["metasync", f"me@{AUTH}"] = "kept"
     monkeypatch.delenv("OS_A", raising=False)
     monkeypatch.setenv("OS_B", "b")
-    assert _credentials.secret(f"me@{AUTH}", ()) == "kept"
-    assert _credentials.secret(f"me@{AUTH}", ("OS_A",)) == "kept"
-    assert _credentials.secret(f"me@{AUTH}", ("OS_A", "OS_B")) == "b"
+    assert credentials.secret(f"me@{AUTH}", ()) == "kept"
+    assert credentials.secret(f"me@{AUTH}", ("OS_A",)) == "kept"
+    assert credentials.secret(f"me@{AUTH}", ("OS_A", "OS_B")) == "b"
     for absent in ("other", "locked"):
-        assert _credentials.secret(absent, ()) is None
+        assert credentials.secret(absent, ()) is None
     monkeypatch.setenv("METASYNC_KEYRING", "off")
-    assert _credentials.secret(f"me@{AUTH}", ("OS_A",)) is None
+    assert credentials.secret(f"me@{AUTH}", ("OS_A",)) is None
     monkeypatch.delenv("METASYNC_KEYRING")
     monkeypatch.setitem(sys.modules, "keyring", None)
-    assert _credentials.secret(f"me@{AUTH}", ()) is None
+    assert credentials.secret(f"me@{AUTH}", ()) is None
 
 
 # Keystone's answers.

@@ -13,11 +13,11 @@ import pytest
 from workspace_kit import Lab, lab, run_process, write
 
 from metasync import ways
-from metasync.backends._base import Backend
-from metasync.backends._registry import parse_url
-from metasync.backends._retry import Retrying
-from metasync.backends._trace import TEXT_CHARS_MAX, Traced, file_sink, redacted
+from metasync.backends.api import Backend
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.trace import TEXT_CHARS_MAX, Traced, file_sink, redacted
 from metasync.errors import NotFoundError, UnreachableError, UsageError
 from metasync.testing.faults import FaultyBackend
 

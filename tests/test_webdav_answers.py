@@ -31,8 +31,8 @@ from dav_kit import (
 )
 from http_kit import gets_in_two_processes, make_certificate
 
-from metasync.backends import _webdav_folder
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.webdav import folder as _webdav_folder
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing import contract
 
@@ -348,9 +348,9 @@ def test_nobody_listens() -> None:
 
 
 def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    from metasync.backends import _webdav_http
+    from metasync.backends.webdav import http
 
-    monkeypatch.setattr(_webdav_http, "SMALL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "SMALL_TIMEOUT_S", 0.2)
     over = threading.Event()
     script.answer = lambda _: Answer(200 + over.wait(5))
     with pytest.raises(UnreachableError, match="in time"):
@@ -361,9 +361,9 @@ def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("status", [200, 404, 503])
 def test_a_body_that_drips(script: Script, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """A byte now and then is no reason to wait for the next, in what is asked for or in a refusal."""
-    from metasync.backends import _webdav_http
+    from metasync.backends.webdav import http
 
-    monkeypatch.setattr(_webdav_http, "SMALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(http, "SMALL_TIMEOUT_S", 0.3)
     folder = multistatus(entry("/dav/x/", None))
     script.answer = lambda asked: Answer(status, bytes(60), drip_s=0.05) if asked.method == "GET" else folder
     with pytest.raises(BackendError, match="in time" if status == 200 else "not there|503"):

@@ -15,8 +15,8 @@ from dav_kit import (
     script,  # noqa: F401
 )
 
-from metasync.backends import _webdav_folder
-from metasync.backends._base import Listed, Space
+from metasync.backends.api import Listed, Space
+from metasync.backends.webdav import folder
 from metasync.errors import UnreachableError
 
 pytest.importorskip("requests")
@@ -102,7 +102,7 @@ def test_hostile_lists(script: Script, answer: Answer) -> None:
 
 
 def test_an_endless_list_is_cut(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_webdav_folder, "_LIST_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(folder, "_LIST_BYTES_MAX", 1 << 16)
     script.answer = lambda _: multistatus(*(entry(f"/dav/x/{n}", b"") for n in range(2000)))
     with pytest.raises(UnreachableError):
         script.open().list("")

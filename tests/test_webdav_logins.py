@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 from dav_kit import PASSWORD, Answer, Asked, Script, Store, serving
 
-from metasync.backends._registry import open_backend, parse_url, schemes
-from metasync.backends._webdav_login import Challenge, Login, Showing, digest_header, find_login, read_challenges
+from metasync.backends.registry import open_backend, parse_url, schemes
+from metasync.backends.webdav.login import Challenge, Login, Showing, digest_header, find_login, read_challenges
 from metasync.errors import RefusedError, UsageError
 
 pytest.importorskip("requests")
@@ -372,7 +372,7 @@ def test_importing_and_checking_load_no_library() -> None:
     import subprocess
 
     code = (
-        "import sys; from metasync.backends._registry import parse_url; import metasync.backends.webdav;"
+        "import sys; from metasync.backends.registry import parse_url; import metasync.backends.webdav;"
         "parse_url('webdav://h/x'); print(sorted({'requests', 'urllib3', 'keyring'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -226,7 +226,7 @@ def test_sweep(script: Script, store: Store) -> None:
 
 
 def test_init_makes_the_folder(script: Script) -> None:
-    from metasync.backends._registry import open_backend, parse_url
+    from metasync.backends.registry import open_backend, parse_url
 
     script.answer = store = Store()
     store.folders = {"/dav"}

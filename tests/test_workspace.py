@@ -15,9 +15,9 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
 from metasync import ways
-from metasync.backends._base import BackendUrl, LogForm
-from metasync.backends._registry import parse_url
+from metasync.backends.api import BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.registry import parse_url
 from metasync.errors import GuardError, MetaSyncError, UnreachableError, UsageError
 from metasync.events import Event, Notice
 from metasync.workspace import Workspace

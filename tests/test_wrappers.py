@@ -10,15 +10,15 @@ from typing import ClassVar
 import pytest
 from contract_kit import SMALL, passes
 
-from metasync.backends._absent import AbsentBackend
-from metasync.backends._base import Backend, Digest, DigestKind, LogForm, Probes, Space, TellsDigests, TellsSpace
-from metasync.backends._breaker import Breaker
-from metasync.backends._retry import Retrying
-from metasync.backends._throttle import BURST_S, SMALL_BYTES_MAX, Throttled
-from metasync.backends._trace import Traced
-from metasync.backends._wrap import Prefixed, ReadOnly, Wrapper, layers
+from metasync.backends.api import Backend, Digest, DigestKind, LogForm, Probes, Space, TellsDigests, TellsSpace
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
+from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.backends.wrappers.breaker import Breaker
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.throttle import BURST_S, SMALL_BYTES_MAX, Throttled
+from metasync.backends.wrappers.trace import Traced
+from metasync.backends.wrappers.wrapper import Prefixed, ReadOnly, Wrapper, layers
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import DUE, Op
 from metasync.runtime.tasks import Runtime

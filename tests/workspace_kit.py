@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from metasync import ways
-from metasync.backends._base import Backend, BackendUrl
+from metasync.backends.api import Backend, BackendUrl
 from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost

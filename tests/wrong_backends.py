@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from metasync.backends._base import Digest, DigestKind, Listed, LogForm
+from metasync.backends.api import Digest, DigestKind, Listed, LogForm
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.errors import BackendError, NotFoundError, RefusedError
@@ -426,7 +426,7 @@ class ManyIdentities(Right):
 
 class MoreFreeThanThereIs(Right):
     def space(self) -> Any:
-        from metasync.backends._base import Space
+        from metasync.backends.api import Space
 
         return Space(free_bytes=2, total_bytes=1)
 

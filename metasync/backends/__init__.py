@@ -1,1 +1,1 @@
-"""Storage backends: one module per provider, all under the contract of `_base`, found by the scheme of their URL."""
+"""Storage backends: one module per provider, all under the contract of `api`, found by the scheme of their URL."""

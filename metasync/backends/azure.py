@@ -4,31 +4,41 @@ Objects are block blobs. `create` is Put Blob with If-None-Match: *, and 409 Blo
 is taken: a container that is being deleted, or a policy that forbids changes, is a 409 as well. Two things are other
 than in S3: an ETag says nothing of the bytes, and the Content-MD5 that Azure keeps is not shown by obstore, so this
 store tells no digests; and a delete goes as a batch of one, which needs no right besides that to delete.
+
+What opens an Azure storage account: its key, a shared access signature, or a login of Entra; from the environment.
+
+The variables are those of Microsoft's own tools. A key or signature counts only for the account that it is for: the
+account in the URL has to be the one that AZURE_STORAGE_ACCOUNT_NAME or the connection string names, where one does.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from metasync.backends._azure_keys import KEYS_STEP, read_credentials
-from metasync.backends._base import BackendUrl
-from metasync.backends._names import native_identity
-from metasync.backends._object_answers import Dialect
-from metasync.backends._object_store import (
+from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
+from metasync.backends._shared.obstore import (
     ObjectStoreBackend,
     check_not_readable,
     endpoint_of,
     is_own_host,
     prefix_of,
 )
+from metasync.backends._shared.obstore_errors import Dialect
+from metasync.backends.api import BackendUrl
+from metasync.backends.names import native_identity
 from metasync.errors import RefusedError, UsageError
 
+KEYS_STEP = (
+    "Check AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or AZURE_TENANT_ID,"
+    " AZURE_CLIENT_ID and AZURE_CLIENT_SECRET: that they belong to this account and may read, write, list and delete."
+)
+
 _CONTAINER = re.compile(r"(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*")
-_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+_ACCOUNT_NAME = re.compile(r"[a-z0-9]{3,24}")
 _MICROSOFT = (
     ".core.windows.net",
     ".core.chinacloudapi.cn",
@@ -118,7 +128,7 @@ class AzureBackend(ObjectStoreBackend):
                 next_step="Write azure://container/prefix?account=NAME.",
             )
         prefix_of(url)
-        if _ACCOUNT.fullmatch(dict(url.params).get("account", "")) is None:
+        if _ACCOUNT_NAME.fullmatch(dict(url.params).get("account", "")) is None:
             raise UsageError(
                 "an Azure URL names a storage account: 3 to 24 of a-z 0-9",
                 next_step="Write azure://container/prefix?account=NAME.",
@@ -145,3 +155,109 @@ def _check_not_a_strangers(endpoint: str) -> None:
             f"{what} would go to {endpoint}, which is not a server of Microsoft's",
             next_step="Leave the endpoint out, or use the account's key: it signs, and is not sent.",
         )
+
+
+_ACCOUNT = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_KEY = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_KEY")
+_SAS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+# With one of these set the client asks the machine it runs on (App Service, Functions, Arc) for a token.
+_GIVEN_BY_MACHINE = ("IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT")
+
+
+def read_credentials(
+    environ: Mapping[str, str], account: str, *, in_cloud: Callable[[], bool] = lambda: runs_in("azure")
+) -> dict[str, str]:
+    """Settings of obstore's that open the account, `credential_type` among them so that no other setting interferes.
+
+    The connection string comes first, then key, signature and keyring, then Entra. `RefusedError` if there is nothing:
+    the client would otherwise ask for a service that only Azure's own machines have, and hang on all others.
+    """
+    found = _from_string(environ, account) or _from_variables(environ, account) or _from_keyring(environ, account)
+    found = found or _from_entra(environ)
+    if found is not None:
+        return found
+    if any(environ.get(name) for name in _GIVEN_BY_MACHINE) or in_cloud():
+        return {"credential_type": "managed_identity"}
+    named = _first(environ, _ACCOUNT)
+    other = f" (what is set is for {named[:40]!r})" if named and named != account else ""
+    if environ.get("AZURE_STORAGE_CONNECTION_STRING"):
+        other = " (AZURE_STORAGE_CONNECTION_STRING holds none, or is another account's)"
+    raise RefusedError(
+        f"no credentials for the Azure storage account {account}{other}",
+        next_step=(
+            "Set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING; or"
+            " AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET; or AZURE_CREDENTIAL_TYPE=azure_cli after"
+            f" `az login`; or keep the key in the system's keyring: keyring set metasync azure:{account}"
+        ),
+    )
+
+
+def _from_string(environ: Mapping[str, str], account: str) -> dict[str, str] | None:
+    text = environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    return _opened_by(text, account) if text else None
+
+
+def _from_variables(environ: Mapping[str, str], account: str) -> dict[str, str] | None:
+    if (_first(environ, _ACCOUNT) or account) != account:
+        return None
+    key, sas = _first(environ, _KEY), _first(environ, _SAS)
+    if key:
+        return _key(key)
+    return _sas(sas) if sas else None
+
+
+def _from_keyring(environ: Mapping[str, str], account: str) -> dict[str, str] | None:
+    """A key, a signature or a connection string."""
+    secret = from_keyring(f"azure:{account}", environ)
+    if not secret:
+        return None
+    if "AccountKey=" in secret or "SharedAccessSignature=" in secret:
+        return _opened_by(secret, account)
+    return _sas(secret) if "sig=" in secret else _key(secret)
+
+
+def _from_entra(environ: Mapping[str, str]) -> dict[str, str] | None:
+    if environ.get("AZURE_CLIENT_ID") and environ.get("AZURE_TENANT_ID"):
+        login = {"client_id": environ["AZURE_CLIENT_ID"], "tenant_id": environ["AZURE_TENANT_ID"]}
+        if environ.get("AZURE_CLIENT_SECRET"):
+            secret = environ["AZURE_CLIENT_SECRET"]
+            return {**login, "client_secret": secret, "credential_type": "client_secret"}
+        if environ.get("AZURE_FEDERATED_TOKEN_FILE"):
+            file = environ["AZURE_FEDERATED_TOKEN_FILE"]
+            return {**login, "federated_token_file": file, "credential_type": "workload_identity"}
+    if environ.get("AZURE_STORAGE_TOKEN"):
+        token = sendable(environ["AZURE_STORAGE_TOKEN"], "AZURE_STORAGE_TOKEN")
+        return {"token": token, "credential_type": "bearer_token"}
+    asked = environ.get("AZURE_CREDENTIAL_TYPE", "").lower()
+    if asked == "azure_cli" or environ.get("AZURE_USE_AZURE_CLI", "").lower() in {"1", "true"}:
+        return {"credential_type": "azure_cli"}
+    return {"credential_type": "managed_identity"} if asked == "managed_identity" else None
+
+
+def _opened_by(text: str, account: str) -> dict[str, str] | None:
+    """What a connection string opens; None if it is another account's, or holds neither key nor signature."""
+    parts = dict(part.partition("=")[::2] for part in text.strip().split(";"))
+    named = {parts["AccountName"]} if "AccountName" in parts else _accounts_of(parts.get("BlobEndpoint", ""))
+    if named and account not in named:
+        return None
+    if parts.get("AccountKey"):
+        return _key(parts["AccountKey"])
+    return _sas(parts["SharedAccessSignature"]) if parts.get("SharedAccessSignature") else None
+
+
+def _accounts_of(endpoint: str) -> set[str]:
+    """What may be an account in an address: ACCOUNT.blob.core.windows.net, or 127.0.0.1:10000/ACCOUNT."""
+    host, _, path = endpoint.partition("://")[2].partition("/")
+    return {host.partition(".")[0], path.partition("/")[0]} - {""}
+
+
+def _key(key: str) -> dict[str, str]:
+    return {"account_key": sendable(key, "the key of the Azure storage account"), "credential_type": "access_key"}
+
+
+def _sas(token: str) -> dict[str, str]:
+    return {"sas_key": sendable(token, "the shared access signature"), "credential_type": "sas_token"}
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")

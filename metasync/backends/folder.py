@@ -20,10 +20,9 @@ import threading
 from collections.abc import Iterator
 from typing import ClassVar
 
-from metasync.backends._base import BackendUrl, Listed, LogForm, Space
-from metasync.backends._folder_doubt import doubt
-from metasync.backends._folder_place import place_of
-from metasync.backends._names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
+from metasync.backends._folder_checks import doubt, place_of
+from metasync.backends.api import BackendUrl, Listed, LogForm, Space
+from metasync.backends.names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import (
     BackendError,
     FullError,

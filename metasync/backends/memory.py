@@ -6,8 +6,8 @@ import secrets
 import threading
 from typing import ClassVar
 
-from metasync.backends._base import BackendUrl, Listed, LogForm
-from metasync.backends._names import check_part, count_bytes, native_identity, split_folder, split_path
+from metasync.backends.api import BackendUrl, Listed, LogForm
+from metasync.backends.names import check_part, count_bytes, native_identity, split_folder, split_path
 from metasync.errors import NotFoundError, UnreachableError, UsageError
 
 

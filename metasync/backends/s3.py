@@ -2,20 +2,26 @@
 
 `create` is PutObject with If-None-Match: *. 412 alone means that the name is taken; obstore raises the same exception
 for every 409, which means "in conflict right now, ask again" (PROVIDERS 2).
+
+The access key for an S3 store: from the AWS variables, the shared credentials file, the keyring, or the machine.
 """
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from metasync.backends._base import BackendUrl, LogForm
-from metasync.backends._names import native_identity
-from metasync.backends._object_answers import Dialect
-from metasync.backends._object_store import TagsAreDigests, endpoint_of, is_own_host, prefix_of
-from metasync.backends._s3_keys import provider, read_region
+from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
+from metasync.backends._shared.obstore import TagsAreDigests, endpoint_of, is_own_host, prefix_of
+from metasync.backends._shared.obstore_errors import Dialect
+from metasync.backends.api import BackendUrl, LogForm
+from metasync.backends.names import native_identity
 from metasync.errors import RefusedError, UsageError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
@@ -192,3 +198,170 @@ def _host(url: str) -> str:
     """The host of an address as `.host.name`, so that an ending of it can be told; "" for none."""
     host = urlsplit(url).hostname
     return f".{host}" if host else ""
+
+
+_NEXT_STEP = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN for a temporary key), or name a profile of"
+    " ~/.aws/credentials with AWS_PROFILE or &profile= in the URL. For a login of `aws sso` first run:"
+    ' eval "$(aws configure export-credentials --format env)"'
+)
+_HALVES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+# With all of one of these set the client asks the machine it runs on for a key: ECS, EKS, and a web identity.
+_GIVEN_BY_MACHINE = (
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+)
+# What a profile says that gets its key from somewhere else.
+_ROLE = "role_arn"
+_LOGINS = (_ROLE, "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
+
+# obstore asks at every request for a key that ends so soon, ten times a second at the most.
+_KNOWN_FOR_S = 60
+
+
+def provider(environ: Mapping[str, str], profile: str | None, host: str) -> Callable[[], Any] | None:
+    """What tells obstore the key; None where it is to ask the machine. `RefusedError` as `read_keys`.
+
+    A key out of a file is read anew when the file has changed: a temporary one may be renewed in the middle of a push.
+    """
+    environ = dict(environ)
+    source = _FromFiles(environ, lambda: read_keys(environ, profile, host))
+    if source.keys is None:
+        return None
+    if profile is None and all(environ.get(half) for half in _HALVES):
+        return lambda: source.keys
+    return source
+
+
+class _FromFiles:
+    """A key that is read again when one of the files that may hold it is another."""
+
+    def __init__(self, environ: Mapping[str, str], read: Callable[[], Any]) -> None:
+        self._files = (_credentials_file(environ), _settings_file(environ))
+        self._read = read
+        self._seen = self._stamps()
+        self.keys = read()
+
+    def __call__(self) -> Any:
+        seen = self._stamps()
+        if seen != self._seen:
+            self._seen = seen
+            with contextlib.suppress(RefusedError):  # half-written, say: then it will change again
+                self.keys = self._read() or self.keys
+        return {**self.keys, "expires_at": datetime.now(UTC) + timedelta(seconds=_KNOWN_FOR_S)}
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        stamps: list[tuple[int, int, int] | None] = []
+        for path in self._files:
+            try:
+                found = os.stat(path)
+                stamps.append((found.st_ino, found.st_size, found.st_mtime_ns))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+
+def read_keys(
+    environ: Mapping[str, str],
+    profile: str | None,
+    host: str = "",
+    *,
+    in_cloud: Callable[[], bool] = lambda: runs_in("aws"),
+) -> Any:
+    """The key as obstore's `S3Credential`; None where the client is to ask the machine for one.
+
+    A profile named in the URL wins over the environment, which wins over the file, which wins over the keyring, where
+    the key for a server is kept under its `host`. `RefusedError` if none has a key: the client would otherwise look for
+    a cloud machine's own service, and hang for a minute on any other machine.
+    """
+    if profile is None and all(environ.get(half) for half in _HALVES):
+        return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))
+    name = profile or environ.get("AWS_PROFILE") or "default"
+    path = _credentials_file(environ)
+    sections = (_section(path, name), _configured(environ, name))
+    found = _from_profile(sections)
+    if found is not None:
+        return found
+    missing = [half for half in _HALVES if not environ.get(half)]
+    if profile is None:
+        key_id, _, secret = (from_keyring(f"s3:{host}", environ) or "").strip().partition(":")
+        if key_id and secret:
+            return _keys(key_id, secret, None)
+        if any(all(environ.get(variable) for variable in way) for way in _GIVEN_BY_MACHINE):
+            return None
+        disabled = environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+        if not _login_of(sections) and not disabled and in_cloud():
+            return None
+    half = f"{missing[0]} is not set, and " if len(missing) == 1 and profile is None else ""
+    raise _no_key(name, path, half, _login_of(sections))
+
+
+def _from_profile(sections: Sequence[Mapping[str, str]]) -> Any:
+    """The key of a profile, whole out of one of its two files; None if it has none. A role comes before a key."""
+    for section in sections if _login_of(sections) != _ROLE else ():
+        if section.get("aws_access_key_id") and section.get("aws_secret_access_key"):
+            return _keys(
+                section["aws_access_key_id"], section["aws_secret_access_key"], section.get("aws_session_token")
+            )
+    return None
+
+
+def _login_of(sections: Sequence[Mapping[str, str]]) -> str:
+    """What a profile gets its key by, where that is not a key of its own; "" for nothing."""
+    return next((word for word in _LOGINS for section in sections if section.get(word)), "")
+
+
+def _no_key(name: str, path: str, half: str, login: str) -> RefusedError:
+    if not login:
+        return RefusedError(f"no S3 credentials: {half}the profile {name} in {path} holds no key", next_step=_NEXT_STEP)
+    import shlex
+
+    command = f"aws configure export-credentials --profile {shlex.quote(name)} --format env"
+    return RefusedError(
+        f"no S3 credentials: {half}the profile {name} gets its key by {login}, which only Amazon's own tools can",
+        next_step=f'Run: eval "$({command})"; and leave the profile out of the URL.',
+    )
+
+
+def _keys(access_key_id: str, secret_access_key: str, token: str | None) -> dict[str, str | None]:
+    return {
+        "access_key_id": sendable(access_key_id, "the id of the S3 access key"),
+        "secret_access_key": sendable(secret_access_key, "the S3 secret access key"),
+        "token": sendable(token, "the S3 session token") if token else None,
+        "expires_at": None,
+    }
+
+
+def read_region(environ: Mapping[str, str], profile: str | None) -> str:
+    """The region that the environment names, or the profile; "" for none. A profile named in the URL wins."""
+    named = (environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "").strip()
+    if named and profile is None:
+        return named
+    return _configured(environ, profile or environ.get("AWS_PROFILE") or "default").get("region") or named
+
+
+def _configured(environ: Mapping[str, str], name: str) -> Mapping[str, str]:
+    """What the file of settings says of a profile. It may hold a key as well."""
+    return _section(_settings_file(environ), name if name == "default" else f"profile {name}")
+
+
+def _credentials_file(environ: Mapping[str, str]) -> str:
+    return os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+
+
+def _settings_file(environ: Mapping[str, str]) -> str:
+    return os.path.expanduser(environ.get("AWS_CONFIG_FILE") or "~/.aws/config")
+
+
+def _section(path: str, name: str) -> Mapping[str, str]:
+    parser = configparser.ConfigParser(interpolation=None, strict=False, default_section="")
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_string(file.read(1 << 20))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        # A parser's message quotes the line it stumbled on, which may be the secret.
+        raise RefusedError(f"cannot read the S3 credentials in {path}", next_step=_NEXT_STEP) from None
+    return parser[name] if parser.has_section(name) else {}

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from metasync import render, ways
-from metasync.backends._registry import parse_bytes, parse_url
+from metasync.backends.registry import parse_bytes, parse_url
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UnreachableError
 

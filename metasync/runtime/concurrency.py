@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 START: Final = 8  # what an unknown backend gets
-MOST: Final = 32  # as many as the breaker leaves stuck calls behind (`backends._breaker.STUCK_MAX`)
+MOST: Final = 32  # as many as the breaker leaves stuck calls behind (`backends.wrappers.breaker.STUCK_MAX`)
 LEAST: Final = 2  # below that agreement would wait behind packs
 ROUND_S: Final = 0.5
 GAIN: Final = 1.05

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from metasync.backends._ballast import BALLAST_BYTES
+from metasync.backends.wrappers.ballast import BALLAST_BYTES
 from metasync.codec import amount
 from metasync.errors import FullError
 from metasync.store.index import PackRecord

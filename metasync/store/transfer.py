@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from metasync.backends._names import is_name
+from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
 from metasync.consensus.states import State

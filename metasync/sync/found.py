@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from metasync import consensus
-from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
-from metasync.backends._base import LogForm
+from metasync.backends.api import LogForm
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.config import (
     NO_LIMIT,
     TRUSTING_TAG,

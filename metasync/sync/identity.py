@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from metasync.backends._folder_place import place_of
+from metasync.backends._folder_checks import place_of
 from metasync.config import Config
 from metasync.consensus import Barred
 from metasync.errors import WorkspaceError

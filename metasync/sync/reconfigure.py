@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
 from metasync.consensus import (
     BIRTH_NONCE_BYTES,

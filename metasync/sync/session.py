@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Final
 
-from metasync.backends._registry import digest_kind
+from metasync.backends.registry import digest_kind
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from metasync.backends._ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import NotFoundError, UsageError
@@ -23,7 +23,7 @@ from metasync.sync.noted import GIVEN_UP_KEY
 from metasync.sync.reports import TightBackend
 
 if TYPE_CHECKING:
-    from metasync.backends._base import Space
+    from metasync.backends.api import Space
     from metasync.config import BackendEntry
     from metasync.local.state import LocalDb
     from metasync.runtime.effects import Reply, Task

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from metasync.backends._base import Backend, Listed, Sweeps
-from metasync.backends._wrap import Call, T
+from metasync.backends.api import Backend, Listed, Sweeps
+from metasync.backends.wrappers.wrapper import Call, T
 from metasync.errors import BackendError, FullError, MetaSyncError, NotFoundError, UnreachableError
 from metasync.events import Event, Notice, Progress
 from metasync.testing.counting import CountingBackend
@@ -410,7 +410,7 @@ CheckFunction: TypeAlias = Callable[[Bench, str], Note | None]
 class Check:
     """One promise of the contract, and how it is put to the test.
 
-    `proves` is the promise, word for word as `metasync.backends._base` (or `_names`) has it. A store that fails a check
+    `proves` is the promise, word for word as `metasync.backends.api` (or `_names`) has it. A store that fails a check
     needed for `data` is unfit; one that fails one needed for `voting` holds data only. `after` names checks without
     which this one means nothing.
     """

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from metasync.backends._base import Backend, Listed, TellsDigests, TellsSpace
-from metasync.backends._names import is_name
+from metasync.backends.api import Backend, Listed, TellsDigests, TellsSpace
+from metasync.backends.names import is_name
 from metasync.errors import NotFoundError, RefusedError
 from metasync.testing.bench import (
     Bench,

@@ -1,4 +1,4 @@
-"""The conformance kit: everything that `metasync.backends._base` promises, put to the test on any store.
+"""The conformance kit: everything that `metasync.backends.api` promises, put to the test on any store.
 
 `metasync backend check URL` runs it on an account. In tests a new backend joins by this much (the kit has no need of
 pytest itself):
@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from metasync.backends._base import ExplainsForm, LogForm, Space, TellsSpace
+from metasync.backends.api import ExplainsForm, LogForm, Space, TellsSpace
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
 from metasync.events import Event, Notice, Progress
 from metasync.testing import calls, crowds, kills

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
-from metasync.backends._base import Backend
-from metasync.backends._wrap import Call, T, Wrapper
+from metasync.backends.api import Backend
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError
 from metasync.runtime.effects import OpKind
 

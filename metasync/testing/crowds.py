@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.errors import BackendError, NotFoundError
 from metasync.testing.bench import (
     Bench,

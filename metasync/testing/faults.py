@@ -37,8 +37,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast, get_args
 
-from metasync.backends._base import Backend
-from metasync.backends._wrap import WRITES, Call, T, Wrapper
+from metasync.backends.api import Backend
+from metasync.backends.wrappers.wrapper import WRITES, Call, T, Wrapper
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import OpKind
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.errors import NotFoundError
 from metasync.testing.bench import Bench, BrokenPromiseError, Check, Note, NotShownError, expect
 from metasync.testing.crowds import settle

@@ -20,9 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from metasync.backends._base import Backend, Listed
-from metasync.backends._names import check_part, count_bytes, split_folder, split_path
-from metasync.backends._wrap import WRITES, Call, T, Wrapper
+from metasync.backends.api import Backend, Listed
+from metasync.backends.names import check_part, count_bytes, split_folder, split_path
+from metasync.backends.wrappers.wrapper import WRITES, Call, T, Wrapper
 from metasync.errors import NotFoundError
 
 _OBJECT_BYTES_MAX = 1 << 30

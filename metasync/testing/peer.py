@@ -27,8 +27,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, MetaSyncError
 from metasync.testing.counting import Count, CountingBackend
 from metasync.testing.race import WRITERS, Call, Meeting, RacePlan, run_writers

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from metasync.backends._base import Backend, Space
-from metasync.backends._wrap import Wrapper
+from metasync.backends.api import Backend, Space
+from metasync.backends.wrappers.wrapper import Wrapper
 from metasync.errors import FullError, NotFoundError
 
 

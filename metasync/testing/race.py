@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.errors import BackendError, NotFoundError
 
 WRITERS = 8

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from metasync.backends._base import Backend, LogForm
-from metasync.backends._wrap import Wrapper
+from metasync.backends.api import Backend, LogForm
+from metasync.backends.wrappers.wrapper import Wrapper
 from metasync.errors import NotFoundError
 
 PAUSE_S = 0.005  # longer than a folder takes, so that writers who begin together meet

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from metasync.backends._base import Backend
-from metasync.backends._wrap import Call, T, Wrapper
+from metasync.backends.api import Backend
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 
 
 class SlowBackend(Wrapper):

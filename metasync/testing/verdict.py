@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from metasync.backends._base import LogForm, Space
+from metasync.backends.api import LogForm, Space
 from metasync.testing.bench import Check, Cost
 
 Result: TypeAlias = Literal["passed", "failed", "weak", "skipped"]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from metasync import cli, ways
-from metasync.backends._base import Backend, BackendUrl
+from metasync.backends.api import Backend, BackendUrl
 from metasync.testing.counting import CountingBackend
 
 _opened: list[tuple[str, CountingBackend]] = []

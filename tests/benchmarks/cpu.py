@@ -136,8 +136,8 @@ def _show(step: str, calls: list[tuple[str, str, str, float, float]]) -> None:
 def delayed(out: Path, words: list[str]) -> None:
     """Runs the command line with every call on a store delayed, and writes down when each began and ended."""
     from metasync import cli, ways
-    from metasync.backends._base import Backend, BackendUrl
-    from metasync.backends._wrap import Call, Wrapper
+    from metasync.backends.api import Backend, BackendUrl
+    from metasync.backends.wrappers.wrapper import Call, Wrapper
 
     calls: list[tuple[str, str, str, float, float]] = []
     lock = threading.Lock()

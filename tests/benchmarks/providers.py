@@ -242,7 +242,7 @@ def _run(words: list[str], env: dict[str, str], work: Path, program: list[str] |
 _IMPORT = "import time; t = time.perf_counter(); import metasync; print((time.perf_counter() - t) * 1e3)"
 _OPEN = """
 import sys, time
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.registry import open_backend, parse_url
 t = time.perf_counter()
 url = parse_url(sys.argv[1])
 parsed = time.perf_counter()

@@ -132,7 +132,7 @@ class Steps:
 def counted(out: Path, mode: str, words: list[str]) -> None:
     """Runs the command line and writes down how many calls it made on stores, and the bytes of objects they moved."""
     from metasync import cli, ways
-    from metasync.backends._base import Backend, BackendUrl
+    from metasync.backends.api import Backend, BackendUrl
     from metasync.testing.counting import CountingBackend
 
     backends: list[CountingBackend] = []
@@ -163,7 +163,7 @@ def _discarding(inner: Any, root: Path) -> Any:
     A `get` of a pack gives zeros, which no reader takes for the pack; a push does not read what it stores. Everything
     that is agreed on (logs, indexes, keys) is stored as it is.
     """
-    from metasync.backends._wrap import Wrapper
+    from metasync.backends.wrappers.wrapper import Wrapper
 
     class Discarding(Wrapper):
         def create(self, path: str, data: bytes) -> bool:

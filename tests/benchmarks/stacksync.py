@@ -44,9 +44,9 @@ from peers import ALL  # noqa: E402
 from stacksync_trace import Action, content_of, trace  # noqa: E402
 
 from metasync import ways  # noqa: E402
-from metasync.backends._base import Backend, BackendUrl, Listed  # noqa: E402
-from metasync.backends._wrap import Call, T, Wrapper  # noqa: E402
+from metasync.backends.api import Backend, BackendUrl, Listed  # noqa: E402
 from metasync.backends.memory import forget_stores  # noqa: E402
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper  # noqa: E402
 from metasync.codec import padme  # noqa: E402
 from metasync.keys.slots import Cost  # noqa: E402
 from metasync.objects.model import ObjectKind  # noqa: E402

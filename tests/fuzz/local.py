@@ -20,10 +20,10 @@ from content_kit import digest
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
 from metasync import connections
-from metasync.backends._object_answers import backend_error, status_of
-from metasync.backends._registry import parse_bytes, parse_url
+from metasync.backends._shared.obstore_errors import backend_error, status_of
 from metasync.backends.azure import AzureBackend
 from metasync.backends.gcs import GcsBackend
+from metasync.backends.registry import parse_bytes, parse_url
 from metasync.backends.s3 import S3Backend
 from metasync.codec import ascending, bytes32
 from metasync.config import decode_config

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import NotFoundError, UnreachableError
 
 CALLS: dict[str, Callable[[Backend], object]] = {

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from crash_kit import PASSPHRASE
 
-from metasync.backends._base import Backend, TellsDigests
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend, TellsDigests
+from metasync.backends.registry import open_backend, parse_url
 from metasync.workspace import Workspace
 
 LEAST = 5  # providers whose servers can be had here: fewer show little

@@ -12,7 +12,7 @@ import pytest
 from contract_kit import FULL, SMALL, passes
 from object_calls import CALLS, expect_gone, expect_prefixes_apart, expect_return, open_url
 
-from metasync.backends._base import TellsDigests, TellsSpace
+from metasync.backends.api import TellsDigests, TellsSpace
 from metasync.errors import RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 

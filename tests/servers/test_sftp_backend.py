@@ -18,8 +18,8 @@ import pytest
 from contract_kit import FULL, SMALL, passes
 from object_calls import open_url
 
-from metasync.backends._base import Backend, TellsSpace
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend, TellsSpace
+from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 
@@ -46,7 +46,7 @@ def test_contract(ssh_server: openssh.SshServer, check: Check) -> None:
 @pytest.mark.parametrize("check", [c for c in CHECKS if c.needed_for == "data"], ids=check_id)
 def test_contract_in_block_form(ssh_server: openssh.SshServer, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at a server that is not OpenSSH: looks, then renames; reads and writes in small pieces."""
-    monkeypatch.setattr("metasync.backends._sftp_line._OPENSSH", "SSH-2.0-another")
+    monkeypatch.setattr("metasync.backends.sftp.connection._OPENSSH", "SSH-2.0-another")
     url = ssh_server.url("block")
     passes(check, Store(lambda: open_url(url)), SMALL, f"contract-{secrets.token_hex(4)}")
 

@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_in_the_midst_of_a_write(own_ssh_server: openss
 
 def test_a_server_that_falls_silent(own_ssh_server: openssh.SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("metasync.backends.sftp._SMALL_TIMEOUT_S", 0.5)
-    monkeypatch.setattr("metasync.backends._sftp_line._LOGIN_TIMEOUT_S", 1)
+    monkeypatch.setattr("metasync.backends.sftp.connection._LOGIN_TIMEOUT_S", 1)
     backend = open_url(own_ssh_server.url("x"))
     backend.put("d/a", b"12")
     stopped = [own_ssh_server.pid, *own_ssh_server.sessions()]
@@ -155,7 +155,7 @@ def test_an_interrupt_ends_the_process(own_ssh_server: openssh.SshServer) -> Non
     """In the midst of a call; nothing that runs beside it holds the process."""
     program = (
         "import sys\n"
-        "from metasync.backends._registry import open_backend, parse_url\n"
+        "from metasync.backends.registry import open_backend, parse_url\n"
         "backend = open_backend(parse_url(sys.argv[1]))\n"
         "print('ready', flush=True)\n"
         "while True:\n"

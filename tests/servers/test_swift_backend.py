@@ -20,8 +20,8 @@ from contract_kit import FULL, SMALL, passes
 from object_calls import expect_outage, expect_prefixes_apart
 
 from metasync.backends import swift as swift_module
-from metasync.backends._base import Backend, Space, TellsSpace
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend, Space, TellsSpace
+from metasync.backends.registry import open_backend, parse_url
 from metasync.backends.swift import SwiftBackend
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, Check, Store, check_id, run, scratch_name

@@ -22,9 +22,9 @@ from contract_kit import FULL, SMALL, passes
 from http_kit import make_certificate
 from object_calls import expect_outage, open_url
 
-from metasync.backends import _webdav_folder
-from metasync.backends._base import Backend
-from metasync.backends._registry import open_backend, parse_url
+from metasync.backends.api import Backend
+from metasync.backends.registry import open_backend, parse_url
+from metasync.backends.webdav import folder as _webdav_folder
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 from metasync.testing.contract import CHECKS, QUICK, Check, Store, check_id, run, scratch_name
 from metasync.testing.verdict import BY_BLOCKS, NEEDS_ATOMIC_CREATE
@@ -333,7 +333,7 @@ def test_a_server_that_goes_and_comes_back(own_dav_server: webdav.DavServer) -> 
 
 
 def test_space(dav_servers: Callable[[webdav.Kind, int], list[webdav.DavServer]]) -> None:
-    from metasync.backends._base import Space
+    from metasync.backends.api import Space
 
     space = open_url(dav_servers("wsgidav", 1)[0].url("x")).space()  # type: ignore[attr-defined]
     assert 0 < space.free_bytes <= space.total_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from metasync.backends._base import Backend
-from metasync.backends._wrap import Prefixed
+from metasync.backends.api import Backend
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Task
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from metasync.backends._base import Backend, BackendUrl
+from metasync.backends.api import Backend, BackendUrl
 from metasync.connections import Machine
 from metasync.errors import UnreachableError
 from metasync.events import Notice

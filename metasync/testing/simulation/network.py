@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from metasync.backends._base import Backend, Listed, LogForm, Space
-from metasync.backends._wrap import layers
+from metasync.backends.api import Backend, Listed, LogForm, Space
+from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import Op, Reply
 from metasync.runtime.tasks import call

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from metasync.backends._base import Backend
+from metasync.backends.api import Backend
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.testing.simulation.world import Boot, Crashed, World

@@ -1,0 +1,86 @@
+"""Where a provider's secret comes from: the environment, then the system's keyring. Never a URL, a config or a log.
+
+Whether this machine is one of a cloud's own, which hands out credentials to whoever asks from it.
+
+Only there may a client ask for them: on any other machine the address of that service leads nowhere, and asking it
+hangs for a minute, or reaches somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from metasync.errors import RefusedError
+
+SERVICE = "metasync"
+"""What secrets in the keyring are filed under: `keyring set metasync ACCOUNT`."""
+
+_SENDABLE = re.compile(r"[!-~]+")
+
+
+def secret(account: str, variables: Sequence[str]) -> str | None:
+    """The first of the environment's `variables` that is set, else what the keyring has for the account, else None."""
+    for name in variables:
+        if value := os.environ.get(name):
+            return value
+    return from_keyring(account)
+
+
+def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """What the system's keyring has for an account, if anything.
+
+    `METASYNC_KEYRING=off` leaves the keyring alone, and so does a system without one or without the `keyring` package.
+    """
+    if environ.get("METASYNC_KEYRING", "").lower() == "off":
+        return None
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return None
+    try:
+        found = keyring.get_password(SERVICE, account)
+    except (keyring.errors.KeyringError, RuntimeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def sendable(text: str, what: str) -> str:
+    """A key or token as the head of a request can hold it, without the line's end that files and pipes leave behind.
+
+    `RefusedError` if it holds anything else that no such secret has: obstore would panic over it, not raise.
+    """
+    text = text.strip()
+    if _SENDABLE.fullmatch(text) is None:
+        raise RefusedError(
+            f"{what} holds a character that cannot be part of it, such as the end of a line",
+            next_step="Copy it again, without quotes, spaces and line ends.",
+        )
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server of this name is this machine: nobody reads along on the way. IPv6 in brackets or not."""
+    return host in {"localhost", "[::1]", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+_DMI = "/sys/class/dmi/id"
+# What each cloud has its machines say about themselves; the number of Azure's is the same on all of them.
+_SIGNS: dict[str, tuple[str, str]] = {
+    "aws": ("sys_vendor", "Amazon EC2"),
+    "azure": ("chassis_asset_tag", "7783-7084-3265-9085-8269-3286-77"),
+    "gcs": ("product_name", "Google Compute Engine"),
+}
+
+
+def runs_in(cloud: Literal["aws", "azure", "gcs"], folder: str = _DMI) -> bool:
+    """Whether this machine says that it is one of the cloud's. It says nothing on systems other than Linux."""
+    name, sign = _SIGNS[cloud]
+    try:
+        with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read(200).strip() == sign
+    except OSError:
+        return False

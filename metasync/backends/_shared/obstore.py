@@ -1,0 +1,357 @@
+"""What S3, Azure and Google Cloud Storage share: the seven calls over a store of obstore's, probe and digests.
+
+A provider derives from `ObjectStoreBackend` and says how such a store is made, and in which `Dialect` it answers.
+
+obstore makes no retries as set up here, takes 0.16 ms of CPU a request, and gives the GIL back while it waits. It reads
+the providers' environment variables by itself wherever an option is left open, so all that decides where a request
+goes, how `create` is made safe, and with which key, is given to it: a left-over token in the environment must not reach
+the store behind our back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from metasync.backends._shared.obstore_errors import Dialect, backend_error, begins_behind, status_of
+from metasync.backends._shared.race_probe import is_anothers, keeps_creates
+from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
+from metasync.backends.names import check_part, count_bytes, is_name, split_folder, split_path
+from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+
+_CONNECT_TIMEOUT_S = 5
+_SILENT_TIMEOUT_S = 60  # without a byte of an answer, from the request's beginning on
+# A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
+_TIMEOUT_S = 600
+_SMALL_BYTES_MAX = 1 << 18
+
+_PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
+# Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+_ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
+_NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
+_PREFIX_CHARS_MAX = 512  # names have 1,024 bytes at the most, and what stands below the prefix a few hundred
+_MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
+# How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
+_TRIED_BYTES_MAX = 1 << 13
+
+# The process in which obstore's threads run. A fork does not take them along, and a call there would wait for ever.
+_process: list[int] = []
+
+# Names that nobody can rent: what answers there is one's own, and what people run themselves is mostly MinIO or Ceph.
+_OWN_NAMES = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
+
+
+class ObjectStoreBackend(ABC):
+    """A prefix of a bucket. It makes no request before the first call, and keeps its connections until `close`."""
+
+    scheme: ClassVar[str]
+    form: ClassVar[LogForm] = "log"
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, where: str, identity: bytes, url: str) -> None:
+        """`where` is what errors call this store, `url` its server. Imports obstore."""
+        import obstore
+
+        self._obstore: ModuleType = obstore
+        self._failures = (obstore.exceptions.BaseError, OSError, NotImplementedError, ValueError)
+        self._where = where
+        self._identity = identity
+        self._url = url
+        self._may_be_another = _is_readable(url)
+        self._stores: dict[bool, Any] = {}  # for large writes, for all else; each takes 4 ms and has its connections
+        self._making = threading.Lock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._where})"
+
+    @abstractmethod
+    def _new_store(self, client_options: Any, retry_config: Any) -> Any:
+        """A store of obstore's for this prefix, with these options."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        split_path(path)
+        try:
+            result = self._obstore.put(self._store(len(data)), path, data, mode="create", use_multipart=False)
+        except self._failures as error:
+            if self.dialect.is_taken(error):
+                return False
+            failed = self._error(error, "create", path)
+            if isinstance(failed, UnreachableError) and len(data) > _SMALL_BYTES_MAX and is_anothers(self, path, data):
+                return False
+            raise failed from error
+        self._check_tag(result["e_tag"], "create", path)
+        self._see(result["e_tag"], data)
+        return True
+
+    def put(self, path: str, data: bytes) -> None:
+        split_path(path)
+        try:
+            # In parts would be three requests and more, and not durable before the last: a pack fits one.
+            result = self._obstore.put(self._store(len(data)), path, data, mode="overwrite", use_multipart=False)
+        except self._failures as error:
+            raise self._error(error, "put", path) from error
+        self._check_tag(result["e_tag"], "put", path)
+        self._see(result["e_tag"], data)
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        split_path(path)
+        check_part(offset, length, max_bytes)
+        if length == 0:
+            self.stat(path)
+            return b""
+        what = f"{path} in {self._where}"
+        try:
+            # The answer's head comes first: what is too large is refused before its body is read.
+            result = self._obstore.get(self._store(), path, options=_range(offset, length))
+            self._check_no_page(result, what)
+            start, end = result.range
+            count = count_bytes(result.meta["size"], offset, length, max_bytes, what)
+            data = _body(result, count) if (start, end - start) == (offset, count) else None
+        except self._failures as error:
+            if begins_behind(error):
+                return b""
+            raise self._error(error, "get", path) from error
+        if data is None or len(data) != count:
+            raise BackendError(f"cannot get {what}: the answer holds another part than was asked for")
+        if offset == 0 and count == result.meta["size"]:
+            self._see(result.meta["e_tag"], data)
+        return data
+
+    def stat(self, path: str) -> int:
+        return int(self._head(path, "stat")["size"])
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        split_folder(path)
+        try:
+            found = self._obstore.list_with_delimiter(self._store(), path or None)
+        except self._failures as error:
+            raise self._error(error, "list", path or ".") from error
+        entries = [Listed(_last(prefix), None) for prefix in found["common_prefixes"]]
+        entries += [Listed(_last(meta["path"]), meta["size"]) for meta in found["objects"]]
+        return tuple(sorted((entry for entry in entries if is_name(entry.name)), key=lambda entry: entry.name))
+
+    def delete(self, path: str) -> None:
+        split_path(path)
+        try:
+            self._obstore.delete(self._store(), path)
+        except self._failures as error:
+            failed = self._error(error, "delete", path)
+            if not isinstance(failed, NotFoundError):
+                raise failed from error
+
+    def identity(self) -> bytes:
+        return self._identity
+
+    def close(self) -> None:
+        self._closed = True
+        self._stores.clear()
+
+    def probe(self) -> LogForm:
+        """Whether the server keeps `create`'s promise: "none" if it was seen to break it, else what is allowed anyway.
+
+        Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
+        disprove: nginx's MOVE stood 200 such races before it failed (PROVIDERS 1.4).
+        """
+        try:
+            return self.form if keeps_creates(self) else "none"
+        except BackendError as error:
+            if isinstance(error.__cause__, NotImplementedError) or status_of(error.__cause__) == 501:
+                return "none"
+            raise
+
+    def _head(self, path: str, verb: str) -> Any:
+        """What the store says of an object without its bytes."""
+        split_path(path)
+        try:
+            return self._meta(self._obstore.get(self._store(), path, options={"head": True}), path)
+        except self._failures as error:
+            if not 400 <= (status_of(error) or 0) < 500:
+                raise self._error(error, verb, path) from error
+        try:
+            # A refused HEAD has no body, and so does not say whether the object, the bucket or the key is wrong.
+            return self._meta(self._obstore.get(self._store(), path), path)
+        except self._failures as error:
+            raise self._error(error, verb, path) from error
+
+    def _meta(self, result: Any, path: str) -> Any:
+        self._check_no_page(result, f"{path} in {self._where}")
+        return result.meta
+
+    def _check_no_page(self, result: Any, what: str) -> None:
+        """A login page comes with status 200, and to an http:// endpoint it can come. Our objects are never HTML."""
+        if str(result.attributes.get("Content-Type", "")).startswith("text/html"):
+            raise UnreachableError(
+                f"cannot get {what}: what answered is not the {self.dialect.server} server",
+                next_step="Log in to the network.",
+            )
+
+    def _check_tag(self, e_tag: str | None, verb: str, path: str) -> None:
+        """A network that asks for a login may answer a write by 303: obstore then gets the page, and takes its 200 for
+
+        a success. Nothing but the form of the page's tag tells. Only over http, and beyond this machine, can it be so.
+        """
+        if not self._may_be_another or self.dialect.tag.fullmatch(e_tag or "") is not None:
+            return
+        raise UnreachableError(
+            f"cannot {verb} {path} in {self._where}: what answered is not the {self.dialect.server} server",
+            next_step="Log in to the network.",
+        )
+
+    def _see(self, e_tag: str | None, data: bytes) -> None:
+        """An object that passes by, whole, with the tag that the store gave it. Here it means nothing."""
+        return
+
+    def _store(self, up_bytes: int = 0) -> Any:
+        """What small requests and large answers share has one pool of connections: a new one costs a round trip.
+
+        Time without an answer counts from the request's beginning, so that a large write would run into it.
+        """
+        assert not self._closed, "the backend was closed"
+        if _process and _process[0] != os.getpid():
+            raise RefusedError(
+                f"cannot use {self._where}: this process was forked from one that uses such a store itself",
+                next_step='Start processes anew: multiprocessing.set_start_method("spawn").',
+            )
+        large = up_bytes > _SMALL_BYTES_MAX
+        with self._making:
+            store = self._stores.get(large)
+            if store is None:
+                store = self._stores[large] = self._made(None if large else _SILENT_TIMEOUT_S)
+            return store
+
+    def _made(self, silent_timeout_s: int | None) -> Any:
+        _process[:] = _process or [os.getpid()]
+        client_options = {
+            "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
+            "timeout": timedelta(seconds=_TIMEOUT_S),
+            "allow_http": self._url.startswith("http://"),
+        }
+        if silent_timeout_s is not None:
+            client_options["read_timeout"] = timedelta(seconds=silent_timeout_s)
+        retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=_TIMEOUT_S)}
+        try:
+            return self._new_store(client_options, retry_config)
+        except self._failures:
+            # What it says of its settings may quote one, such as a key that is not in base64.
+            raise RefusedError(
+                f"cannot open {self._where}: a key, or another setting for it, is not in the right form",
+                next_step=self.dialect.keys,
+            ) from None
+
+    def _error(self, error: BaseException, verb: str, path: str) -> BackendError:
+        return backend_error(error, verb, path, self._where, self.dialect)
+
+
+class TagsAreDigests(ObjectStoreBackend):
+    """A store whose ETag is the MD5 of an object's bytes, unless it was made of parts, or is encrypted with other keys.
+
+    A tag of an encrypted object looks like an MD5 and is none, and obstore does not show how an object is encrypted. So
+    a tag counts only once one was seen to be the MD5 of bytes that passed through here, and never again after one was
+    not. What is read and written first in any process is small, and passes through here before a digest is asked for.
+    """
+
+    digest_kind: ClassVar[DigestKind] = "md5"
+
+    def __init__(self, where: str, identity: bytes, url: str) -> None:
+        super().__init__(where, identity, url)
+        self._seen_right = self._seen_wrong = False
+
+    def digest(self, path: str) -> Digest:
+        meta = self._head(path, "digest")
+        match = _MD5_TAG.fullmatch(meta["e_tag"] or "") if self._seen_right and not self._seen_wrong else None
+        return Digest(int(meta["size"]), bytes.fromhex(match[1]) if match else None)
+
+    def _see(self, e_tag: str | None, data: bytes) -> None:
+        if self._seen_wrong or len(data) > _TRIED_BYTES_MAX:
+            return
+        match = _MD5_TAG.fullmatch(e_tag or "")
+        if match is not None and match[1] == hashlib.md5(data, usedforsecurity=False).hexdigest():
+            self._seen_right = True
+        else:
+            self._seen_wrong = True
+
+
+def prefix_of(url: BackendUrl) -> str:
+    """The prefix that a URL names: its path without the outer slashes. `UsageError` if objects cannot be called so."""
+    prefix = url.path.strip("/")
+    sound = _PREFIX.fullmatch(prefix) is not None and len(prefix) <= _PREFIX_CHARS_MAX
+    if prefix and (not sound or {".", ".."} & set(prefix.split("/"))):
+        raise UsageError(
+            f"not a prefix for objects: {prefix[:80]!r}",
+            next_step=f"Write {url.scheme}://{url.host}/prefix with a plain prefix.",
+        )
+    return prefix
+
+
+def endpoint_of(url: BackendUrl, kind: str) -> str:
+    """The server that a URL names, "" for the provider's own. `UsageError` if it is not an address alone."""
+    endpoint = dict(url.params).get("endpoint", "").rstrip("/")
+    if not endpoint:
+        return ""
+    try:
+        parts = urlsplit(endpoint)
+        sound = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") is not None
+        sound = sound and (parts.port is None or parts.port > 0) and _ENDPOINT_PATH.fullmatch(parts.path) is not None
+    except ValueError:
+        sound = False
+    if not sound or "@" in parts.netloc or parts.query or parts.fragment:
+        raise UsageError(
+            f"the endpoint of {kind} URL is not the address of a server, or holds more than that",
+            next_step="Write endpoint=https://host:port, without user, password or parameters.",
+        )
+    return endpoint
+
+
+def is_own_host(host: str) -> bool:
+    """Whether a server of this name or address can only be one's own."""
+    import ipaddress  # 2 ms, and only some URLs name an endpoint
+
+    try:
+        return not ipaddress.ip_address(host.strip(".[]")).is_global
+    except ValueError:
+        name = host.strip(".")  # a number is an address, of whomever
+        return ("." not in name and _NUMBER.fullmatch(name) is None) or host.endswith(_OWN_NAMES)
+
+
+def check_not_readable(endpoint: str, what: str) -> None:
+    """`RefusedError` for an endpoint to which a secret would go in plain text, over a network."""
+    if _is_readable(endpoint):
+        raise RefusedError(
+            f"{what} would go over the network in plain text to {endpoint}",
+            next_step="Write endpoint=https://..., or use another kind of credentials.",
+        )
+
+
+def _is_readable(url: str) -> bool:
+    """Whether what goes there can be read, and answered, by the network between."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}
+
+
+def _range(offset: int, length: int | None) -> Any:
+    if length is not None:
+        return {"range": (offset, offset + length)}
+    return {"range": {"offset": offset}} if offset else None
+
+
+def _body(result: Any, count: int) -> bytes | None:
+    """The body, None if it is longer than its head said. A server that goes on sending must not fill our memory."""
+    data = b""
+    for chunk in result.stream(min_chunk_size=max(1, count)):
+        data = data + chunk if data else chunk
+        if len(data) > count:
+            return None
+    return data
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,1 @@
+"""Wrappers around any backend, with its own interface: retry, pace, breaker, trace, ballast."""

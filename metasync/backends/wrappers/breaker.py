@@ -1,0 +1,302 @@
+"""Stops asking a backend that does not answer, and lets nobody wait for it longer than for one time-out.
+
+Theory of operation. `Circuit` decides, from times that it is told; `Breaker` makes the calls and waits.
+
+    closed      calls go through. FAILURES_MAX outcomes `unreachable` in a row open it, and so does a call that hangs
+    open        calls are refused at once, until a cool-down has passed
+    half-open   one call goes through as a probe, the others are refused. Its answer closes the circuit; no answer opens
+                it again for twice as long, up to COOL_MAX_S
+
+A backend hangs when a call has been under way for longer than it may take and *nothing at all* was answered meanwhile:
+one lost connection among calls that are answered is no sign. How long a call may take grows with its bytes and with
+those that were under way when it began, so that a slow line which is busy does not look like a dead one. When it opens,
+all calls under way fail together: they were sent to the same silence. What they asked for may still take effect, like
+any request whose answer got lost; whoever writes must live with that anyway (PROVIDERS 1.3).
+
+"Not there", "refused", "full" and even a server's own error are answers. An answer that comes after all, late, closes
+the circuit at once, and from then on the backend is given twice the time that this answer took.
+
+A blocked call cannot be ended from outside. So every call runs in a thread of the breaker's, and its caller waits with
+a bound; threads whose calls do not come back are left behind, STUCK_MAX of them at most.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast
+
+from metasync.backends.api import Backend
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper
+from metasync.errors import BackendError, UnreachableError
+
+FAILURES_MAX: Final = 5
+COOL_FIRST_S: Final = 1.0  # after failures that came at once
+COOL_HUNG_S: Final = 15.0  # after a hang: the probe that follows costs somebody a wait
+COOL_MAX_S: Final = 60.0
+
+PATIENCE_S: Final = 5.0  # for a small call. A disk that spins up takes up to 8 s: it is then late, and given 16 s
+PATIENCE_LARGE_S: Final = 30.0  # for one of more than SMALL_BYTES_MAX, and for its bytes in addition
+PATIENCE_SHORT_S: Final = 1.5  # for a backend that hung a moment ago, until it answers
+PATIENCE_MAX_S: Final = 60.0  # however late an answer came
+SMALL_BYTES_MAX: Final = 256 << 10
+SLOWEST_BYTES_PER_S: Final = 64_000  # as `store.transfer` has it
+UNDER_WAY_BYTES_MAX: Final = 4 << 20  # of one get, as far as others wait for it: its bound may be far above its size
+STUCK_MAX: Final = 32
+
+State = Literal["closed", "open", "half-open"]
+
+
+class Circuit:
+    """When to let a call through. Knows no clock: every method is told what time it is. Not for two threads at once."""
+
+    def __init__(self, *, suspected: bool = False) -> None:
+        """`suspected`: it hung a moment ago; until it answers it is given PATIENCE_SHORT_S."""
+        self.state: State = "closed"
+        self.why = ""
+        self.heard_at: float | None = None
+        self.hung = False  # whether the last thing known of it is that it hangs
+        self._suspected = suspected
+        self._since = 0.0
+        self._until = 0.0
+        self._cool_s = 0.0
+        self._failures = 0
+        self._patience_s = PATIENCE_S
+
+    def admit(self, now: float) -> str | None:
+        """None: the call may be made. Else why not; then it must not."""
+        if self.state == "open" and now >= self._until:
+            self.state = "half-open"
+            return None
+        if self.state == "closed":
+            return None
+        text = f"{self.why}; since {now - self._since:.0f} s it is left alone"
+        return f"{text}, for {self._until - now:.0f} s more" if self.state == "open" else f"{text} but for one trial"
+
+    def patience_s(self, call: Call, under_way_bytes: int) -> float:
+        """How long a call may take that begins now, beside others of so many bytes."""
+        own = max(call.up_bytes, call.down_bytes_max)
+        if own > SMALL_BYTES_MAX:
+            return max(PATIENCE_LARGE_S, self._patience_s) + (own + under_way_bytes) / SLOWEST_BYTES_PER_S
+        least = PATIENCE_SHORT_S if self._suspected or self.state == "half-open" else self._patience_s
+        return least + under_way_bytes / SLOWEST_BYTES_PER_S
+
+    def answered(self, now: float, took_s: float, *, late: bool) -> None:
+        """A call ended with an answer, of whatever kind. `late`: nobody waited for it any more."""
+        self.heard_at = now
+        self._suspected = self.hung = False
+        self._failures = 0
+        self._cool_s = 0.0
+        self.state = "closed"
+        if late:
+            self._patience_s = min(PATIENCE_MAX_S, max(self._patience_s, 2 * took_s))
+
+    def unreachable(self, now: float, why: str) -> None:
+        """A call ended without an answer."""
+        self._failures += 1
+        if self.state == "half-open" or (self.state == "closed" and self._failures >= FAILURES_MAX):
+            self._open(now, why, COOL_FIRST_S)
+
+    def hangs(self, now: float, why: str) -> None:
+        """No call is answered."""
+        self.hung = True
+        self._open(now, why, COOL_HUNG_S)
+
+    def dropped(self, now: float) -> None:
+        """A call ended in a way that says nothing about the backend. If it was the trial, the next call is."""
+        if self.state == "half-open":
+            self.state, self._until = "open", now
+
+    def again(self) -> None:
+        """Somebody begins anew: all calls are let through; one that hung is given little time until it answers."""
+        self._suspected = self._suspected or self.hung
+        self._failures = 0
+        self.state = "closed"
+
+    def _open(self, now: float, why: str, cool_s: float) -> None:
+        if self.state == "closed":
+            self._since, self._cool_s = now, 0.0
+        self.state, self.why = "open", why
+        self._cool_s = min(COOL_MAX_S, max(cool_s, 2 * self._cool_s))
+        self._until = now + self._cool_s
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One call under way."""
+
+    call: Call
+    began: float
+    patience_s: float
+    ended: threading.Event = field(default_factory=threading.Event)
+    value: Any = None
+    error: BaseException | None = None
+    given_up: bool = False
+
+
+class _Crew:
+    """Daemon threads that carry calls out; one is started when none is idle."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    def run(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            start = self._idle == 0
+            self._idle -= not start
+            self._threads += start
+        self._jobs.put(job)
+        if start:
+            threading.Thread(target=self._work, name="metasync-breaker", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # with the answer in it: the next one may be long in coming
+            with self._lock:
+                self._idle += 1
+
+    def close(self) -> None:
+        with self._lock:
+            threads = self._threads
+        for _ in range(threads):
+            self._jobs.put(None)
+
+
+class Breaker(Wrapper):
+    """The same store; its calls fail when it hangs, and are not made while it is known not to answer.
+
+    What it adds to the errors of the contract are `UnreachableError`s that are not `retryable`: asking again at once is
+    what it is there to prevent. `wait(event, seconds)` waits for an event, and belongs to `clock`.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        *,
+        suspected: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        super().__init__(inner)
+        self._circuit = Circuit(suspected=suspected)
+        self._clock = clock
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._flights: set[_Flight] = set()
+        self._stuck = 0
+        self._crew = _Crew()
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        with self._lock:
+            return self._circuit.state
+
+    def again(self) -> None:
+        """For the begin of an operation: what was refused before is asked for anew."""
+        with self._lock:
+            self._circuit.again()
+
+    def silent(self) -> bool | None:
+        """Whether it hangs as far as can be told; None: it was not asked, or too short a time ago."""
+        with self._lock:
+            if self._circuit.heard_at is not None or self._circuit.hung:
+                return self._circuit.hung
+            oldest = min((flight.began for flight in self._flights), default=None)
+            return True if oldest is not None and self._clock() - oldest >= PATIENCE_SHORT_S else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._crew.close()
+        self.inner.close()
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        assert not self._closed, "the backend was closed"
+        flight = self._depart(call)
+        context = contextvars.copy_context()
+        self._crew.run(lambda: context.run(self._carry, flight, do))
+        timeout_s = flight.patience_s
+        while not self._wait(flight.ended, timeout_s):
+            timeout_s = self._overdue(flight)
+        if flight.error is not None:
+            raise flight.error
+        return cast(T, flight.value)
+
+    def _depart(self, call: Call) -> _Flight:
+        with self._lock:
+            now = self._clock()
+            why = self._circuit.admit(now)
+            if why is None and self._stuck >= STUCK_MAX:
+                why = f"{self._stuck} calls before it have not come back"
+                self._circuit.dropped(now)
+            if why is not None:
+                raise UnreachableError(
+                    f"cannot {call.kind} {call.path}: the backend is not asked: {why}",
+                    next_step="Check the backend and the network; it is asked again by itself.",
+                    retryable=False,
+                )
+            flight = _Flight(call, now, self._circuit.patience_s(call, self._under_way_bytes()))
+            self._flights.add(flight)
+            return flight
+
+    def _under_way_bytes(self) -> int:
+        return sum(f.call.up_bytes + min(f.call.down_bytes_max, UNDER_WAY_BYTES_MAX) for f in self._flights)
+
+    def _carry(self, flight: _Flight, do: Callable[[], Any]) -> None:
+        """Makes the call, in a thread of the crew's."""
+        value, error = None, None
+        try:
+            value = do()
+        except BaseException as e:  # noqa: BLE001  # it belongs to whoever waits for the call
+            error = e
+        with self._lock:
+            now = self._clock()
+            if flight.given_up:
+                self._stuck -= 1
+            self._flights.discard(flight)
+            self._judge(flight, error, now)
+            if not flight.given_up:
+                flight.value, flight.error = value, error
+                flight.ended.set()
+
+    def _judge(self, flight: _Flight, error: BaseException | None, now: float) -> None:
+        if error is None or (isinstance(error, BackendError) and not isinstance(error, UnreachableError)):
+            self._circuit.answered(now, now - flight.began, late=flight.given_up)
+        elif flight.given_up:
+            return  # counted when it was given up
+        elif isinstance(error, UnreachableError):
+            self._circuit.unreachable(now, error.message)
+        else:
+            self._circuit.dropped(now)
+
+    def _overdue(self, flight: _Flight) -> float:
+        """After a wait that was too long: how long to wait on; or gives up all that is under way."""
+        with self._lock:
+            if flight.ended.is_set():
+                return 0.0
+            now = self._clock()
+            heard_at = self._circuit.heard_at
+            silent_since = flight.began if heard_at is None else max(flight.began, heard_at)
+            left = silent_since + flight.patience_s - now
+            if left > 0:
+                return left
+            self._circuit.hangs(now, f"it gave no answer for {now - silent_since:.1f} s")
+            for other in self._flights:
+                if not other.given_up:
+                    other.given_up = True
+                    self._stuck += 1
+                    other.error = UnreachableError(
+                        f"cannot {other.call.kind} {other.call.path}: no answer for {now - silent_since:.1f} s",
+                        next_step="Check the backend and the network. What was sent may still take effect.",
+                        retryable=False,
+                    )
+                    other.ended.set()
+            return 0.0

@@ -1,0 +1,162 @@
+"""Wrappers around any backend, with the backend's own interface: what all of them share, and the two simplest.
+
+A wrapper says in one place, `around`, what it does about a call; which calls there are stands here alone. It has an
+optional power (`space`, `probe`) exactly if what it wraps has it. Wrappers stack: `layers` takes them off one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+
+from metasync.backends.api import Backend, Digest, Listed, LogForm, Probes, Space, Sweeps, TellsDigests, TellsSpace
+from metasync.errors import RefusedError
+
+T = TypeVar("T")
+
+CallKind: TypeAlias = Literal[
+    "create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep", "digest"
+]
+WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
+
+ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)
+"""Which attempt at a call this is, for whoever writes down what happens below a wrapper that repeats calls."""
+
+
+class Call(NamedTuple):
+    """What a wrapper knows of a call before it is made. `down_bytes_max`: more than that does not come back."""
+
+    kind: CallKind
+    path: str = ""
+    up_bytes: int = 0
+    down_bytes_max: int = 0
+
+
+class Wrapper:
+    """The same store as `inner`. Whoever derives from it overrides `around`, or single calls where that is too coarse.
+
+    Closing it closes `inner`.
+    """
+
+    scheme: ClassVar[str] = "wrapped"
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        # Not by __getattr__: isinstance() with a protocol does not look there any more since Python 3.12. And asked by
+        # name: isinstance() takes 10 us for each power, and every command wraps every backend five times.
+        mine = vars(self)
+        mine["scheme"] = inner.scheme
+        if hasattr(inner, "space"):
+            mine["space"] = self._space
+        if hasattr(inner, "probe"):
+            mine["probe"] = self._probe
+        if hasattr(inner, "sweep"):
+            mine["sweep"] = self._sweep
+        if hasattr(inner, "digest") and hasattr(inner, "digest_kind"):
+            mine["digest"] = self._digest
+            mine["digest_kind"] = inner.digest_kind
+        if hasattr(inner, "form_reason"):
+            mine["form_reason"] = inner.form_reason
+        if hasattr(inner, "caution"):
+            mine["caution"] = inner.caution
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        """Makes the call `do`, or does not; once or more often; and whatever is to happen before and after."""
+        return do()
+
+    def below(self, path: str) -> str:
+        """What `inner` calls the object that is `path` here."""
+        return path
+
+    @property
+    def form(self) -> LogForm:
+        return self.inner.form
+
+    def create(self, path: str, data: bytes) -> bool:
+        return self.around(Call("create", path, len(data)), lambda: self.inner.create(self.below(path), data))
+
+    def put(self, path: str, data: bytes) -> None:
+        self.around(Call("put", path, len(data)), lambda: self.inner.put(self.below(path), data))
+
+    def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
+        most = max_bytes if length is None else min(length, max_bytes)
+        return self.around(
+            Call("get", path, 0, most),
+            lambda: self.inner.get(self.below(path), offset=offset, length=length, max_bytes=max_bytes),
+        )
+
+    def stat(self, path: str) -> int:
+        return self.around(Call("stat", path), lambda: self.inner.stat(self.below(path)))
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        return self.around(Call("list", path), lambda: self.inner.list(self.below(path)))
+
+    def delete(self, path: str) -> None:
+        self.around(Call("delete", path), lambda: self.inner.delete(self.below(path)))
+
+    def identity(self) -> bytes:
+        return self.around(Call("identity"), lambda: self.inner.identity())
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _space(self) -> Space:
+        inner = self.inner
+        assert isinstance(inner, TellsSpace)
+        return self.around(Call("space"), inner.space)
+
+    def _probe(self) -> LogForm:
+        inner = self.inner
+        assert isinstance(inner, Probes)
+        return self.around(Call("probe"), inner.probe)
+
+    def _sweep(self, path: str) -> None:
+        inner = self.inner
+        assert isinstance(inner, Sweeps)
+        return self.around(Call("sweep", path), lambda: inner.sweep(self.below(path)))
+
+    def _digest(self, path: str) -> Digest:
+        inner = self.inner
+        assert isinstance(inner, TellsDigests)
+        return self.around(Call("digest", path), lambda: inner.digest(self.below(path)))
+
+
+def layers(backend: Backend) -> Iterator[Backend]:
+    """A backend, then what it wraps, down to the store itself."""
+    yield backend
+    while isinstance(backend, Wrapper):
+        backend = backend.inner
+        yield backend
+
+
+class Prefixed(Wrapper):
+    """A folder of a backend as a backend of its own: every path gets the prefix. Closing it closes nothing."""
+
+    def __init__(self, inner: Backend, prefix: str) -> None:
+        super().__init__(inner)
+        self._prefix = prefix.rstrip("/")
+
+    def below(self, path: str) -> str:
+        return f"{self._prefix}/{path}"
+
+    def list(self, path: str) -> tuple[Listed, ...]:
+        return self.inner.list(self.below(path) if path else self._prefix)
+
+    def close(self) -> None:
+        """Nothing: the inner backend belongs to whoever opened it."""
+
+
+class ReadOnly(Wrapper):
+    """Refuses every create, put and delete before any request is made, and what else writes."""
+
+    def around(self, call: Call, do: Callable[[], T]) -> T:
+        if call.kind in WRITES or call.kind in ("probe", "sweep"):
+            raise RefusedError(
+                f"cannot {call.kind} {call.path}: this device may only read here".replace("  ", " "),
+                next_step="Write from a device that may.",
+            )
+        return do()
