@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from metasync.config import Config, Form
     from metasync.connections import Connections
     from metasync.events import Listener
+    from metasync.reports.backends import BackendChange
     from metasync.sync.found import NewBackend
     from metasync.sync.reconfigure import Wanted
     from metasync.sync.session import Session
-    from metasync.sync.state_reports import BackendChange
 
 BIRTH_ANSWER_MAX: Final = 1024
 

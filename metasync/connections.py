@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from metasync.keys.device_set import Certificate, DeviceIdentity
     from metasync.keys.keyring import WorkspaceKeys
     from metasync.local.state import LocalDb
+    from metasync.reports.backends import BackendState
     from metasync.sync.session import Session
-    from metasync.sync.state_reports import BackendState
 
 HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
@@ -391,8 +391,8 @@ class Connections:
 
     def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
         """How backends fare; all are asked at once."""
+        from metasync.reports.backends import BackendState
         from metasync.sync import health, space
-        from metasync.sync.state_reports import BackendState
 
         states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
         told = space.ask(s.runtime.run, [n for n in names if n in self.links and n not in states])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metasync import render, render_history
 from metasync.errors import MetaSyncError
-from metasync.sync.reports import PushReport
+from metasync.reports.sync import PushReport
 from metasync.workspace import Workspace
 
 Say = Callable[[str], None]

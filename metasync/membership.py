@@ -14,7 +14,8 @@ from metasync.sync.enrolment import STATE_DIR
 if TYPE_CHECKING:
     from metasync.connections import Connections
     from metasync.keys.slots import Cost
-    from metasync.sync.device_reports import (
+    from metasync.reports.backends import RecoverReport
+    from metasync.reports.members import (
         DeviceList,
         InviteReport,
         KeyReport,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         RotationReport,
     )
     from metasync.sync.session import Session
-    from metasync.sync.state_reports import RecoverReport
 
 
 class Membership:

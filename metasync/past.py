@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from metasync.sync.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
-    from metasync.sync.past_reports import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
+    from metasync.reports.backends import LogItem
+    from metasync.reports.history import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
     from metasync.sync.session import Session
-    from metasync.sync.state_reports import LogItem
 
 
 class Past:

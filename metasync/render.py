@@ -12,8 +12,8 @@ from metasync.config import DEFAULT_CAPACITY
 from metasync.local.spill import Paths
 
 if TYPE_CHECKING:  # the kit is not loaded for the commands that do not need it
-    from metasync.sync.reports import Changes, ConflictReport, PullReport, PushReport, Skipped, Trailing
-    from metasync.sync.state_reports import BackendChange, BackendState, CheckReport, Moving, RecoverReport, Status
+    from metasync.reports.backends import BackendChange, BackendState, CheckReport, Moving, RecoverReport, Status
+    from metasync.reports.sync import Changes, ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.testing.contract import Outcome, Report
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone

@@ -6,18 +6,20 @@ import stat
 from collections.abc import Sequence
 
 from metasync.render import LISTED_MAX, RESOLVE, Safe, changes_line, count, down, left_out, listed, size, text, when
-from metasync.sync.changes import Counts, Facts, PathChange
-from metasync.sync.past_reports import (
+from metasync.reports.backends import LogItem
+from metasync.reports.history import (
     ConflictItem,
+    Counts,
     DiffReport,
+    Facts,
     Listing,
     NotRestored,
+    PathChange,
     ResolveReport,
     RestoreReport,
     TextDiff,
 )
-from metasync.sync.reports import ConflictReport
-from metasync.sync.state_reports import LogItem
+from metasync.reports.sync import ConflictReport
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
 NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}

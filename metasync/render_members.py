@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from metasync.render import Alarm, count
-from metasync.sync.device_reports import (
+from metasync.reports.members import (
     DeviceList,
     InviteReport,
     KeyReport,

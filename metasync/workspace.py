@@ -32,6 +32,7 @@ from metasync.events import Notice, ignore
 from metasync.keys.slots import COST
 from metasync.local.lock import WAIT_S, GiveWay, Turns, WorkspaceLock
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.membership import Membership
 from metasync.past import Past
 from metasync.preferences import Preferences
@@ -47,7 +48,6 @@ from metasync.sync.enrolment import (
     write_local,
 )
 from metasync.sync.fsio import WorkTree
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.probe import rules_of
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
 
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost
+    from metasync.reports.backends import BackendState, CheckReport, Moving, Status
+    from metasync.reports.sync import ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.sync.found import Lying
-    from metasync.sync.reports import ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.sync.session import Session
-    from metasync.sync.state_reports import BackendState, CheckReport, Moving, Status
     from metasync.sync.trailing import Finishing
 
 SYNC_ROUNDS_MAX: Final = 10

@@ -19,8 +19,8 @@ from workdir import QuietDisk
 from workspace_kit import CHEAP, PASSPHRASE
 
 from metasync.objects.model import Entry
+from metasync.reports.sync import PullReport
 from metasync.sync.fsio import WorkTree
-from metasync.sync.reports import PullReport
 from metasync.workspace import CloneReport, Workspace
 
 FAT_TICK_NS = 2 * 10**9

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from metasync import preferences, render, workspace
-from metasync.sync import changes, device_reports, evidence, past_reports, reports, state_reports
+from metasync.reports import backends, history, members, sync
+from metasync.sync import changes, evidence
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"
@@ -29,30 +30,30 @@ EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 COMMANDS: dict[str, Any] = {
     "init": workspace.InitReport,
     "clone": workspace.CloneReport,
-    "status": state_reports.Status,
-    "push": reports.PushReport,
-    "pull": reports.PullReport,
-    "sync": {"pull": reports.PullReport, "push": reports.PushReport},
-    "log": {"versions": tuple[state_reports.LogItem, ...]},
-    "diff": past_reports.DiffReport,
-    "ls": past_reports.Listing,
-    "restore": past_reports.RestoreReport,
-    "conflicts": {"conflicts": tuple[past_reports.ConflictItem, ...]},
-    "resolve": past_reports.ResolveReport,
-    "check": state_reports.CheckReport,
-    "backend list": {"backends": tuple[state_reports.BackendState, ...], "moving": state_reports.Moving},
-    "backend link": state_reports.BackendState,
-    "backend add": state_reports.BackendChange,
-    "backend remove": state_reports.BackendChange,
-    "backend set": state_reports.BackendChange,
-    "device list": device_reports.DeviceList,
-    "device revoke": device_reports.RotationReport | device_reports.NoteReport,
-    "device confirm": device_reports.NoteReport,
-    "invite": device_reports.InviteReport,
-    "recover": state_reports.RecoverReport,
-    "key show": device_reports.KeyReport,
-    "key change-passphrase": device_reports.PassphraseReport,
-    "key rotate": device_reports.RotationReport,
+    "status": backends.Status,
+    "push": sync.PushReport,
+    "pull": sync.PullReport,
+    "sync": {"pull": sync.PullReport, "push": sync.PushReport},
+    "log": {"versions": tuple[backends.LogItem, ...]},
+    "diff": history.DiffReport,
+    "ls": history.Listing,
+    "restore": history.RestoreReport,
+    "conflicts": {"conflicts": tuple[history.ConflictItem, ...]},
+    "resolve": history.ResolveReport,
+    "check": backends.CheckReport,
+    "backend list": {"backends": tuple[backends.BackendState, ...], "moving": backends.Moving},
+    "backend link": backends.BackendState,
+    "backend add": backends.BackendChange,
+    "backend remove": backends.BackendChange,
+    "backend set": backends.BackendChange,
+    "device list": members.DeviceList,
+    "device revoke": members.RotationReport | members.NoteReport,
+    "device confirm": members.NoteReport,
+    "invite": members.InviteReport,
+    "recover": backends.RecoverReport,
+    "key show": members.KeyReport,
+    "key change-passphrase": members.PassphraseReport,
+    "key rotate": members.RotationReport,
     **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), preferences.SettingsReport),
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
@@ -66,9 +67,7 @@ ERROR = {
 
 
 # What reports name that their own module imports for type checkers alone.
-REPORTED = {
-    name: value for module in (changes, device_reports, evidence, reports) for name, value in vars(module).items()
-}
+REPORTED = {name: value for module in (changes, members, evidence, sync) for name, value in vars(module).items()}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, Work
 from metasync.events import Notice, Progress
 from metasync.local import spill
 from metasync.local.state import TREE_KEY
+from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, UNFINISHED_KEY
 from metasync.objects import walk_large
 from metasync.sync import checkout, firstcheckout, joining
 from metasync.sync.checkout import Checkout
 from metasync.sync.fsio import Disk
-from metasync.sync.noted import EXACT_KEY, PARTS_KEY, UNFINISHED_KEY
 from metasync.sync.place import Placer
 from metasync.workspace import CloneReport, Workspace
 

@@ -302,7 +302,7 @@ def test_the_commands_stop_with_1_and_go_on_with_force(lab: Lab) -> None:
 
 
 def test_a_clone_that_was_cut_short_takes_nothing_of_the_users(lab: Lab) -> None:
-    from metasync.sync.noted import UNFINISHED_KEY
+    from metasync.local.state_keys import UNFINISHED_KEY
 
     w, c = pair(lab)
     for path in c.directory.iterdir():

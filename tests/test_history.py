@@ -14,9 +14,9 @@ from workspace_kit import Lab, lab, unreadable, write  # noqa: F401
 
 from metasync.consensus import Group
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, UsageError
+from metasync.reports.backends import LogItem
+from metasync.reports.history import PathChange
 from metasync.sync import history
-from metasync.sync.changes import PathChange
-from metasync.sync.state_reports import LogItem
 from metasync.sync.versions import parse
 from metasync.workspace import Workspace
 

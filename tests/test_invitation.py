@@ -21,7 +21,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.keys.invitation import Code, Way, decode_code
-from metasync.sync.device_reports import InviteReport
+from metasync.reports.members import InviteReport
 from metasync.sync.seat import INVITED_KEY
 from metasync.sync.session import Session
 from metasync.workspace import Workspace

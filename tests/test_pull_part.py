@@ -16,11 +16,11 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import GuardError
 from metasync.local.state import TREE_KEY, LocalDb
+from metasync.local.state_keys import KEPT_KEY
+from metasync.reports.sync import Changes
 from metasync.sync import part, rows, settled
 from metasync.sync import pull as pulling
 from metasync.sync.fsio import WorkTree
-from metasync.sync.noted import KEPT_KEY
-from metasync.sync.reports import Changes
 from metasync.sync.rows import load_rows
 from metasync.sync.seat import BASE_KEY
 from metasync.workspace import Workspace

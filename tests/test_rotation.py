@@ -30,11 +30,11 @@ from metasync.errors import (
 from metasync.keys import Cost, make_slot, read_ring, slot_path
 from metasync.keys.device_set import open_logins
 from metasync.local import device_keys
+from metasync.local.state_keys import KEPT_KEY
+from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
 from metasync.sync import devices, joining, keystore, rotation
 from metasync.sync import push as pushing
-from metasync.sync.device_reports import RotationReport
-from metasync.sync.noted import KEPT_KEY
 from metasync.sync.session import Session
 from metasync.sync.upload import Upload
 from metasync.workspace import Workspace

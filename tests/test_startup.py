@@ -42,7 +42,7 @@ def test_the_package_alone_loads_next_to_nothing(tmp_path: Path) -> None:
 
 UNUSED = {
     *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
-    *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.sync.device_reports"),
+    *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.reports.members"),
     *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
     *(
         "metasync.sync.status",
@@ -53,7 +53,7 @@ UNUSED = {
         "zstandard",
     ),
     *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
-    *("metasync.sync.state_reports", "metasync.backends.wrappers.pace"),
+    *("metasync.reports.backends", "metasync.backends.wrappers.pace"),
     *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
     *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
     *(

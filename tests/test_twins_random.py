@@ -15,7 +15,7 @@ import pytest
 from crash_kit import Node, content_id, read_past
 from disks_kit import Casefold, Fat, Folder, Lowering, Mac, OldMac, OtherDisk, Pair, Windows, nfd
 
-from metasync.sync.reports import PushReport
+from metasync.reports.sync import PushReport
 from metasync.workspace import Workspace
 
 RUNS = int(os.environ.get("METASYNC_NAMES_RUNS", "2"))

@@ -10,7 +10,7 @@ import click
 from metasync import render, render_history
 from metasync.console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
-from metasync.sync.past_reports import Listing
+from metasync.reports.history import Listing
 from metasync.sync.paths import path_from
 from metasync.sync.versions import is_version_name
 from metasync.workspace import Workspace

@@ -12,7 +12,7 @@ from metasync.console import Console, Options, common, opened
 from metasync.errors import UsageError
 from metasync.keys.device_set import EXPIRES_AFTER
 from metasync.passphrase import new_passphrase, passphrase
-from metasync.sync.device_reports import InvitationInfo
+from metasync.reports.members import InvitationInfo
 from metasync.sync.devices import ID_DIGITS_LEAST
 from metasync.sync.invitation import EXPIRES_MAX
 

@@ -9,7 +9,7 @@ import click
 from metasync import render
 from metasync.console import Console, Options, common, opened, passes_pause
 from metasync.events import Notice
-from metasync.sync.reports import PushReport
+from metasync.reports.sync import PushReport
 from metasync.workspace import Workspace
 
 FORCE = "Go on though most of the files would be deleted."

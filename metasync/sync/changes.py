@@ -4,55 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from metasync.objects.model import Entry, Kind
+from metasync.reports.history import ChangeKind, Counts, Facts, NodeKind, PathChange
 from metasync.sync.fsio import split
 
-NodeKind: TypeAlias = Literal["file", "dir", "link"]
-ChangeKind: TypeAlias = Literal["added", "modified", "deleted", "renamed", "mode", "type", "time"]
-
 KINDS: dict[Kind, NodeKind] = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a tree says of a path. `size` in bytes; `mtime_ns` since 1970, 0 for directories; `target` of a symlink."""
-
-    kind: NodeKind
-    mode: int
-    size: int
-    mtime_ns: int
-    target: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PathChange:
-    """One path that differs.
-
-    kind    `modified`: other bytes (or another target); `mode`, `time`: only that; `type`: file, directory or link
-            is another of them now; `renamed`: the file of the same bytes that was at `was` is gone there
-    before  None where nothing was; of a renamed file: what stood at `was`
-    after   None where nothing is
-    """
-
-    kind: ChangeKind
-    path: bytes
-    before: Facts | None
-    after: Facts | None
-    was: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many paths changed in which way. `other`: mode, time, type."""
-
-    added: int = 0
-    modified: int = 0
-    deleted: int = 0
-    renamed: int = 0
-    other: int = 0
 
 
 Pair: TypeAlias = tuple[bytes, Entry | None, Entry | None]

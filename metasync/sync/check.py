@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
+from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.effects import Task
 from metasync.store.checking import check_pack
 from metasync.store.index import PackRecord
 from metasync.sync import health, keycopies, space, trailing
 from metasync.sync.session import Agreed, Session
-from metasync.sync.state_reports import CheckProblem, CheckReport
 
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_IN_FLIGHT = 16  # sizes are asked for

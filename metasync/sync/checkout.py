@@ -35,10 +35,10 @@ from contextlib import contextmanager, suppress
 
 from metasync.errors import WorkspaceError
 from metasync.local.state import ReplacedFile, State
+from metasync.local.state_keys import INODES_KEY, PLAN_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.sync.dirmodes import MODES_KEY
 from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part
-from metasync.sync.noted import INODES_KEY, PLAN_KEY
 from metasync.sync.outcome import rows_after
 from metasync.sync.place import Placer
 from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan

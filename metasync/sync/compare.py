@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from metasync.errors import DamagedError, UnreachableError, UsageError
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
-from metasync.sync.changes import Pair, PathChange, counts, described, facts
+from metasync.reports.history import DiffReport, Listed, Listing, PathChange, TextDiff
+from metasync.sync.changes import Pair, counts, described, facts
 from metasync.sync.delivery import read_here, whole
 from metasync.sync.history import History, is_below
-from metasync.sync.past_reports import DiffReport, Listed, Listing, TextDiff
 from metasync.sync.pull import changed, noted
 from metasync.sync.scan import Scan
 from metasync.sync.session import Session

@@ -19,9 +19,9 @@ from metasync.keys.device_set import (
     without_invitations,
 )
 from metasync.keys.invitation import invitation_name
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
 from metasync.sync import keystore
-from metasync.sync.device_reports import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Session
 

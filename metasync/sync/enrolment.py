@@ -20,7 +20,7 @@ from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, dec
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
 from metasync.local import device_keys
 from metasync.local.state import LocalDb
-from metasync.sync.noted import UNFINISHED_KEY
+from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 
 STATE_DIR: Final = ".metasync"

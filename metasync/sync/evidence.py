@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from metasync.local.state import LocalDb
 
+if TYPE_CHECKING:
+    from metasync.reports.backends import Evidence
+
 EVIDENCE_KEY: Final = "evidence"  # JSON: [[backend, what, when (ns since 1970)], ...], oldest first
 EVIDENCE_MAX: Final = 100  # kept; what is older and more of the same tells nothing new
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """`what` a backend did, and when this device first noticed it (its own clock, ns since 1970)."""
-
-    backend: str
-    what: str
-    time_ns: int
 
 
 def noted(db: LocalDb) -> tuple[Evidence, ...]:
@@ -32,17 +25,20 @@ def noted(db: LocalDb) -> tuple[Evidence, ...]:
         items = [(str(b), str(w), int(t)) for b, w, t in json.loads(db.get(EVIDENCE_KEY) or b"[]")]
     except (ValueError, TypeError, RecursionError):
         return ()
+    if not items:
+        return ()  # what nearly every command finds, without loading what it would report
+    from metasync.reports.backends import Evidence
+
     return tuple(Evidence(*item) for item in items)
 
 
 def note(db: LocalDb, found: Iterable[tuple[str, str]], now_ns: int) -> None:
     """Adds what is new: (backend, what it did)."""
-    kept = list(noted(db))
-    known = {(e.backend, e.what) for e in kept}
-    new = [Evidence(b, w, now_ns) for b, w in dict.fromkeys(found) if (b, w) not in known]
+    kept = [[e.backend, e.what, e.time_ns] for e in noted(db)]
+    known = {(e[0], e[1]) for e in kept}
+    new = [[b, w, now_ns] for b, w in dict.fromkeys(found) if (b, w) not in known]
     if new:
-        items = [[e.backend, e.what, e.time_ns] for e in (*kept, *new)[-EVIDENCE_MAX:]]
-        db.set(EVIDENCE_KEY, json.dumps(items).encode())
+        db.set(EVIDENCE_KEY, json.dumps((kept + new)[-EVIDENCE_MAX:]).encode())
 
 
 def of(db: LocalDb, backends: Sequence[str]) -> tuple[Evidence, ...]:

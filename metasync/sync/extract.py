@@ -22,6 +22,7 @@ from pathlib import Path
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
+from metasync.reports.history import Cause, NotRestored, RestoreReport
 from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import PIECE_BYTES, ChangedMeanwhile, deliver
 from metasync.sync.fsio import (
@@ -38,7 +39,6 @@ from metasync.sync.fsio import (
 )
 from metasync.sync.history import History, is_below
 from metasync.sync.oddnames import folds_to_state
-from metasync.sync.past_reports import Cause, NotRestored, RestoreReport
 from metasync.sync.pull import summary
 from metasync.sync.rows import load_rows
 from metasync.sync.session import Session

@@ -26,16 +26,16 @@ from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.spill import Large, grown
 from metasync.local.state import TREE_KEY
+from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.objects.walk_large import gather
+from metasync.reports.sync import ConflictReport, PullReport
 from metasync.store.contents import Contents
 from metasync.sync import pull
 from metasync.sync.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
 from metasync.sync.delivery import ChangedMeanwhile, deliver
-from metasync.sync.noted import EXACT_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.sync.oddnames import STATE_NAME
-from metasync.sync.reports import ConflictReport, PullReport
 from metasync.sync.rows import CONTENT_AT, pack_entry, unpack_entry
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session

@@ -16,15 +16,16 @@ from metasync.codec import Reader
 from metasync.consensus import ZERO_HASH
 from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
+from metasync.local.state_keys import KEPT_KEY
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
+from metasync.reports.backends import LogItem
+from metasync.reports.history import Counts, PathChange
 from metasync.store.contents import PACKS_IN_FLIGHT, Contents
-from metasync.sync.changes import Counts, Pair, PathChange, counts, described
-from metasync.sync.noted import KEPT_KEY
+from metasync.sync.changes import Pair, counts, described
 from metasync.sync.push import VERSION_TAG
 from metasync.sync.session import Agreed, Session
-from metasync.sync.state_reports import LogItem
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
 AHEAD_BATCH = 256  # fetched ahead in one go

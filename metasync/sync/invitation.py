@@ -25,8 +25,8 @@ from metasync.keys.device_set import (
     with_invitations,
 )
 from metasync.keys.invitation import SECRET_BYTES, Code, Invite, Way, invitation_name, seal_invite
+from metasync.reports.members import InviteReport
 from metasync.sync import keystore
-from metasync.sync.device_reports import InviteReport
 from metasync.sync.devices import change_devices
 from metasync.sync.enrolment import Link
 from metasync.sync.newcomers import logs_suffice

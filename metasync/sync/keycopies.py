@@ -28,11 +28,11 @@ from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
 from metasync.keys.slots import RECOVERY
+from metasync.local.state_keys import KEY_COPIES_KEY as NOTE_KEY
 from metasync.runtime.effects import Op
 from metasync.sync import keystore
 from metasync.sync.asking import each
 from metasync.sync.keystore import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
-from metasync.sync.noted import KEY_COPIES_KEY as NOTE_KEY
 
 if TYPE_CHECKING:
     from metasync.config import Config

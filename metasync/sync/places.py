@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from metasync.config import BackendEntry, Config, Replicate
 from metasync.objects.model import ObjectKind
+from metasync.reports.backends import Moving
 from metasync.store.estimates import Estimates
 from metasync.store.index import PackRecord
 from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat
 from metasync.store.placement import Placement
 from metasync.store.transfer import Place, Transfer
-from metasync.sync.state_reports import Moving
 
 
 def placement_of(config: Config) -> Placement:

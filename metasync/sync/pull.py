@@ -15,8 +15,10 @@ from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
 from metasync.local.spill import Large, Paths
 from metasync.local.state import Conflict as LocalConflict
+from metasync.local.state_keys import KEPT_KEY, UNFINISHED_KEY
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.reports.sync import Changes, ConflictReport, PullReport, Skipped
 from metasync.store.contents import Contents
 from metasync.sync import guard, twins
 from metasync.sync.changes import same_bytes
@@ -24,10 +26,8 @@ from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
 from metasync.sync.merge import Merge, merge
-from metasync.sync.noted import KEPT_KEY, UNFINISHED_KEY
 from metasync.sync.part import Edited, FromRows
 from metasync.sync.plan import replaceable
-from metasync.sync.reports import Changes, ConflictReport, PullReport, Skipped
 from metasync.sync.rows import Row, files_with, load_rows, rows_at
 from metasync.sync.scan import Ingest, Scan
 from metasync.sync.seat import BASE_KEY

@@ -21,20 +21,20 @@ from metasync.events import Notice, Phase
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY
+from metasync.local.state_keys import KEPT_KEY
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
+from metasync.reports.sync import Changes, PullReport, PushReport, Skipped
 from metasync.sync import guard, health, joining, kept, space, trailing
 from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.indexing import storing_index
 from metasync.sync.ingest import Ingest
 from metasync.sync.names import unportable
-from metasync.sync.noted import KEPT_KEY
 from metasync.sync.part import Some, near
 from metasync.sync.pull import changed, integrate, noted, summary, summary_of_new
 from metasync.sync.quiet import Begun, Walk
-from metasync.sync.reports import Changes, PullReport, PushReport, Skipped
 from metasync.sync.rows import Row, load_rows, store_rows
 from metasync.sync.scan import Reading, Scan
 from metasync.sync.seat import BASE_KEY, local_value

@@ -6,23 +6,52 @@ of the ordinary is left to `push` and `pull`, which say more than "nothing".
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.consensus import ZERO_HASH
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH
 from metasync.events import Phase
 from metasync.keys.device_set import decode_device_set
+from metasync.keys.keyring import FIRST_EPOCH
+from metasync.local.state_keys import (
+    GIVEN_UP_KEY,
+    INODES_KEY,
+    KEPT_KEY,
+    KEY_COPIES_KEY,
+    PLAN_KEY,
+    TRAILING_KEY,
+    UNFINISHED_KEY,
+)
 from metasync.objects.ids import Ids
 from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot
+from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.sync.newcomers import logs_suffice
-from metasync.sync.noted import nothing_left
-from metasync.sync.reports import Changes, PullReport, PushReport
 from metasync.sync.seat import ERA_KEY, INVITED_KEY, Seat
 from metasync.sync.settled import Differing, differences
 
 if TYPE_CHECKING:
     from metasync.consensus import State
+    from metasync.local.state import LocalDb
+    from metasync.sync.fsio import WorkTree
+
+_TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
+
+
+def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
+    """True when no earlier operation left anything that the next one begins with, or ends with.
+
+    `epoch`: of the newest state that this device knows. When in doubt, there is something.
+    """
+    if any(db.get(key) is not None for key in _TO_GO_ON_WITH) or db.replaced():
+        return False
+    keys = db.get(KEY_COPIES_KEY)
+    if keys is None and epoch != FIRST_EPOCH:
+        return False
+    if keys is not None and keys != json.dumps({"epoch": epoch, "pending": {}}).encode():
+        return False
+    return not tree.disk.names(tree.state_dir(b"tmp"))
 
 
 class Walk(NamedTuple):

@@ -30,16 +30,16 @@ from metasync.consensus import (
 )
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.reports.backends import BackendChange, Moving
 from metasync.runtime.effects import Op, Reply
 from metasync.store.index import PackRecord
 from metasync.store.transfer import OP_TIMEOUT_S, Place, pack_path
 from metasync.sync import keycopies, places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES, take_away
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY, META_KIND
 from metasync.sync.session import Agreed, Session
-from metasync.sync.state_reports import BackendChange, Moving
 
 ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
 PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for

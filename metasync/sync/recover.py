@@ -36,8 +36,10 @@ from metasync.errors import (
     UsageError,
 )
 from metasync.events import Notice, Phase
+from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.reports.backends import RecoverReport
 from metasync.runtime.effects import Op
 from metasync.store import index as pack_index
 from metasync.store.contents import Contents
@@ -48,12 +50,10 @@ from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES
 from metasync.sync.indexing import store_index
 from metasync.sync.keystore import Opened, open_admin_key
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.push import reread
 from metasync.sync.reconfigure import has_copy, where_not
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
-from metasync.sync.state_reports import RecoverReport
 from metasync.sync.upload import Upload, known_in
 
 

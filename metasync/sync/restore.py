@@ -21,16 +21,16 @@ from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Phase
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
+from metasync.reports.history import NotRestored, RestoreReport
+from metasync.reports.sync import ConflictReport
 from metasync.sync.changes import same_bytes
 from metasync.sync.checkout import Change, Checkout
 from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import ChangedMeanwhile, deliver
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.history import History, is_below
-from metasync.sync.past_reports import NotRestored, RestoreReport
 from metasync.sync.plan import replaceable
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
-from metasync.sync.reports import ConflictReport
 from metasync.sync.rows import Row, is_unchanged, load_rows, row_of
 from metasync.sync.scan import Scan
 from metasync.sync.session import Agreed, Session

@@ -47,11 +47,11 @@ from metasync.keys.slots import (
     make_slot,
     slot_path,
 )
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.reports.members import RotationReport
 from metasync.sync import keycopies, keystore
-from metasync.sync.device_reports import RotationReport
 from metasync.sync.devices import chosen, withdrawals
 from metasync.sync.keystore import Opened, open_admin_key
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Session
 

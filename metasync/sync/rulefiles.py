@@ -18,9 +18,9 @@ from typing import Final
 from metasync.codec import Reader, bytes16, bytes32
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
+from metasync.local.state_keys import RULES_KEY
 from metasync.sync.fsio import READ_FLAGS, WorkTree
 from metasync.sync.ignore import RULES_BYTES_MAX, Names, Ruling, parse
-from metasync.sync.noted import RULES_KEY
 from metasync.sync.oddnames import IGNORE_NAME
 from metasync.sync.rows import is_unchanged
 

@@ -39,10 +39,10 @@ from metasync.events import Listener, Notice
 from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import KEPT_KEY
 from metasync.runtime.effects import Gather, Sleep, Task, Work
 from metasync.sync import eras, evidence
 from metasync.sync.lineage import LINE_KEY, extended, read
-from metasync.sync.noted import KEPT_KEY
 
 if TYPE_CHECKING:
     from metasync.runtime.tasks import Runtime

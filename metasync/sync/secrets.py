@@ -14,8 +14,8 @@ from metasync.errors import UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
 from metasync.local import device_keys
+from metasync.reports.members import KeyReport, PassphraseReport, SlotInfo
 from metasync.sync import keycopies, keystore
-from metasync.sync.device_reports import KeyReport, PassphraseReport, SlotInfo
 from metasync.sync.session import Session
 
 KINDS: Final = {PASSPHRASE: "passphrase"}  # all others: recovery phrases

@@ -19,6 +19,7 @@ from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
 from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.local.state import Conflict
+from metasync.local.state_keys import PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects import walk
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.objects.ids import Ids
@@ -33,7 +34,6 @@ from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.store.transfer import Transfer
 from metasync.sync import eras
 from metasync.sync.ingest import Ingest, Sink
-from metasync.sync.noted import PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.sync.places import transfer_of
 from metasync.sync.replaced import settle
 from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together

@@ -21,9 +21,9 @@ from itertools import zip_longest
 
 from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY, State
+from metasync.local.state_keys import RULES_KEY
 from metasync.objects.model import Entry
 from metasync.sync.fsio import WorkTree
-from metasync.sync.noted import RULES_KEY
 from metasync.sync.oddnames import IGNORED, ODD_FIRST, STATE_NAME, why_not_taken
 from metasync.sync.rows import Row, is_packed_dir, is_packed_file, is_packed_inode
 

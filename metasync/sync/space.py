@@ -16,11 +16,11 @@ from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
+from metasync.local.state_keys import GIVEN_UP_KEY
+from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op
 from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.sync.asking import each
-from metasync.sync.noted import GIVEN_UP_KEY
-from metasync.sync.reports import TightBackend
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space

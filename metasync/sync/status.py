@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Final
 
 from metasync.errors import MetaSyncError
+from metasync.reports.backends import BackendState, Status
+from metasync.reports.members import Withdrawal
+from metasync.reports.sync import ConflictReport
 from metasync.sync import evidence, guard, health, keycopies, trailing
-from metasync.sync.device_reports import Withdrawal
 from metasync.sync.devices import withdrawals
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.places import survives
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reconfigure import still_moving
-from metasync.sync.reports import ConflictReport
 from metasync.sync.seat import SHORT_KEY
 from metasync.sync.session import Session
-from metasync.sync.state_reports import BackendState, Status
 from metasync.sync.survey import survey
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report

@@ -21,11 +21,11 @@ from metasync.codec import Reader, u8, u32, u64
 from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.events import Listener, Progress
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import TRAILING_KEY
+from metasync.reports.sync import Trailing
 from metasync.runtime.effects import Task
 from metasync.store.index import Index
 from metasync.store.transfer import Stored, Transfer
-from metasync.sync.noted import TRAILING_KEY
-from metasync.sync.reports import Trailing
 
 AT_ONCE_BYTES: Final = 24 << 20  # of packs being copied, each held in memory
 KEPT_BYTES_MAX: Final = 64 << 20  # of sealed packs that wait in memory; further ones are read back from a backend

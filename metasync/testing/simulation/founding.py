@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple, cast
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
+from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.runtime.effects import Task
 from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
 from metasync.sync.found import Founded, NewBackend, found
 from metasync.sync.identity import PLACE_KEY
-from metasync.sync.noted import UNFINISHED_KEY
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
 from metasync.testing.simulation.db import Tables, empty_tables
 from metasync.testing.simulation.disk import Node, Volume

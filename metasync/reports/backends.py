@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metasync.errors import MetaSyncError
-from metasync.sync.reports import Changes, ConflictReport, Skipped, Trailing
+from metasync.reports.sync import Changes, ConflictReport, Skipped, Trailing
 
 if TYPE_CHECKING:
-    from metasync.sync.changes import Counts, PathChange
-    from metasync.sync.device_reports import Withdrawal
-    from metasync.sync.evidence import Evidence
+    from metasync.reports.history import Counts, PathChange
+    from metasync.reports.members import Withdrawal
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`what` a backend did, and when this device first noticed it (its own clock, ns since 1970)."""
+
+    backend: str
+    what: str
+    time_ns: int
 
 
 @dataclass(frozen=True, slots=True)

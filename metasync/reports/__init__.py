@@ -1,0 +1,1 @@
+"""What operations tell their callers: plain values."""
