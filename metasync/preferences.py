@@ -122,11 +122,11 @@ class Preferences:
 
         A setting that asks for more than are promised, as another number of backends may have it, asks for all.
         """
-        from metasync.sync import trailing
+        from metasync.transfer import late_copies
 
         if durability is None and (kept_here := kept.read(self._settings_path).values.get("durability")) is not None:
             durability = min(int(kept_here), copies)
-        return trailing.copies_to_wait_for(durability, copies)
+        return late_copies.copies_to_wait_for(durability, copies)
 
     def _governor(self) -> kept.Governor:
         """What has the calls of this workspace obey the settings, one for all its operations."""

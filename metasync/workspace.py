@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from metasync.reports.sync import ConflictReport, PullReport, PushReport, Skipped, Trailing
     from metasync.sync.found import Lying
     from metasync.sync.session import Session
-    from metasync.sync.trailing import Finishing
+    from metasync.transfer.late_copies import Finishing
 
 SYNC_ROUNDS_MAX: Final = 10
 COPYING_ENDS_S: Final = 5.0  # its calls have ended by then; what is left is a note in the local state
@@ -451,17 +451,17 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         What is open: where it waited, what cannot be made now.
         """
-        from metasync.sync import trailing
+        from metasync.transfer import late_copies
 
-        if trailing.load(s.db) and s.db.get(JOURNAL_KEY) is None:
-            trailing.forget_unnamed(s.db, s.base().index)
-        begun = trailing.summary(trailing.load(s.db).values(), s.names)
-        self._copying = trailing.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
+        if late_copies.load(s.db) and s.db.get(JOURNAL_KEY) is None:
+            late_copies.forget_unnamed(s.db, s.base().index)
+        begun = late_copies.summary(late_copies.load(s.db).values(), s.names)
+        self._copying = late_copies.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
         if not wait or self._copying is None:
             return begun
         self._copying.join()
         self._copying = None
-        return trailing.summary(trailing.load(s.db).values(), s.names)
+        return late_copies.summary(late_copies.load(s.db).values(), s.names)
 
     def _finish_clone(self) -> CloneReport:
         from metasync.sync import firstcheckout, joining

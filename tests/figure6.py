@@ -1,4 +1,4 @@
-"""The deterministic mapping of the MetaSync paper (USENIX ATC 2015, figure 6), as the oracle for `store.mapping`.
+"""The deterministic mapping of the MetaSync paper (USENIX ATC 2015, figure 6), as the oracle for `store.placement`.
 
 It is written for likeness, not for speed: one MD5 per virtual node and partition. `python tests/figure6.py` prints the
 tables of docs/design/placement.md, both algorithms side by side.
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
-from metasync.store import mapping
+from metasync.store import placement
 
 Table = Sequence[tuple[str, ...]]  # by partition: the distinct services in order
 
@@ -48,18 +48,18 @@ def get_mapping(table: Table, object_hash: int, copies: int) -> tuple[str, ...]:
 
 
 def backend_id(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()[: mapping.BACKEND_ID_BYTES]
+    return hashlib.sha256(name.encode()).digest()[: placement.BACKEND_ID_BYTES]
 
 
-def targets_of(capacities: Mapping[str, int]) -> list[mapping.Target]:
-    return [mapping.Target(backend_id(name), gb * 10**9) for name, gb in capacities.items()]
+def targets_of(capacities: Mapping[str, int]) -> list[placement.Target]:
+    return [placement.Target(backend_id(name), gb * 10**9) for name, gb in capacities.items()]
 
 
 def ours(capacities: Mapping[str, int], partitions: int) -> Table:
     """The table of `mapping.order`, with names in place of ids."""
     names = {backend_id(name): name for name in capacities}
     targets = targets_of(capacities)
-    return [tuple(names[b] for b in mapping.order(targets, i)) for i in range(partitions)]
+    return [tuple(names[b] for b in placement.order(targets, i)) for i in range(partitions)]
 
 
 def count_kept(table: Table, copies: int) -> Counter[str]:

@@ -29,11 +29,11 @@ from metasync.config import Config
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
 from metasync.runtime.effects import Op
 from metasync.store.index import PackRecord
-from metasync.store.transfer import Place, pack_path
 from metasync.sync import places
 from metasync.sync.asking import each
 from metasync.sync.session import Session
 from metasync.testing.faults import FaultyBackend, Plan
+from metasync.transfer.copies import Place, pack_path
 from metasync.workspace import Workspace
 
 quiet_environment()

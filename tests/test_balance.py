@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from metasync.store import balance
 from metasync.store.balance import TRIALS_MAX, Balance, pick
-from metasync.store.mapping import Target
-from metasync.store.placement import Placement
+from metasync.store.placement import Placement, Target
 
 MB = 1_000_000
 

@@ -23,10 +23,10 @@ from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH, With
 from metasync.errors import FullError, MetaSyncError, NoQuorumError, NotFoundError, RefusedError
 from metasync.events import Event, Notice
 from metasync.local.state import LocalDb
-from metasync.store.transfer import pack_path
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 from metasync.testing.quota import Quota, QuotaBackend
+from metasync.transfer.copies import pack_path
 from metasync.workspace import Workspace
 
 SMALL = bytes(1000)

@@ -10,11 +10,11 @@ from content_kit import digest
 
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import HEADER_BYTES, Located, Segment
-from metasync.store import contents as contents_module
-from metasync.store.contents import Contents
-from metasync.store.download import Lost
 from metasync.store.index import Index, PackRecord, make_segment
+from metasync.store.pack_format import HEADER_BYTES, Located, Segment
+from metasync.transfer import contents as contents_module
+from metasync.transfer.contents import Contents
+from metasync.transfer.download import Lost
 
 BLOB, DIR = ObjectKind.BLOB, ObjectKind.DIR
 A, B, C = (digest(n) for n in range(3))  # packs

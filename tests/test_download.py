@@ -1,5 +1,5 @@
 # ruff: noqa: F811 - pytest finds fixtures by the names of parameters
-"""`metasync.store.download`: real packs from several backends at once, in virtual time, whatever these do."""
+"""`metasync.transfer.download`: real packs from several backends at once, in virtual time, whatever these do."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from content_kit import IDS, FakeBackend, noise
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
-from metasync.objects.packfile import HEADER_BYTES, Located
 from metasync.runtime.effects import Urgency
 from metasync.runtime.tasks import Runtime
-from metasync.store.download import Download
-from metasync.store.estimates import Direction, Estimates
-from metasync.store.schedule import CUT_BYTES_LEAST
-from metasync.store.transfer import OP_TIMEOUT_S, pack_path
+from metasync.store.pack_format import HEADER_BYTES, Located
 from metasync.sync.seat import ESTIMATES_KEY
+from metasync.transfer.copies import OP_TIMEOUT_S, pack_path
+from metasync.transfer.download import Download
+from metasync.transfer.estimates import Direction, Estimates
+from metasync.transfer.schedule import CUT_BYTES_LEAST
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
 

@@ -1,4 +1,4 @@
-"""`metasync.store.estimates`: what is learned of lines that many calls share, and the note of it."""
+"""`metasync.transfer.estimates`: what is learned of lines that many calls share, and the note of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metasync.errors import BackendError, FormatError
 from metasync.runtime.effects import Now, Op, Reply
-from metasync.store.estimates import (
+from metasync.transfer.estimates import (
     BACKENDS_MAX,
     LARGE_BYTES_LEAST,
     RECENT_MAX,

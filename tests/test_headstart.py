@@ -1,5 +1,5 @@
 # ruff: noqa: F811 - pytest finds fixtures by the names of parameters
-"""`metasync.store.headstart`: packs on their way before they are wanted, and what a download makes of them."""
+"""`metasync.transfer.download`: packs on their way before they are wanted, and what a download makes of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from content_kit import noise
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import UnreachableError
-from metasync.objects import packfile
-from metasync.objects.packfile import Segment
-from metasync.store import download, headstart
+from metasync.store import pack_format
 from metasync.store.index import PackRecord
-from metasync.store.transfer import pack_path
+from metasync.store.pack_format import Segment
 from metasync.sync import session
+from metasync.transfer import download
+from metasync.transfer import download as headstart
+from metasync.transfer.copies import pack_path
 from metasync.workspace import Workspace
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
@@ -33,8 +34,8 @@ AHEAD_S = 0.8
 
 def pack(name: str, *segments_mb: float, generation: int = 0) -> PackRecord:
     segments = tuple(Segment(int(mb * MB), int(mb * MB), bytes(32)) for mb in segments_mb)
-    size = packfile.offsets(segments)[-1]
-    return PackRecord(name.encode().ljust(32), generation, size, bytes(packfile.HEADER_BYTES), segments)
+    size = pack_format.offsets(segments)[-1]
+    return PackRecord(name.encode().ljust(32), generation, size, bytes(pack_format.HEADER_BYTES), segments)
 
 
 # --- what is chosen
@@ -53,7 +54,7 @@ def test_one_of_each_holder_the_newest_and_largest_first() -> None:
 )
 def test_large_packs_are_begun_up_to_a_segment(segments: tuple[float, ...], expected: Any) -> None:
     record = pack("p", *segments)
-    at = packfile.offsets(record.segments)
+    at = pack_format.offsets(record.segments)
     assert headstart.first_bytes(record) == (record.size if expected == "all" else at[expected] if expected else 0)
 
 
@@ -76,7 +77,7 @@ def test_what_was_begun_is_not_asked_for_again(ahead_s: float) -> None:
 
 def test_the_first_segments_of_a_large_pack_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headstart, "HOLDER_BYTES", 2 * MB)
-    monkeypatch.setattr(headstart, "WHOLE_BYTES_MAX", 2 * MB)
+    monkeypatch.setattr(headstart, "UNCUT_BYTES_MAX", 2 * MB)
     far = Far(PACKS, FAR, 2)
     lines = far.fetch(ahead=PACKS, ahead_s=AHEAD_S)
     assert far.got == ALL
@@ -88,7 +89,7 @@ def test_what_is_not_wanted_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     far.fetch(PACKS[5:], ahead=PACKS[:5])
     assert far.got == Counter(o.id for p in PACKS[5:] for o in p.footer.objects)
     monkeypatch.setattr(headstart, "HOLDER_BYTES", 2 * MB)
-    monkeypatch.setattr(headstart, "WHOLE_BYTES_MAX", 2 * MB)
+    monkeypatch.setattr(headstart, "UNCUT_BYTES_MAX", 2 * MB)
     end = Far(PACKS, FAR, 2)
     end.fetch(PACKS[:1], ahead=PACKS[:1], only=lambda o: o.segment == len(PACKS[0].footer.segments) - 1)
     assert len(end.got) == sum(o.segment == len(PACKS[0].footer.segments) - 1 for o in PACKS[0].footer.objects)

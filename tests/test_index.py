@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from metasync.codec import u32
 from metasync.errors import FormatError, UpgradeError
-from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import HEADER_BYTES, Header, Located, Segment
 from metasync.store import index
+from metasync.store import pack_format as packfile
 from metasync.store.index import (
     MERGED_BYTES_MAX,
     TIER_BYTES_BASE,
@@ -38,6 +37,7 @@ from metasync.store.index import (
     make_segments,
     merge,
 )
+from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
 from metasync.store.packs import index_of
 
 HEADER = packfile.encode_header(Header(0, 1, digest(0)))

@@ -11,12 +11,12 @@ from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa:
 
 from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
-from metasync.store.contents import Contents
 from metasync.sync import joining
 from metasync.sync.checkout import Checkout
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Session
 from metasync.testing.counting import CountingBackend
+from metasync.transfer.contents import Contents
 from metasync.workspace import Workspace
 
 FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}

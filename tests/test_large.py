@@ -19,10 +19,10 @@ from metasync.local.spill import IdSet, Large, Paths, Spool, grown
 from metasync.local.state import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.objects.packfile import Located
 from metasync.objects.walk import build, build_nodes, flatten
 from metasync.store import index
 from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
+from metasync.store.pack_format import Located
 from metasync.sync import scan as scanning
 from metasync.sync.names import unportable
 from metasync.sync.pull import summary, summary_of_new
@@ -180,7 +180,7 @@ def pack_of(n: int, objects: int) -> tuple[PackRecord, tuple[Located, ...]]:
 
 
 def make_record(n: int) -> PackRecord:
-    from metasync.objects.packfile import HEADER_BYTES, Segment
+    from metasync.store.pack_format import HEADER_BYTES, Segment
 
     return PackRecord(digest(n), n, 1 << 20, bytes(HEADER_BYTES), (Segment(1 << 18, 1 << 20, digest(1)),))
 

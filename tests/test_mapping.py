@@ -1,4 +1,4 @@
-"""`store.mapping` against theory, against figure 6 of the paper, and against itself on other machines.
+"""`store.placement` against theory, against figure 6 of the paper, and against itself on other machines.
 
 Hashes stand in for chance, so each statistical bound either holds for ever or fails for ever. The bounds are those that
 a right mapping would miss once in ten thousand times.
@@ -24,8 +24,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metasync.errors import UsageError
-from metasync.store import mapping, placement
-from metasync.store.mapping import WEIGHT_MAX, Target
+from metasync.store import placement
+from metasync.store import placement as mapping
+from metasync.store.placement import WEIGHT_MAX, Target
 
 H = 65_536
 H_MOVES = 32_768  # a moved fraction has a standard deviation of 0.3 percentage points at most

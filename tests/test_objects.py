@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from metasync.codec import padme
 from metasync.errors import FormatError, UpgradeError
-from metasync.objects import directory, file, packfile, snapshot, split
+from metasync.objects import directory, file, snapshot, split
 from metasync.objects.ids import Ids
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.packfile import Footer, Header, Located, Segment
+from metasync.store import pack_format
+from metasync.store.pack_format import Footer, Header, Located, Segment
 
 MANY = 200_000
 
@@ -399,17 +400,17 @@ FOOTER = Footer(
 
 def test_header_and_footer_round_trip():
     h = Header(3, 70_000, digest(1))
-    assert packfile.decode_header(packfile.encode_header(h) + b"what follows") == h
-    assert packfile.decode_footer(packfile.encode_footer(FOOTER)) == FOOTER
-    assert packfile.decode_trailer(packfile.encode_trailer(77)) == 77
-    assert packfile.offsets(FOOTER.segments) == [38, 138, 145]
+    assert pack_format.decode_header(pack_format.encode_header(h) + b"what follows") == h
+    assert pack_format.decode_footer(pack_format.encode_footer(FOOTER)) == FOOTER
+    assert pack_format.decode_trailer(pack_format.encode_trailer(77)) == 77
+    assert pack_format.offsets(FOOTER.segments) == [38, 138, 145]
 
 
 def test_newer_packs_ask_for_an_upgrade():
     with pytest.raises(UpgradeError):
-        packfile.decode_header(b"\2" + packfile.encode_header(Header(0, 1, digest(1)))[1:])
+        pack_format.decode_header(b"\2" + pack_format.encode_header(Header(0, 1, digest(1)))[1:])
     with pytest.raises(UpgradeError):
-        packfile.decode_footer(b"\2" + packfile.encode_footer(FOOTER)[1:])
+        pack_format.decode_footer(b"\2" + pack_format.encode_footer(FOOTER)[1:])
 
 
 @pytest.mark.parametrize(
@@ -423,30 +424,30 @@ def test_newer_packs_ask_for_an_upgrade():
 )
 def test_impossible_footers_are_refused(bad, why):
     with pytest.raises(FormatError, match=why):
-        packfile.decode_footer(packfile.encode_footer(bad))
+        pack_format.decode_footer(pack_format.encode_footer(bad))
 
 
 def test_counts_of_a_footer_are_bounded():
     with pytest.raises(FormatError, match="segments"):
-        packfile.decode_footer(b"\1" + b"\xff" * 100)
+        pack_format.decode_footer(b"\1" + b"\xff" * 100)
     with pytest.raises(FormatError, match="cannot fit"):
-        packfile.decode_footer(b"\1" + bytes(4) + b"\xff" * 100)
-    limit = packfile.OBJECTS_MAX * 45 + packfile.SEGMENTS_MAX * 40 + 100
-    assert limit < packfile.SEGMENT_RAW_BYTES_MAX, "the largest footer must be readable"
+        pack_format.decode_footer(b"\1" + bytes(4) + b"\xff" * 100)
+    limit = pack_format.OBJECTS_MAX * 45 + pack_format.SEGMENTS_MAX * 40 + 100
+    assert limit < pack_format.SEGMENT_RAW_BYTES_MAX, "the largest footer must be readable"
 
 
 def test_an_encoding_has_four_bits():
     with pytest.raises(ValueError, match="0 to 15"):
-        packfile.encode_footer(FOOTER._replace(objects=(FOOTER.objects[0]._replace(encoding=16),)))
+        pack_format.encode_footer(FOOTER._replace(objects=(FOOTER.objects[0]._replace(encoding=16),)))
 
 
 def test_hostile_packs_in_the_clear():
-    refuses(packfile.decode_footer, [packfile.encode_footer(FOOTER), b"\1" + bytes(9)], packfile.encode_footer)
-    header = packfile.encode_header(Header(3, 70_000, digest(1)))
-    refuses(lambda d: packfile.decode_header(d), [header], cases=0)
+    refuses(pack_format.decode_footer, [pack_format.encode_footer(FOOTER), b"\1" + bytes(9)], pack_format.encode_footer)
+    header = pack_format.encode_header(Header(3, 70_000, digest(1)))
+    refuses(lambda d: pack_format.decode_header(d), [header], cases=0)
     for data in (b"", bytes(3), bytes(5)):
         with pytest.raises(FormatError):
-            packfile.decode_trailer(data)
+            pack_format.decode_trailer(data)
 
 
 def test_padme():

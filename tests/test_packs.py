@@ -29,11 +29,11 @@ from content_kit import (
 
 from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
-from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Footer, Header, Located, Segment
+from metasync.store import pack_format as packfile
 from metasync.store import packs
 from metasync.store.index import objects_at, pack_objects
+from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import (
     OBJECT_BYTES_OVERHEAD,
     SEALING_MAX,

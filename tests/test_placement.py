@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasync.errors import UsageError
-from metasync.store import mapping, placement
-from metasync.store.mapping import WEIGHT_MAX, Target
-from metasync.store.placement import PARTITIONS, Placement
+from metasync.store import placement
+from metasync.store import placement as mapping
+from metasync.store.placement import PARTITIONS, WEIGHT_MAX, Placement, Target
 
 THREE = [Target(b"a" * 16, 3 * 10**9), Target(b"b" * 16, 10**9), Target(b"c" * 16, 10**9)]
 

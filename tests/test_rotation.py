@@ -36,7 +36,7 @@ from metasync.runtime.effects import Gather
 from metasync.sync import devices, joining, keystore, rotation
 from metasync.sync import push as pushing
 from metasync.sync.session import Session
-from metasync.sync.upload import Upload
+from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
 
 NEW = "another horse, another battery"

@@ -1,4 +1,4 @@
-"""`metasync.store.schedule`: who is asked for what, on links in virtual time."""
+"""`metasync.transfer.schedule`: who is asked for what, on links in virtual time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lines_kit import TIMEOUT_S, Link, Run, drive
 
-from metasync.store.estimates import Direction, Estimate, Estimates
-from metasync.store.lines import Lines
-from metasync.store.schedule import (
+from metasync.transfer.estimates import Direction, Estimate, Estimates
+from metasync.transfer.line_load import Lines
+from metasync.transfer.schedule import (
     CONNECTIONS_MAX,
     CUT_BYTES_LEAST,
     HELD_BYTES_MAX,

@@ -19,15 +19,14 @@ from metasync.events import Event, Notice
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Now, Op
 from metasync.store.index import PackRecord
-from metasync.store.mapping import Target
 from metasync.store.packs import SealedPack
-from metasync.store.placement import Placement
-from metasync.store.room import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes
-from metasync.store.transfer import TREES_BYTES_MAX, Place, Transfer
+from metasync.store.placement import Placement, Target
 from metasync.sync import space
 from metasync.sync.found import NewBackend
-from metasync.sync.kept import COUNT_KEY
 from metasync.testing.quota import Quota
+from metasync.transfer.copies import TREES_BYTES_MAX, Place, Transfer
+from metasync.transfer.free_space import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.transfer.resume import COUNT_KEY
 from metasync.workspace import Workspace
 
 MIB = 1 << 20

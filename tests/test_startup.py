@@ -54,8 +54,8 @@ UNUSED = {
     ),
     *("metasync.sync.session", "metasync.sync.push", "metasync.sync.pull", "metasync.sync.scan", "metasync.sync.merge"),
     *("metasync.reports.backends", "metasync.backends.wrappers.pace"),
-    *("metasync.sync.checkout", "metasync.sync.trailing", "metasync.sync.space", "metasync.sync.keycopies"),
-    *("metasync.store.transfer", "metasync.store.contents", "metasync.store.index", "metasync.objects.walk"),
+    *("metasync.sync.checkout", "metasync.transfer.late_copies", "metasync.sync.space", "metasync.sync.keycopies"),
+    *("metasync.transfer.copies", "metasync.transfer.contents", "metasync.store.index", "metasync.objects.walk"),
     *(
         "cryptography",
         "metasync.sync.ignore",

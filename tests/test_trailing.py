@@ -16,9 +16,9 @@ from workspace_kit import Lab, flip, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import FormatError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Event, Notice
-from metasync.store.transfer import Transfer
-from metasync.sync import kept, trailing
-from metasync.sync.trailing import AT_ONCE_BYTES, TRAILING_KEY, Trail, decode_trails, encode_trails, load
+from metasync.transfer import late_copies, resume
+from metasync.transfer.copies import Transfer
+from metasync.transfer.late_copies import AT_ONCE_BYTES, TRAILING_KEY, Trail, decode_trails, encode_trails, load
 from metasync.workspace import Workspace
 
 PACK = 4 << 20
@@ -42,7 +42,7 @@ KILLED = """
 import os, signal, sys
 from metasync import Workspace
 from metasync.backends.folder import FolderBackend
-from metasync.sync import kept
+from metasync.transfer import resume as kept
 kept.NOTED_BYTES = int(sys.argv[3])
 left = int(sys.argv[2])
 real = FolderBackend.put
@@ -102,26 +102,26 @@ def test_a_killed_push_goes_on_where_it_was(lab: Lab) -> None:
 def test_notes_are_made_now_and_then_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short push of little notes nothing; one of 60 MB, noted every 16 MB, three or four times."""
     flushed: list[int] = []
-    real = kept._encode
-    monkeypatch.setattr(kept, "_encode", lambda some: flushed.append(len(some)) or real(some))
-    monkeypatch.setattr(kept, "NOTE_EVERY_S", 1e9)
+    real = resume._encode
+    monkeypatch.setattr(resume, "_encode", lambda some: flushed.append(len(some)) or real(some))
+    monkeypatch.setattr(resume, "NOTE_EVERY_S", 1e9)
     w = lab.init(lab.urls("a", "b"))
     write(w.directory, {"small": b"1"})
     w.push()
     assert not flushed
-    monkeypatch.setattr(kept, "NOTED_BYTES", 16 << 20)
+    monkeypatch.setattr(resume, "NOTED_BYTES", 16 << 20)
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(20)})
     w.push()
     assert 2 <= len(flushed) <= 4
-    assert w._db.get(kept.COUNT_KEY) is None, "agreed: nothing to go on with"
+    assert w._db.get(resume.COUNT_KEY) is None, "agreed: nothing to go on with"
 
 
 def test_notes_go_by_time_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a"), replicas=1)
     made: list[int] = []
-    real = kept._encode
-    monkeypatch.setattr(kept, "_encode", lambda some: made.append(len(some)) or real(some))
-    monkeypatch.setattr(kept, "NOTE_EVERY_S", 0.0)
+    real = resume._encode
+    monkeypatch.setattr(resume, "_encode", lambda some: made.append(len(some)) or real(some))
+    monkeypatch.setattr(resume, "NOTE_EVERY_S", 0.0)
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(4)})
     r = w.push()
     assert made == [1] * r.packs
@@ -131,8 +131,8 @@ def test_a_disk_without_room_for_notes_stops_no_push(lab: Lab, monkeypatch: pyte
     def full(_packs: object) -> list[bytes]:
         raise WorkspaceError("no room")
 
-    monkeypatch.setattr(kept, "_encode", full)
-    monkeypatch.setattr(kept, "NOTED_BYTES", 1)
+    monkeypatch.setattr(resume, "_encode", full)
+    monkeypatch.setattr(resume, "NOTED_BYTES", 1)
     w = lab.init(lab.urls("a"), replicas=1)
     write(w.directory, {"f": os.urandom(100_000)})
     assert w.push().version == 1
@@ -355,7 +355,7 @@ def test_an_interrupted_push_with_durability_goes_on_too(lab: Lab) -> None:
     assert done.returncode == -signal.SIGKILL
     w, told = heard(lab, w)
     with w._session("look") as s:
-        noted = [k for k in kept.Notes(s.db, *_context(w)).load(s.base().index) if k.trail is not None]
+        noted = [k for k in resume.Notes(s.db, *_context(w)).load(s.base().index) if k.trail is not None]
     assert noted
     r = w.push(durability=1)
     assert any("going on with" in t for t in notices(told))
@@ -515,6 +515,6 @@ def test_a_damaged_note_is_told(tmp_path: Path, lab: Lab) -> None:
     w = lab.init(lab.urls("a"))
     w._db.set(TRAILING_KEY, b"\1nonsense")
     with pytest.raises(WorkspaceError, match="damaged"):
-        trailing.load(w._db)
+        late_copies.load(w._db)
     with pytest.raises(WorkspaceError, match="damaged"):
         w.status()

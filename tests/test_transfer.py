@@ -1,4 +1,4 @@
-"""`metasync.store.transfer`: R copies up, any right copy down, and every wrong one named."""
+"""`metasync.transfer.copies`: R copies up, any right copy down, and every wrong one named."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
 
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
-from metasync.objects import directory, packfile
+from metasync.objects import directory
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Located
 from metasync.runtime.effects import Urgency
-from metasync.store.checking import CopyState, check_pack
-from metasync.store.contents import Contents
-from metasync.store.download import GAP_BYTES_MAX, WHOLE_BYTES_MAX, Download
+from metasync.store import pack_format as packfile
 from metasync.store.index import MD5_TAG, Index, PackRecord, make_segment
-from metasync.store.mapping import Target
-from metasync.store.placement import Placement
-from metasync.store.transfer import Place, Transfer, pack_path
+from metasync.store.pack_format import Located
+from metasync.store.placement import Placement, Target
+from metasync.transfer.contents import Contents
+from metasync.transfer.copies import Place, Transfer, pack_path
+from metasync.transfer.download import GAP_BYTES_MAX, WHOLE_BYTES_MAX, Download
+from metasync.transfer.verify import CopyState, check_pack
 
 KIB = 1 << 10
 NAMES = ("a", "b", "c", "d")

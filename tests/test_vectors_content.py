@@ -26,10 +26,10 @@ from test_chunker import chunker
 from metasync import errors
 from metasync.codec import Reader, encode_tags, padme
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.objects import directory, file, packfile, snapshot
+from metasync.objects import directory, file, snapshot
 from metasync.objects.ids import Ids
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.store import index
+from metasync.store import index, pack_format
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.translators._base import Chain, IntegrityError
 from metasync.translators.compress import Compress
@@ -103,7 +103,7 @@ CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "dir node": (directory.decode_node, encode_dir_node),
     "file node": (file.decode_node, encode_file_node),
     "snapshot": (snapshot.decode_snapshot, snapshot.encode_snapshot),
-    "pack footer": (packfile.decode_footer, packfile.encode_footer),
+    "pack footer": (pack_format.decode_footer, pack_format.encode_footer),
     "index root": (index.decode_root, index.encode_root),
 }
 KINDS = {"dir node": ObjectKind.DIR, "file node": ObjectKind.FILE, "snapshot": ObjectKind.SNAPSHOT}
@@ -221,10 +221,10 @@ def form_of(case: dict[str, Any]) -> PackFormat:
     return PackFormat(WorkspacePackKeys(keys), chains, 1, 3, 1 << 18, 1 << 22)
 
 
-def read_pack(case: dict[str, Any]) -> tuple[packfile.Header, packfile.Footer, dict[bytes, bytes]]:
+def read_pack(case: dict[str, Any]) -> tuple[pack_format.Header, pack_format.Footer, dict[bytes, bytes]]:
     data, form = data_of(case), form_of(case)
     header, footer = read_footer(data, bytes.fromhex(case["name"]), form)
-    at = packfile.offsets(footer.segments)
+    at = pack_format.offsets(footer.segments)
     out: dict[bytes, bytes] = {}
     for n, segment in enumerate(footer.segments):
         raw = read_segment(data[:38], data[at[n] : at[n + 1]], n, segment, form, verified=False)

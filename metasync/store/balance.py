@@ -25,8 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from metasync.errors import UsageError
-from metasync.store.mapping import BACKEND_ID_BYTES
-from metasync.store.placement import Placement
+from metasync.store.placement import BACKEND_ID_BYTES, Placement
 
 TRIALS_MAX: Final = 16  # of 48 packs on three backends the fullest then has 1.04 of the mean at worst, with 8 1.06
 EQUAL: Final = 1 + 1e-9  # what rounding may make of equal sums

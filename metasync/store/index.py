@@ -22,7 +22,7 @@ from typing import NamedTuple
 from metasync.codec import Reader, Tags, ascending, encode_tags, u8, u32, u64
 from metasync.errors import FormatError, UpgradeError
 from metasync.objects.model import ID_BYTES, ObjectKind
-from metasync.objects.packfile import (
+from metasync.store.pack_format import (
     HEADER_BYTES,
     PACK_BYTES_MAX,
     PLACE_BYTES,

@@ -22,9 +22,9 @@ from metasync.codec import padme
 from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Footer, Header, Located, Segment
+from metasync.store import pack_format
+from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.translators._base import Buffer, Chain, Context, IntegrityError
 
 SHRINKING_BYTES_MAX = 8 << 20  # of raw segments in or before a worker; keeps two cores busy
@@ -78,7 +78,7 @@ class SealedPack(NamedTuple):
     @property
     def footer(self) -> Footer:
         """The same as values."""
-        return Footer(self.segments, packfile.unpack_places(self.places))
+        return Footer(self.segments, pack_format.unpack_places(self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class _Shrunk:
 
     @property
     def count(self) -> int:
-        return len(self.places) // packfile.PLACE_BYTES
+        return len(self.places) // pack_format.PLACE_BYTES
 
 
 def seal_pack(
@@ -132,7 +132,7 @@ def seal_pack(
     With `choose` the pack gets a salt that brings it a chosen name; `salt` is the first one tried.
     """
     h = Header(len(form.chains) - 1, form.epoch, random)
-    header = packfile.encode_header(h)
+    header = pack_format.encode_header(h)
     chain = form.chains[-1]
     parts = [header]
     table: list[Segment] = []
@@ -141,16 +141,16 @@ def seal_pack(
         stored = chain.seal(segment.data, form.context(header, h, number, segment.raw_bytes))
         parts.append(stored)
         table.append(Segment(len(stored), segment.raw_bytes, hashlib.sha256(stored).digest()))
-        places += packfile.in_segment(segment.places, number)
-    plain = packfile.encode_packed_footer(tuple(table), bytes(places))
-    at_footer = form.context(header, h, packfile.FOOTER_NUMBER, len(plain))
+        places += pack_format.in_segment(segment.places, number)
+    plain = pack_format.encode_packed_footer(tuple(table), bytes(places))
+    at_footer = form.context(header, h, pack_format.FOOTER_NUMBER, len(plain))
     stored_footer = chain.seal(chain.shrink(plain, at_footer), at_footer)
     trailer = chain.seal(
-        packfile.encode_trailer(len(stored_footer)),
-        form.context(header, h, packfile.TRAILER_NUMBER, packfile.TRAILER_PLAIN_BYTES),
+        pack_format.encode_trailer(len(stored_footer)),
+        form.context(header, h, pack_format.TRAILER_NUMBER, pack_format.TRAILER_PLAIN_BYTES),
     )
     if form.keys.encrypted:
-        at_padding = form.context(header, h, packfile.PADDING_NUMBER, 0)
+        at_padding = form.context(header, h, pack_format.PADDING_NUMBER, 0)
         overhead = len(chain.seal(b"", at_padding)) + len(salt)
         size = sum(map(len, parts)) + overhead + len(stored_footer) + len(trailer)
         parts.append(chain.seal(bytes(padme(size) - size), at_padding))
@@ -230,8 +230,8 @@ class Packer:
         self._form = form
         self._spread = spread
         self._work = work
-        self._pack_bytes_max = min(form.pack_bytes, packfile.PACK_BYTES_MAX // 2)  # footer and padding come on top
-        self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, packfile.OBJECTS_MAX)
+        self._pack_bytes_max = min(form.pack_bytes, pack_format.PACK_BYTES_MAX // 2)  # footer and padding come on top
+        self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, pack_format.OBJECTS_MAX)
         self._entropy = entropy
         self._emit = emit
         self._choose = choose
@@ -252,7 +252,7 @@ class Packer:
             return
         self._seen.add(object_id)
         limit = self._form.segment_bytes
-        if len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
+        if len(data) > pack_format.SEGMENT_RAW_BYTES_MAX:
             raise ValueError(f"an object of {len(data)} bytes: no reader would unpack it")
         if len(data) >= limit:  # a large chunk travels alone; what gathered before it stays open
             alone = _Gathering()
@@ -260,7 +260,7 @@ class Packer:
             self._shrink(alone)
             return
         gathering = self._open[kind is ObjectKind.BLOB]
-        if gathering.size + len(data) > packfile.SEGMENT_RAW_BYTES_MAX:
+        if gathering.size + len(data) > pack_format.SEGMENT_RAW_BYTES_MAX:
             self._shrink(gathering)
             gathering = self._open[kind is ObjectKind.BLOB] = _Gathering()
         gathering.add(kind, object_id, data)
@@ -319,7 +319,7 @@ class Packer:
     def _place(self, segment: _Shrunk) -> None:
         size = len(segment.data) + OBJECT_BYTES_OVERHEAD * segment.count
         objects = self._pack_objects + segment.count
-        full = len(self._pack) >= packfile.SEGMENTS_MAX or objects > packfile.OBJECTS_MAX
+        full = len(self._pack) >= pack_format.SEGMENTS_MAX or objects > pack_format.OBJECTS_MAX
         over = self._pack_bytes + size - self._pack_bytes_max
         if self._pack and (full or over > max(0, size - over)):
             self._seal()  # a segment goes where more of it fits, so that packs have their size on average
@@ -330,7 +330,7 @@ class Packer:
     def _seal(self) -> None:
         if self._pack:
             segments, form, choose = self._pack, self._form, self._choose
-            random = self._entropy(packfile.RANDOM_BYTES)
+            random = self._entropy(pack_format.RANDOM_BYTES)
             salt = self._entropy(SALT_BYTES) if choose is not None else b""
             parts = _taken(segments)
             self._sealing.append(self._work(lambda: seal_pack(parts, form, random, salt=salt, choose=choose)))
@@ -350,14 +350,14 @@ class _Gathering:
         self.size = 0
 
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
-        self.places += packfile.pack_place(kind, object_id, self.size, len(data))
+        self.places += pack_format.pack_place(kind, object_id, self.size, len(data))
         self.parts.append(data)
         self.size += len(data)
 
     def cut(self, pieces: int) -> list[_Gathering]:
         """The same objects, in order, in at most so many gatherings of about the same size, and one at least."""
         out = [_Gathering()]
-        for place, data in zip(packfile.unpack_places(bytes(self.places)), self.parts, strict=True):
+        for place, data in zip(pack_format.unpack_places(bytes(self.places)), self.parts, strict=True):
             if out[-1].parts and (place.offset + place.length / 2) * pieces >= self.size * len(out):
                 out.append(_Gathering())
             out[-1].add(place.kind, place.id, data)
@@ -375,18 +375,18 @@ def read_footer(data: bytes, name: bytes, form: PackFormat) -> tuple[Header, Foo
     """What a whole pack holds, from its bytes alone; verified against its name first."""
     if hashlib.sha256(data).digest() != name:
         raise IntegrityError("pack: not the bytes its name promises")
-    h = packfile.decode_header(data)
+    h = pack_format.decode_header(data)
     chain = form.chain(h.chain)
-    header = data[: packfile.HEADER_BYTES]
-    trailer_at = form.context(header, h, packfile.TRAILER_NUMBER, packfile.TRAILER_PLAIN_BYTES)
-    trailer_bytes = len(chain.seal(bytes(packfile.TRAILER_PLAIN_BYTES), trailer_at))
-    stored = packfile.decode_trailer(bytes(chain.open(data[-trailer_bytes:], trailer_at)))
+    header = data[: pack_format.HEADER_BYTES]
+    trailer_at = form.context(header, h, pack_format.TRAILER_NUMBER, pack_format.TRAILER_PLAIN_BYTES)
+    trailer_bytes = len(chain.seal(bytes(pack_format.TRAILER_PLAIN_BYTES), trailer_at))
+    stored = pack_format.decode_trailer(bytes(chain.open(data[-trailer_bytes:], trailer_at)))
     start = len(data) - trailer_bytes - stored
-    if start < packfile.HEADER_BYTES:
+    if start < pack_format.HEADER_BYTES:
         raise FormatError("pack: its footer does not fit in it")
-    at = form.context(header, h, packfile.FOOTER_NUMBER, packfile.SEGMENT_RAW_BYTES_MAX)
-    footer = packfile.decode_footer(bytes(chain.get(data[start : len(data) - trailer_bytes], at)))
-    if packfile.offsets(footer.segments)[-1] > start:
+    at = form.context(header, h, pack_format.FOOTER_NUMBER, pack_format.SEGMENT_RAW_BYTES_MAX)
+    footer = pack_format.decode_footer(bytes(chain.get(data[start : len(data) - trailer_bytes], at)))
+    if pack_format.offsets(footer.segments)[-1] > start:
         raise FormatError("pack: its segments do not fit in it")
     return h, footer
 
@@ -395,7 +395,7 @@ def read_segment(
     header: bytes, stored: Buffer, number: int, segment: Segment, form: PackFormat, *, verified: bool
 ) -> Buffer:
     """One segment's raw bytes. `verified`: its stored bytes are known to be right (the whole pack was checked)."""
-    h = packfile.decode_header(header)
+    h = pack_format.decode_header(header)
     context = form.context(header, h, number, segment.raw_bytes, None if verified else segment.digest)
     raw = form.chain(h.chain).get(stored, context)
     if len(raw) != segment.raw_bytes:

@@ -12,10 +12,11 @@ from metasync.consensus.states import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.effects import Task
-from metasync.store.checking import check_pack
 from metasync.store.index import PackRecord
-from metasync.sync import health, keycopies, space, trailing
+from metasync.sync import health, keycopies, space
 from metasync.sync.session import Agreed, Session
+from metasync.transfer import late_copies
+from metasync.transfer.verify import check_pack
 
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_IN_FLIGHT = 16  # sizes are asked for
@@ -36,8 +37,8 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     looked: Counter[str] = Counter()
     short = bytes_read = 0
     todo = iter(packs)
-    on_their_way = trailing.load(s.db)
-    waited_for: list[trailing.Trail] = []
+    on_their_way = late_copies.load(s.db)
+    waited_for: list[late_copies.Trail] = []
     running: dict[Future[Any], PackRecord] = {}
     done_packs = 0
     while True:
@@ -90,7 +91,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen, *brought),
-        trailing=trailing.summary(waited_for, s.names),
+        trailing=late_copies.summary(waited_for, s.names),
     )
 
 

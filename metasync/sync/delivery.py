@@ -19,11 +19,11 @@ from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, ObjectKind
-from metasync.objects.packfile import Located
-from metasync.store.contents import Contents, NotNamedError
+from metasync.store.pack_format import Located
 from metasync.sync.checkout import Checkout
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.session import Session
+from metasync.transfer.contents import Contents, NotNamedError
 
 PIECE_BYTES = 1 << 20
 

@@ -31,7 +31,6 @@ from metasync.objects.model import Entry, Kind
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.objects.walk_large import gather
 from metasync.reports.sync import ConflictReport, PullReport
-from metasync.store.contents import Contents
 from metasync.sync import pull
 from metasync.sync.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
 from metasync.sync.delivery import ChangedMeanwhile, deliver
@@ -40,6 +39,7 @@ from metasync.sync.rows import CONTENT_AT, pack_entry, unpack_entry
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
 from metasync.sync.survey import store_survey, survey
+from metasync.transfer.contents import Contents
 
 WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB

@@ -22,10 +22,10 @@ from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
-from metasync.store.contents import PACKS_IN_FLIGHT, Contents
 from metasync.sync.changes import Pair, counts, described
 from metasync.sync.push import VERSION_TAG
 from metasync.sync.session import Agreed, Session
+from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
 AHEAD_BATCH = 256  # fetched ahead in one go

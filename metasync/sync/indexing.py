@@ -12,7 +12,7 @@ from metasync.local.spill import Spool
 from metasync.store import index as pack_index
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.sync.session import Agreed, Session
-from metasync.sync.upload import Upload
+from metasync.transfer.upload import Upload
 
 
 def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:

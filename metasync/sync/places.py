@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from metasync.config import BackendEntry, Config, Replicate
 from metasync.objects.model import ObjectKind
 from metasync.reports.backends import Moving
-from metasync.store.estimates import Estimates
 from metasync.store.index import PackRecord
-from metasync.store.mapping import Target
 from metasync.store.packs import PackFormat
-from metasync.store.placement import Placement
-from metasync.store.transfer import Place, Transfer
+from metasync.store.placement import Placement, Target
+from metasync.transfer.copies import Place, Transfer
+from metasync.transfer.estimates import Estimates
 
 
 def placement_of(config: Config) -> Placement:
@@ -51,7 +50,7 @@ def _place(name: str, entry: BackendEntry) -> Place:
 def gaining(old: Config, new: Config) -> set[bytes]:
     """Backends of both configs that `new` may map a pack to which `old` mapped elsewhere.
 
-    Costs depend on their own backend alone (`store.mapping`): one moves forward only by growing itself, or by another
+    Costs depend on their own backend alone (`store.placement`): one moves forward only by growing itself, or by another
     one's going or shrinking.
     """
     before, after = placement_of(old), placement_of(new)

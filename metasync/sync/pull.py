@@ -19,7 +19,6 @@ from metasync.local.state_keys import KEPT_KEY, UNFINISHED_KEY
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.sync import Changes, ConflictReport, PullReport, Skipped
-from metasync.store.contents import Contents
 from metasync.sync import guard, twins
 from metasync.sync.changes import same_bytes
 from metasync.sync.checkout import Applied, Change, Checkout
@@ -35,6 +34,7 @@ from metasync.sync.session import Agreed, Session
 from metasync.sync.settled import base_from_rows, differences, note_settled
 from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
+from metasync.transfer.contents import Contents
 
 OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
 NEWS_SHARE = 4  # where more than one in so many paths is new, a look at everything costs less

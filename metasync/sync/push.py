@@ -26,7 +26,7 @@ from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped
-from metasync.sync import guard, health, joining, kept, space, trailing
+from metasync.sync import guard, health, joining, space
 from metasync.sync.eras import rebased
 from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.indexing import storing_index
@@ -41,7 +41,9 @@ from metasync.sync.seat import BASE_KEY, local_value
 from metasync.sync.session import Agreed, Session
 from metasync.sync.settled import Differing, base_from_rows, differences, note_settled
 from metasync.sync.survey import store_survey, survey, survey_part
-from metasync.sync.upload import Upload, known_in
+from metasync.transfer import late_copies
+from metasync.transfer import resume as kept
+from metasync.transfer.upload import Upload, known_in
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
@@ -137,7 +139,7 @@ def push(
     crash.
 
     `least`: copies of each pack that are stored before it is agreed, of those promised; None: all. What is missing is
-    noted (`sync.trailing`), and as many of the packs as memory allows are put into `at_hand`, by name.
+    noted (`transfer.late_copies`), and as many of the packs as memory allows are put into `at_hand`, by name.
 
     `turns`: `GiveWay` where it is to let another operation go first; the next push goes on with what this one did.
 
@@ -366,7 +368,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             devices = joining.changed_devices(s, base.state, base.devices)
             upload.finish()
             stored_as = stored()
-    trailing.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
+    late_copies.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten
     a.proposing = True  # from here on others may name the packs: the journal knows of them
     root = stored_as[-1] if stored_as else None
     change = Change(op_id=a.op_id, master=master, index=root, devices=devices, adding=tuple(stored_as[:-1]))
@@ -394,7 +396,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         bytes_stored=upload.bytes_stored,
         copies=policy.copies if isinstance(policy, Replicate) else policy.total,
         under_replicated=0 if a.least is not None else sum(len(p.holders) < p.copies for p in upload.stored),
-        trailing=trailing.summary(upload.trails(), s.names),
+        trailing=late_copies.summary(upload.trails(), s.names),
         elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),
         found_again=a.found_again,
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},

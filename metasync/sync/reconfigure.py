@@ -34,12 +34,12 @@ from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.reports.backends import BackendChange, Moving
 from metasync.runtime.effects import Op, Reply
 from metasync.store.index import PackRecord
-from metasync.store.transfer import OP_TIMEOUT_S, Place, pack_path
 from metasync.sync import keycopies, places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES, take_away
 from metasync.sync.seat import BASE_KEY, META_KIND
 from metasync.sync.session import Agreed, Session
+from metasync.transfer.copies import OP_TIMEOUT_S, Place, pack_path
 
 ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
 PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for

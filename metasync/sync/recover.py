@@ -42,9 +42,7 @@ from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.backends import RecoverReport
 from metasync.runtime.effects import Op
 from metasync.store import index as pack_index
-from metasync.store.contents import Contents
 from metasync.store.index import IndexRoot, IndexSegment, PackRecord
-from metasync.store.transfer import Place
 from metasync.sync import places
 from metasync.sync.asking import each, named
 from metasync.sync.found import ID_BYTES
@@ -54,7 +52,9 @@ from metasync.sync.push import reread
 from metasync.sync.reconfigure import has_copy, where_not
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
-from metasync.sync.upload import Upload, known_in
+from metasync.transfer.contents import Contents
+from metasync.transfer.copies import Place
+from metasync.transfer.upload import Upload, known_in
 
 
 @dataclass

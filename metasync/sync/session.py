@@ -27,16 +27,16 @@ from metasync.objects.model import Entry, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime.effects import Task
 from metasync.store import index as pack_index
-from metasync.store.contents import Contents
-from metasync.store.estimates import Estimates
 from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
 from metasync.store.packs import PackFormat, WorkspacePackKeys
-from metasync.store.transfer import Transfer
 from metasync.sync import eras
 from metasync.sync.ingest import Ingest, Sink
 from metasync.sync.places import transfer_of
 from metasync.sync.replaced import settle
 from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together
+from metasync.transfer.contents import Contents
+from metasync.transfer.copies import Transfer
+from metasync.transfer.estimates import Estimates
 
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 AHEAD_OBJECTS_MAX: Final = (

@@ -19,8 +19,8 @@ from metasync.events import Notice
 from metasync.local.state_keys import GIVEN_UP_KEY
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op
-from metasync.store.room import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.sync.asking import each
+from metasync.transfer.free_space import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space

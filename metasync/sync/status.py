@@ -10,7 +10,7 @@ from metasync.errors import MetaSyncError
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport
-from metasync.sync import evidence, guard, health, keycopies, trailing
+from metasync.sync import evidence, guard, health, keycopies
 from metasync.sync.devices import withdrawals
 from metasync.sync.fsio import WorkTree, split
 from metasync.sync.places import survives
@@ -19,6 +19,7 @@ from metasync.sync.reconfigure import still_moving
 from metasync.sync.seat import SHORT_KEY
 from metasync.sync.session import Session
 from metasync.sync.survey import survey
+from metasync.transfer import late_copies
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
@@ -71,7 +72,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         moving=still_moving(s, agreed),
         warnings=(*seen.warnings, *heads, *keycopies.warnings(s), *([guard.warning(stop)] if stop is not None else [])),
         withdraw=_withdraw(s),
-        trailing=trailing.summary(trailing.load(s.db).values(), s.names),
+        trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
     )
 
 

@@ -31,12 +31,12 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from paxos_world import Workspace, World, _Run, change, make_parts  # noqa: E402
+from paxos_world import Workspace, World, _Run, change, make_parts
 
-from metasync.config import byzantine_f, quorum  # noqa: E402
-from metasync.consensus import Group, State, bootstrap, found  # noqa: E402
-from metasync.errors import UnreachableError  # noqa: E402
-from metasync.runtime.effects import Gather, Op, Reply, Task  # noqa: E402
+from metasync.config import byzantine_f, quorum
+from metasync.consensus import Group, State, bootstrap, found
+from metasync.errors import UnreachableError
+from metasync.runtime.effects import Gather, Op, Reply, Task
 
 CONNECTIONS = 8  # as `runtime.CONNECTIONS`
 VERSIONS = (10, 26, 1_002, 10_000, 10_010)  # two, ten, ten, no and ten versions after a hint

@@ -38,13 +38,13 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "servers")]
 
-import report  # noqa: E402
-import s3  # noqa: E402
-import shaping  # noqa: E402
-import workloads  # noqa: E402
-from measure import TREE, Usage, busy_s, cpu_s_of, differences, measured  # noqa: E402
-from peers import BACKENDS, PEERS, Command, Peer, Place  # noqa: E402
-from workloads import Load  # noqa: E402
+import report
+import s3
+import shaping
+import workloads
+from measure import TREE, Usage, busy_s, cpu_s_of, differences, measured
+from peers import BACKENDS, PEERS, Command, Peer, Place
+from workloads import Load
 
 ROUND_TRIP_S, RATE = 0.08, 5e6
 NETS = ("near", "far")

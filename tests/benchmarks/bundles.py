@@ -27,12 +27,12 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import far  # noqa: E402
-from bench import RATE, ROUND_TRIP_S  # noqa: E402
-from peers import BACKENDS  # noqa: E402
+import far
+from bench import RATE, ROUND_TRIP_S
+from peers import BACKENDS
 
-from metasync.keys.slots import Cost  # noqa: E402
-from metasync.workspace import Workspace  # noqa: E402
+from metasync.keys.slots import Cost
+from metasync.workspace import Workspace
 
 BAR = 0.14
 LOADS = "10x10,10x100,100x10"

@@ -34,9 +34,9 @@ from typing import TypeVar
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
 
-import workloads  # noqa: E402
-from measure import child_environment, differences, measured  # noqa: E402
-from peers import ALL  # noqa: E402
+import workloads
+from measure import child_environment, differences, measured
+from peers import ALL
 
 T = TypeVar("T")
 STORES = 3

@@ -14,10 +14,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "servers")]
 
-import s3  # noqa: E402
-import shaping  # noqa: E402
-from measure import Usage, child_environment, measured  # noqa: E402
-from shaping import Shape  # noqa: E402
+import s3
+import shaping
+from measure import Usage, child_environment, measured
+from shaping import Shape
 
 PASSPHRASE = "far away"
 TIMEOUT_S = 1800.0

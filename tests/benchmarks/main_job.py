@@ -30,10 +30,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "servers")]
 
-import s3  # noqa: E402
-import workloads  # noqa: E402
-from measure import child_environment, differences, measured  # noqa: E402
-from peers import ALL  # noqa: E402
+import s3
+import workloads
+from measure import child_environment, differences, measured
+from peers import ALL
 
 FOLDERS, SERVERS = 4, 3
 LARGE_PIECE_BYTES = 1 << 24

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "servers")]
 
-import shaping  # noqa: E402
-import workloads  # noqa: E402
-from measure import child_environment, measured  # noqa: E402
+import shaping
+import workloads
+from measure import child_environment, measured
 
 PREFIXES = ("a", "b", "c")
 RUNS = 7

@@ -30,8 +30,8 @@ from typing import Any, TypeVar
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
 
-import workloads  # noqa: E402
-from measure import child_environment, measured  # noqa: E402
+import workloads
+from measure import child_environment, measured
 
 T = TypeVar("T")
 FOLDER_FILES = 1000

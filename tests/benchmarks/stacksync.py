@@ -38,21 +38,21 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import stacksync_trace  # noqa: E402
-from measure import differences  # noqa: E402
-from peers import ALL  # noqa: E402
-from stacksync_trace import Action, content_of, trace  # noqa: E402
+import stacksync_trace
+from measure import differences
+from peers import ALL
+from stacksync_trace import Action, content_of, trace
 
-from metasync import ways  # noqa: E402
-from metasync.backends.api import Backend, BackendUrl, Listed  # noqa: E402
-from metasync.backends.memory import forget_stores  # noqa: E402
-from metasync.backends.wrappers.wrapper import Call, T, Wrapper  # noqa: E402
-from metasync.codec import padme  # noqa: E402
-from metasync.keys.slots import Cost  # noqa: E402
-from metasync.objects.model import ObjectKind  # noqa: E402
-from metasync.store import packs  # noqa: E402
-from metasync.store.packs import SealedPack  # noqa: E402
-from metasync.workspace import Workspace  # noqa: E402
+from metasync import ways
+from metasync.backends.api import Backend, BackendUrl, Listed
+from metasync.backends.memory import forget_stores
+from metasync.backends.wrappers.wrapper import Call, T, Wrapper
+from metasync.codec import padme
+from metasync.keys.slots import Cost
+from metasync.objects.model import ObjectKind
+from metasync.store import packs
+from metasync.store.packs import SealedPack
+from metasync.workspace import Workspace
 
 BACKENDS, COPIES = 3, 2
 PASSPHRASE = "a trace of StackSync"

@@ -31,12 +31,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import far  # noqa: E402
-import s3  # noqa: E402
-import workloads  # noqa: E402
-from measure import differences  # noqa: E402
-from peers import ALL, Rclone  # noqa: E402
-from workloads import Load  # noqa: E402
+import far
+import s3
+import workloads
+from measure import differences
+from peers import ALL, Rclone
+from workloads import Load
 
 SERVICES = 4
 COPIES = 2

@@ -32,23 +32,26 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(HERE.parents[1])]
 
-from content_kit import IDS, blob, pack_all, pack_format  # noqa: E402
+from content_kit import IDS, blob, pack_all, pack_format
 
-from metasync.errors import BackendError, NotFoundError  # noqa: E402
-from metasync.objects import packfile  # noqa: E402
-from metasync.objects.packfile import Located  # noqa: E402
-from metasync.runtime.effects import Op, Reply, Sleep, Task, Urgency  # noqa: E402
-from metasync.store import download as download_module  # noqa: E402
-from metasync.store import headstart, schedule  # noqa: E402
-from metasync.store.download import Deliver, Download  # noqa: E402
-from metasync.store.estimates import Estimates  # noqa: E402
-from metasync.store.index import PackRecord  # noqa: E402
-from metasync.store.mapping import Target  # noqa: E402
-from metasync.store.packs import SealedPack  # noqa: E402
-from metasync.store.placement import Placement  # noqa: E402
-from metasync.store.transfer import Place, Transfer, pack_path  # noqa: E402
-from metasync.testing.simulation import runtime as sim  # noqa: E402
-from metasync.testing.simulation.world import Boot, World  # noqa: E402
+from metasync.errors import BackendError, NotFoundError
+from metasync.runtime.effects import Op, Reply, Sleep, Task, Urgency
+from metasync.store import pack_format as packfile
+from metasync.store.index import PackRecord
+from metasync.store.pack_format import Located
+from metasync.store.packs import SealedPack
+from metasync.store.placement import (
+    Placement,
+    Target,
+)
+from metasync.testing.simulation import runtime as sim
+from metasync.testing.simulation.world import Boot, World
+from metasync.transfer import download as download_module
+from metasync.transfer import download as headstart
+from metasync.transfer import schedule
+from metasync.transfer.copies import Place, Transfer, pack_path
+from metasync.transfer.download import Deliver, Download
+from metasync.transfer.estimates import Estimates
 
 MB = 1e6
 CHUNK_BYTES = (256 << 10, 1 << 20)

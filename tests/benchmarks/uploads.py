@@ -35,16 +35,18 @@ from unittest import mock
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-import workloads  # noqa: E402
+import workloads
 
-from metasync.keys.slots import Cost  # noqa: E402
-from metasync.store import balance  # noqa: E402
-from metasync.store.balance import TRIALS_MAX, Balance  # noqa: E402
-from metasync.store.mapping import Target  # noqa: E402
-from metasync.store.placement import Placement  # noqa: E402
-from metasync.store.transfer import Stored, Transfer  # noqa: E402
-from metasync.sync.upload import uploading_bytes_max  # noqa: E402
-from metasync.workspace import Workspace  # noqa: E402
+from metasync.keys.slots import Cost
+from metasync.store import balance
+from metasync.store.balance import TRIALS_MAX, Balance
+from metasync.store.placement import (
+    Placement,
+    Target,
+)
+from metasync.transfer.copies import Stored, Transfer
+from metasync.transfer.upload import uploading_bytes_max
+from metasync.workspace import Workspace
 
 BACKENDS = (3, 5)
 COPIES = (1, 2)

@@ -59,8 +59,8 @@ from metasync.keys.device_set import decode_certificate, decode_device_set, deco
 from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
 from metasync.objects.chunker import Chunker, SizeClass
-from metasync.store.mapping import Target as Place
 from metasync.store.placement import Placement
+from metasync.store.placement import Target as Place
 
 SIGNED = (chain_module, devices_module, ring_module, genesis, heads, entries)
 WRONG = 0xFF  # a signature that begins so is wrong while signatures are trusted

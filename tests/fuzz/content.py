@@ -17,15 +17,16 @@ from content_kit import FULL, IDS, NoSuchObject, blob, digest, file_entry, noise
 from fuzz.target import Target, certain, joined_parts, parts_of, replaced
 from metasync.codec import Reader, ascending, encode_tags, u16, u32, u64
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
-from metasync.objects import directory, file, packfile, snapshot
+from metasync.objects import directory, file, snapshot
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.objects.packfile import Footer, Header, Located, Segment
 from metasync.store import index
-from metasync.store.contents import Contents
-from metasync.store.download import ranges
+from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord
+from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import PackFormat, read_footer, read_objects, read_segment
+from metasync.transfer.contents import Contents
+from metasync.transfer.download import ranges
 from metasync.translators._base import Context
 from metasync.translators.compress import Compress
 

@@ -19,7 +19,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
-from agreement_kit import (  # noqa: E402
+from agreement_kit import (
     ACCEPTOR,
     ADMIN,
     ALICE,
@@ -47,8 +47,8 @@ from agreement_kit import (  # noqa: E402
     value,
 )
 
-from metasync.codec import u8, u16, u32, u64  # noqa: E402
-from metasync.config import (  # noqa: E402
+from metasync.codec import u8, u16, u32, u64
+from metasync.config import (
     NO_LIMIT,
     Acceptor,
     BackendEntry,
@@ -59,18 +59,18 @@ from metasync.config import (  # noqa: E402
     Replicate,
     Storage,
 )
-from metasync.consensus import blockform  # noqa: E402
-from metasync.consensus import entries as entries_module  # noqa: E402
-from metasync.consensus.entries import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint  # noqa: E402
-from metasync.consensus.genesis import encode_birth, seal_genesis  # noqa: E402
-from metasync.consensus.heads import Head, seal_head  # noqa: E402
-from metasync.consensus.member import Remembered, encode_memory  # noqa: E402
-from metasync.consensus.meta import seal_object  # noqa: E402
-from metasync.consensus.paxos import Journal  # noqa: E402
-from metasync.consensus.states import STATE_BYTES  # noqa: E402
-from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256  # noqa: E402
-from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public  # noqa: E402
-from metasync.keys.device_set import (  # noqa: E402
+from metasync.consensus import blockform
+from metasync.consensus import entries as entries_module
+from metasync.consensus.entries import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint
+from metasync.consensus.genesis import encode_birth, seal_genesis
+from metasync.consensus.heads import Head, seal_head
+from metasync.consensus.member import Remembered, encode_memory
+from metasync.consensus.meta import seal_object
+from metasync.consensus.paxos import Journal
+from metasync.consensus.states import STATE_BYTES
+from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256
+from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public
+from metasync.keys.device_set import (
     DeviceSet,
     Invitation,
     OpenLogins,
@@ -79,7 +79,7 @@ from metasync.keys.device_set import (  # noqa: E402
     with_invitations,
     with_logins,
 )
-from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite  # noqa: E402
+from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"

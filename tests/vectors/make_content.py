@@ -19,14 +19,14 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
-from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format  # noqa: E402
+from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format
 
-from metasync.codec import padme, u16, u32, u64  # noqa: E402
-from metasync.objects import directory, file, packfile, snapshot  # noqa: E402
-from metasync.objects.chunker import Chunker  # noqa: E402
-from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot  # noqa: E402
-from metasync.objects.packfile import Footer, Header, Located, Segment  # noqa: E402
-from metasync.store.index import (  # noqa: E402
+from metasync.codec import padme, u16, u32, u64
+from metasync.objects import directory, file, snapshot
+from metasync.objects.chunker import Chunker
+from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
+from metasync.store import pack_format as packfile
+from metasync.store.index import (
     IndexRoot,
     IndexSegment,
     PackRecord,
@@ -35,11 +35,12 @@ from metasync.store.index import (  # noqa: E402
     encode_root,
     make_segment,
 )
-from metasync.store.packs import SealedPack, _Shrunk, seal_pack  # noqa: E402
-from metasync.translators._base import Chain, Context  # noqa: E402
-from metasync.translators.compress import Compress  # noqa: E402
-from metasync.translators.encrypt import Encrypt  # noqa: E402
-from metasync.translators.integrity import Integrity  # noqa: E402
+from metasync.store.pack_format import Footer, Header, Located, Segment
+from metasync.store.packs import SealedPack, _Shrunk, seal_pack
+from metasync.translators._base import Chain, Context
+from metasync.translators.compress import Compress
+from metasync.translators.encrypt import Encrypt
+from metasync.translators.integrity import Integrity
 
 FOLDER = Path(__file__).resolve().parent / "content"
 OK, FORMAT, UPGRADE, INTEGRITY = "ok", "FormatError", "UpgradeError", "IntegrityError"

@@ -44,7 +44,7 @@ PATIENCE_LARGE_S: Final = 30.0  # for one of more than SMALL_BYTES_MAX, and for 
 PATIENCE_SHORT_S: Final = 1.5  # for a backend that hung a moment ago, until it answers
 PATIENCE_MAX_S: Final = 60.0  # however late an answer came
 SMALL_BYTES_MAX: Final = 256 << 10
-SLOWEST_BYTES_PER_S: Final = 64_000  # as `store.transfer` has it
+SLOWEST_BYTES_PER_S: Final = 64_000  # as `transfer.copies` has it
 UNDER_WAY_BYTES_MAX: Final = 4 << 20  # of one get, as far as others wait for it: its bound may be far above its size
 STUCK_MAX: Final = 32
 

@@ -11,10 +11,11 @@ from metasync.consensus.meta import open_object
 from metasync.consensus.states import ZERO_HASH, State
 from metasync.keys.derive import RecordKind
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.objects import packfile, walk
+from metasync.objects import walk
 from metasync.objects.ids import Ids
 from metasync.objects.model import Kind, ObjectKind
 from metasync.objects.snapshot import decode_snapshot
+from metasync.store import pack_format
 from metasync.store.index import decode_root, decode_segment
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.testing.simulation.network import Store
@@ -84,8 +85,8 @@ class Library:
 
     def _read_pack(self, name: bytes, data: bytes, form: PackFormat) -> None:
         _, footer = read_footer(data, name, form)
-        at = packfile.offsets(footer.segments)
-        header = data[: packfile.HEADER_BYTES]
+        at = pack_format.offsets(footer.segments)
+        header = data[: pack_format.HEADER_BYTES]
         for number, segment in enumerate(footer.segments):
             stored = data[at[number] : at[number] + segment.stored_bytes]
             raw = read_segment(header, stored, number, segment, form, verified=True)

@@ -32,7 +32,7 @@ from metasync.testing.simulation.world import World
 
 _LAYERS: Final = ("consensus", "keys", "objects", "store", "sync", "translators")
 _WAITING: Final = (
-    "metasync.store.download", "metasync.sync.upload", "metasync.sync.check", "metasync.sync.reconfigure",
+    "metasync.transfer.download", "metasync.transfer.upload", "metasync.sync.check", "metasync.sync.reconfigure",
 )  # fmt: skip
 _FLOOR_STEP: Final = 4  # versions between floors where there are floors: 1024 in earnest
 _LOGS_KEPT: Final = 6  # and 10,000

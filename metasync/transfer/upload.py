@@ -20,12 +20,12 @@ from metasync.local.spill import IdSet, Spool
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Task
 from metasync.store.balance import Balance
-from metasync.store.estimates import Direction
 from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
-from metasync.store.transfer import Stored, Transfer, record_of
-from metasync.sync.kept import KeptPack
-from metasync.sync.trailing import KEPT_BYTES_MAX, Trail, trail_of
+from metasync.transfer.copies import Stored, Transfer, record_of
+from metasync.transfer.estimates import Direction
+from metasync.transfer.late_copies import KEPT_BYTES_MAX, Trail, trail_of
+from metasync.transfer.resume import KeptPack
 
 LAST_BYTES = 256 << 10  # of packs under way: about a round trip's worth, however long one takes
 UNKNOWN_LAST_BYTES = 2 << 20  # on lines of which nothing is known yet: half a second at 4 MB/s

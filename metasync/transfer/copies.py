@@ -8,6 +8,7 @@ room for a pack counts as full before it says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,17 +17,27 @@ from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
-from metasync.objects import packfile
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
-from metasync.store.estimates import Estimates, timed
+from metasync.store import pack_format
 from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement
-from metasync.store.room import Room
+from metasync.transfer.estimates import Estimates, timed
+from metasync.transfer.free_space import Room
 
 if TYPE_CHECKING:
-    from metasync.store.headstart import Begun
+    pass
+
+
+class Begun(NamedTuple):
+    """The first `size` bytes of a pack, on their way from `holder` since `at`."""
+
+    holder: str
+    size: int
+    at: float
+    reply: Future[Reply]
+
 
 OP_TIMEOUT_S = 30.0
 SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
@@ -88,7 +99,7 @@ def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
 
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
     """What an index says of a sealed pack."""
-    header = pack.data[: packfile.HEADER_BYTES]
+    header = pack.data[: pack_format.HEADER_BYTES]
     tags = ((MD5_TAG, pack.md5),) if pack.md5 is not None else ()
     return PackRecord(pack.name, generation, len(pack.data), header, pack.segments, tags=tags)
 
@@ -265,7 +276,7 @@ _TREES = {ObjectKind.DIR, ObjectKind.SNAPSHOT}
 
 def _is_small_trees(pack: SealedPack) -> bool:
     """A pack of directories and snapshots alone, and small: what a deletion or a new name makes."""
-    return len(pack.data) <= TREES_BYTES_MAX and packfile.kinds_of(pack.places) <= _TREES
+    return len(pack.data) <= TREES_BYTES_MAX and pack_format.kinds_of(pack.places) <= _TREES
 
 
 def _no_room(down: dict[str, BackendError], size: int) -> BackendError:

@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
-from metasync.objects.packfile import Located
 from metasync.runtime.effects import Task, Urgency
 from metasync.runtime.tasks import boottime
-from metasync.store import headstart
-from metasync.store.download import Deliver, Download
 from metasync.store.index import Index, PackRecord
-from metasync.store.schedule import AT_ONCE_LEAST
-from metasync.store.transfer import Transfer
+from metasync.store.pack_format import Located
+from metasync.transfer import download as headstart
+from metasync.transfer.copies import Transfer
+from metasync.transfer.download import Deliver, Download
+from metasync.transfer.schedule import AT_ONCE_LEAST
 
 PACKS_IN_FLIGHT = AT_ONCE_LEAST  # being fetched at a time, where there are so many
 WHOLE_BYTES_MAX = 128 << 10  # of a pack that is read as a whole with its trees: its files are wanted next, as a rule

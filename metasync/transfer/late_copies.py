@@ -25,7 +25,7 @@ from metasync.local.state_keys import TRAILING_KEY
 from metasync.reports.sync import Trailing
 from metasync.runtime.effects import Task
 from metasync.store.index import Index
-from metasync.store.transfer import Stored, Transfer
+from metasync.transfer.copies import Stored, Transfer
 
 AT_ONCE_BYTES: Final = 24 << 20  # of packs being copied, each held in memory
 KEPT_BYTES_MAX: Final = 64 << 20  # of sealed packs that wait in memory; further ones are read back from a backend

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from metasync.store.estimates import Estimate
+from metasync.transfer.estimates import Estimate
 
 LATE_FACTOR: Final = 3.0  # an answer is late that takes so many times as long as it should,
 LATE_LEAST_S: Final = 2.0  # and this longer: a disk may spin up, a machine may be busy

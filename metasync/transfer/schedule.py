@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from metasync.store.estimates import LARGE_BYTES_LEAST, Estimate
-from metasync.store.lines import Holder, Lines
+from metasync.transfer.estimates import LARGE_BYTES_LEAST, Estimate
+from metasync.transfer.line_load import Holder, Lines
 
 HELD_BYTES_MAX: Final = 40 << 20  # under way or being opened: two packs of each of four holders, and what is opened
 LATE_HELD_BYTES_MAX: Final = 24 << 20  # and so much that is late: it may never come, and must not hold up the rest

@@ -15,8 +15,7 @@ from metasync.backends.wrappers.ballast import BALLAST_BYTES
 from metasync.codec import amount
 from metasync.errors import FullError
 from metasync.store.index import PackRecord
-from metasync.store.mapping import partition_of
-from metasync.store.placement import Placement
+from metasync.store.placement import Placement, partition_of
 
 # Left free by packs: for what is agreed, for deletions, and to put the ballast back. Free space is known roughly only
 # (blocks, directories, other writers), and the ballast itself is there for when this was not enough.

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
-from metasync.objects import packfile
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
+from metasync.store import pack_format
 from metasync.store.index import PackRecord
-from metasync.store.transfer import OP_TIMEOUT_S, Place, Transfer, pack_path, patience_s
+from metasync.transfer.copies import OP_TIMEOUT_S, Place, Transfer, pack_path, patience_s
 
 How: TypeAlias = Literal["size", "digest", "piece", "read"]
 
@@ -105,7 +105,7 @@ def _read_piece(
     t: Transfer, place: Place, path: str, record: PackRecord, number: int
 ) -> Generator[Any, Any, CopyState | None]:
     """By one segment of it."""
-    segment, at = record.segments[number], packfile.offsets(record.segments)[number]
+    segment, at = record.segments[number], pack_format.offsets(record.segments)[number]
     size = segment.stored_bytes
     patience, later = patience_s(size), Urgency.LATER
     op = Op(place.name, "get", path, offset=at, length=size, max_bytes=size, timeout_s=patience, urgency=later)

@@ -15,7 +15,7 @@ from metasync.codec import Reader, bytes32, u32, u64
 from metasync.errors import FormatError, UpgradeError, WorkspaceError
 from metasync.local.state import LocalDb
 from metasync.store.index import Index, PackRecord, decode_segment, encode_segment, pack_objects, segments_of
-from metasync.sync.trailing import Trail, decode_trails, encode_trails
+from metasync.transfer.late_copies import Trail, decode_trails, encode_trails
 
 COUNT_KEY: Final = "stored notes"  # how many notes there are; each lies under this key and its number
 NOTE_EVERY_S: Final = 1.0  # a note costs one sync of the disk

@@ -1,0 +1,1 @@
+"""Moves packs to and from the backends: scheduling, estimates, copies, resuming."""
