@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from metasync import connections, ways
-from metasync.consensus import paxos
+from metasync.consensus import proposer
 from metasync.keys.slots import Cost
 from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
@@ -288,42 +288,42 @@ def _die(*_: Any) -> Any:
 @_point
 def accept_sent() -> None:
     """The first ACCEPT is on its way and nobody has answered."""
-    journal = paxos._Attempt._journal
+    journal = proposer._Attempt._journal
 
     def dying(self: Any) -> Any:
         yield from journal(self)
         _die()
 
-    paxos._Attempt._journal = dying  # type: ignore[method-assign]
+    proposer._Attempt._journal = dying  # type: ignore[method-assign]
 
 
 @_point
 def accept_quorum() -> None:
     """A quorum has accepted; nobody was told."""
-    phase = paxos._Attempt._phase
+    phase = proposer._Attempt._phase
 
     def dying(self: Any, kind: Any) -> Any:
         yield from phase(self, kind)
-        if kind is paxos.Kind.ACCEPT and self.instance.decided() is not None:
+        if kind is proposer.Kind.ACCEPT and self.instance.decided() is not None:
             _die()
 
-    paxos._Attempt._phase = dying  # type: ignore[method-assign]
+    proposer._Attempt._phase = dying  # type: ignore[method-assign]
 
 
 @_point
 def accept_minority() -> None:
     """One acceptor of three has accepted: whether that counts is for others to find out."""
-    append = paxos.append
+    append = proposer.append
 
     def dying(m: Any, i: Any, acceptor_id: Any, kind: Any, *rest: Any) -> Any:
-        if kind is not paxos.Kind.ACCEPT:
+        if kind is not proposer.Kind.ACCEPT:
             return (yield from append(m, i, acceptor_id, kind, *rest))
         if acceptor_id != min(i.names):
             yield effects.Sleep(60)
         yield from append(m, i, acceptor_id, kind, *rest)
         return _die()
 
-    paxos.append = dying
+    proposer.append = dying
 
 
 @_point

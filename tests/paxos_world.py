@@ -15,10 +15,10 @@ from typing import Any
 
 from metasync.config import Acceptor, BackendEntry, Config, Form
 from metasync.consensus import Change, Group, birth_digest, found
-from metasync.consensus import blockform as blockform_module
-from metasync.consensus.entries import Entry, Kind
-from metasync.consensus.replay import Log
-from metasync.consensus.states import State
+from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.records.entry import Entry, Kind
+from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.state import State
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 from metasync.keys import DEVICE_ENTROPY_BYTES, AdminChain, DeviceIdentity, DeviceSet, make_device_set, new_device
 from metasync.keys.derive import sign_public
@@ -452,8 +452,8 @@ def true_chain(world: World, ws: Workspace) -> list[State]:
 
 
 def true_value(world: World, ws: Workspace, base: State, quorum: int | None = None) -> State | None:
-    from metasync.consensus.entries import entry_path
-    from metasync.consensus.genesis import birth_matches, birth_path
+    from metasync.consensus.records.birth import birth_matches, birth_path
+    from metasync.consensus.records.entry import entry_path
 
     votes: dict[tuple[Any, bytes], set[str]] = {}
     values: dict[bytes, State] = {}

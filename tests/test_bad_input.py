@@ -794,7 +794,7 @@ def test_entries_planted_ahead_are_no_news(lab: Lab) -> None:
 
 def poison_next(lab: Lab, w: Workspace, names: str, data: bytes | None = None) -> None:
     """Puts garbage into the first slot of the coming version on backends, as their providers could not know to."""
-    from metasync.consensus.entries import entry_path
+    from metasync.consensus.records.entry import entry_path
 
     with w._session("test") as s:
         base = s.newest_state()

@@ -11,16 +11,18 @@ from paxos_world import Workspace as Agreed
 from paxos_world import World, change, make_workspace
 
 from metasync.config import Form
-from metasync.consensus import Group, ancestry, entries, floors
-from metasync.consensus import blockform as blockform_module
-from metasync.consensus.blockform import append, look
-from metasync.consensus.blocks import Blocks, Known
-from metasync.consensus.entries import Kind, Round, Seen
+from metasync.consensus import Group, truncation
+from metasync.consensus import chain as ancestry
+from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.acceptors.block import append, look
+from metasync.consensus.audit import note_claims
 from metasync.consensus.instance import DELTA_S, Instance
-from metasync.consensus.member import Barred, check_config
-from metasync.consensus.replay import NEVER
-from metasync.consensus.states import ZERO_ID, Change, State, successor
-from metasync.consensus.witness import note_claims
+from metasync.consensus.participant import Barred, check_config
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.block_replay import Blocks, Known
+from metasync.consensus.records.entry import Kind, Round, Seen
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import ZERO_ID, Change, State, successor
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
@@ -635,8 +637,8 @@ def test_votes_that_were_read_long_ago_are_read_again() -> None:
 def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries, "VERSIONS_PER_FOLDER", 8)
     monkeypatch.setattr(ancestry, "VERSIONS_PER_FOLDER", 8)
-    monkeypatch.setattr(floors, "STEP", 8)
-    monkeypatch.setattr(floors, "BEHIND_LEAST", 8)
+    monkeypatch.setattr(truncation, "STEP", 8)
+    monkeypatch.setattr(truncation, "BEHIND_LEAST", 8)
     p = Place(ALL)
     sleeper = p.push(1, p.ws.genesis, b"1")
     state = sleeper
@@ -644,7 +646,7 @@ def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: 
         before, state = state, p.push(0, state, bytes([number + 2]))
         p.do(0, p.groups[0].write_hint(before, state))
     p.world.run()
-    progress = floors.Progress()
+    progress = truncation.Progress()
     for now_s in (0.0, 31 * 86_400.0):
         while p.do(0, p.groups[0].bound_logs(state, progress, now_s, keep=8)):
             pass

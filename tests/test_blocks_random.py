@@ -15,10 +15,10 @@ import pytest
 from test_paxos import broken, schedule
 
 from metasync.config import Form
-from metasync.consensus import blockform as blockform_module
-from metasync.consensus.entries import Kind
+from metasync.consensus.acceptors import block as blockform_module
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Outcome
+from metasync.consensus.participant import Outcome
+from metasync.consensus.records.entry import Kind
 from metasync.runtime.effects import Task
 
 RUNS = int(os.environ.get("METASYNC_BLOCK_RUNS", "12"))

@@ -17,7 +17,7 @@ from test_paxos import History, broken, check, client, patience
 from metasync.config import byzantine_f, quorum
 from metasync.consensus import Change, Group, State
 from metasync.consensus import instance as instance_module
-from metasync.consensus.member import decode_memory
+from metasync.consensus.participant import decode_memory
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.keys.keyring import rotated_keys
 from metasync.runtime.effects import Op, Reply, Sleep

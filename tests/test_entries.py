@@ -13,8 +13,10 @@ import pytest
 from agreement_kit import CAROL, Writer, X, drawn, entry, sealed
 from paxos_world import Workspace, World, change, make_workspace
 
-from metasync.consensus import Group, Ref, entries
-from metasync.consensus.entries import (
+from metasync.consensus import Group, Ref
+from metasync.consensus.instance import Instance
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     INDEX_TAG,
     REFS_MAX,
@@ -26,7 +28,6 @@ from metasync.consensus.entries import (
     refs_in,
     with_refs,
 )
-from metasync.consensus.instance import Instance
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.derive import sha256
 
@@ -296,7 +297,7 @@ def test_an_unadmitted_writer_is_void_to_all() -> None:
     log_of = Writer().prepare(1, device=CAROL).accept(1, X, device=CAROL)
     from agreement_kit import ACCEPTOR, BASE, DEVICES, KEYS
 
-    from metasync.consensus.replay import NEVER, Log
+    from metasync.consensus.records.log_replay import NEVER, Log
 
     log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
     for data in log_of.entries:

@@ -10,8 +10,8 @@ from paxos_world import Process, Workspace, World, change, make_workspace
 
 from metasync.config import Acceptor, Config
 from metasync.consensus import Decided, EraRecord, Group, State, birth_digest, birth_path
-from metasync.consensus.erarecord import era_path, open_record, seal_record
-from metasync.consensus.recovery import Content, Held, begin, end_era
+from metasync.consensus.new_era import Content, Held, begin, end_era
+from metasync.consensus.records.era import era_path, open_record, seal_record
 from metasync.errors import BackendError, ForkError, FormatError, NoQuorumError, UnreachableError
 from metasync.keys.derive import sign_public
 from metasync.runtime.effects import Op, Reply, Task

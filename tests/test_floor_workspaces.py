@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
-from metasync.consensus import ancestry, entries, floors
+from metasync.consensus import chain, truncation
+from metasync.consensus.records import entry
 from metasync.errors import ExcludedError
 from metasync.sync import seat
 from metasync.workspace import Workspace
@@ -19,11 +20,11 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Floors at multiples of 8, the newest 16 versions kept, and no wait."""
-    monkeypatch.setattr(entries, "VERSIONS_PER_FOLDER", 8)
-    monkeypatch.setattr(ancestry, "VERSIONS_PER_FOLDER", 8)
-    monkeypatch.setattr(floors, "STEP", 8)
-    monkeypatch.setattr(floors, "BEHIND_LEAST", 8)
-    for task in (floors.bound_logs,):
+    monkeypatch.setattr(entry, "VERSIONS_PER_FOLDER", 8)
+    monkeypatch.setattr(chain, "VERSIONS_PER_FOLDER", 8)
+    monkeypatch.setattr(truncation, "STEP", 8)
+    monkeypatch.setattr(truncation, "BEHIND_LEAST", 8)
+    for task in (truncation.bound_logs,):
         monkeypatch.setattr(task, "__kwdefaults__", {"keep": 16, "grace_s": 0.0})
     monkeypatch.setattr(seat, "LOGS_KEPT", 16)
 

@@ -9,11 +9,13 @@ import pytest
 from paxos_world import Workspace, World, change, make_workspace
 
 from metasync.config import Form
-from metasync.consensus import Group, State, ancestry, entries, floors, logform
-from metasync.consensus.entries import Entry, Kind, Round, floor_path, seal_floor
-from metasync.consensus.floors import GRACE_S, Progress
-from metasync.consensus.genesis import birth_path
-from metasync.consensus.states import ZERO_HASH, ZERO_ID, Change, successor
+from metasync.consensus import Group, State, chain, truncation
+from metasync.consensus.acceptors import log
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.birth import birth_path
+from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, seal_floor
+from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, successor
+from metasync.consensus.truncation import GRACE_S, Progress
 from metasync.errors import MetaSyncError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Sleep, Task
@@ -27,9 +29,9 @@ DAY_S = 86_400.0
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Floors at multiples of 8 in place of 1024."""
     monkeypatch.setattr(entries, "VERSIONS_PER_FOLDER", BLOCK)
-    monkeypatch.setattr(ancestry, "VERSIONS_PER_FOLDER", BLOCK)
-    monkeypatch.setattr(floors, "STEP", BLOCK)
-    monkeypatch.setattr(floors, "BEHIND_LEAST", BLOCK)
+    monkeypatch.setattr(chain, "VERSIONS_PER_FOLDER", BLOCK)
+    monkeypatch.setattr(truncation, "STEP", BLOCK)
+    monkeypatch.setattr(truncation, "BEHIND_LEAST", BLOCK)
 
 
 @pytest.fixture
@@ -311,8 +313,8 @@ def test_mutant_a_learner_that_does_not_look_for_floors(
     known = push(world, group, ws.genesis, 3)
     state = push(world, group, known, 60)
     collect(world, group, state)
-    monkeypatch.setattr(floors, "trusted", _blind)
-    monkeypatch.setattr(logform.floors, "trusted", _blind)
+    monkeypatch.setattr(truncation, "trusted", _blind)
+    monkeypatch.setattr(log.floors, "trusted", _blind)
     try:
         assert world.do(group_of(ws, 3, 1).get_recent(known)) == known, "it takes the gap for the end"
     except MetaSyncError:
@@ -326,7 +328,7 @@ def test_mutant_an_owner_that_does_not_look_for_floors(
     known = push(world, sleeper, ws.genesis, 3)
     state = push(world, group, known, 60)
     collect(world, group, state)
-    monkeypatch.setattr(floors, "trusted", _blind)
+    monkeypatch.setattr(truncation, "trusted", _blind)
     assert world.do(sleeper.propose(known, lambda: change(b"x" * 16))).mine, "two values for one version"
     assert world.do(group.state_at(state, 4)).op_id != b"x" * 16
 
@@ -340,6 +342,6 @@ def test_births_stay(world: World, ws: Workspace) -> None:
 
 def test_what_a_device_remembers_of_the_work_survives(world: World, ws: Workspace) -> None:
     progress = Progress(16, {("ab", 8): 12.5, ("cd", 16): 1e9}, {"ab": 8})
-    assert floors.decode_progress(progress.encode()) == progress
+    assert truncation.decode_progress(progress.encode()) == progress
     for damaged in (None, b"", b"{", b"[]", b'{"made": "x"}', b'{"read": [[1]]}', b'{"deleted": 3}', b"\xff"):
-        assert floors.decode_progress(damaged) == Progress()
+        assert truncation.decode_progress(damaged) == Progress()

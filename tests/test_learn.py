@@ -13,14 +13,25 @@ from paxos_world import Faults, Workspace, World, change, make_workspace
 
 from metasync.codec import u64
 from metasync.config import decode_config
-from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birth_path, bootstrap, encode_birth, paxos
-from metasync.consensus.entries import Kind, Round, entry_path, hint_path, open_entry
-from metasync.consensus.genesis import genesis_path
+from metasync.consensus import (
+    NOTHING,
+    Change,
+    Group,
+    Journal,
+    Ref,
+    State,
+    birth_path,
+    bootstrap,
+    encode_birth,
+    proposer,
+)
+from metasync.consensus.acceptors.log import read_beyond
 from metasync.consensus.instance import Instance
-from metasync.consensus.logform import read_beyond
-from metasync.consensus.meta import meta_path
-from metasync.consensus.reconfig import give_state
-from metasync.consensus.states import ZERO_ID, skip_version, successor
+from metasync.consensus.objects import meta_path
+from metasync.consensus.reconfigure import give_state
+from metasync.consensus.records.birth import genesis_path
+from metasync.consensus.records.entry import Kind, Round, entry_path, hint_path, open_entry
+from metasync.consensus.records.state import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
 from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
 from metasync.keys.device_set import decode_device_set, make_device_set, recertified
@@ -462,7 +473,7 @@ def test_a_stranger_is_void_and_a_revoked_device_too(
     stranger.member.certificate = b""
     with pytest.raises(ExcludedError):
         world.do(stranger.propose(ws.genesis, lambda: change(b"s" * 16)))
-    monkeypatch.setattr(paxos, "check_admitted", lambda *_: None)  # a program that does not stop itself
+    monkeypatch.setattr(proposer, "check_admitted", lambda *_: None)  # a program that does not stop itself
     with pytest.raises(NoQuorumError):
         # Its own view counts its own entries; everybody else's does not.
         world.do(outvoted(world, ws, stranger))
@@ -552,7 +563,7 @@ def test_a_clone_refuses_nothing_foreign_and_contradictions(world: World, ws: Wo
 
 
 def test_two_beginnings_are_a_fork(world: World, ws: Workspace) -> None:
-    from metasync.consensus.genesis import seal_genesis
+    from metasync.consensus.records.birth import seal_genesis
 
     acceptor = ws.acceptor_of("b")
     twin = replace(ws.genesis, devices=b"x" * 32)

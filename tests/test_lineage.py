@@ -8,7 +8,7 @@ from agreement_kit import GENESIS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.consensus.states import Change, State, skip_version, step_back, successor
+from metasync.consensus.records.state import Change, State, skip_version, step_back, successor
 from metasync.sync import lineage
 
 LAST = 300

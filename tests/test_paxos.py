@@ -17,14 +17,14 @@ from paxos_world import Faults, Process, Workspace, World, change, make_workspac
 
 from metasync.config import Form
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
-from metasync.consensus import births as births_module
 from metasync.consensus import instance as instance_module
-from metasync.consensus import learn as learn_module
-from metasync.consensus import logform as logform_module
-from metasync.consensus import paxos as paxos_module
-from metasync.consensus import replay as replay_module
-from metasync.consensus.replay import NEVER
-from metasync.consensus.states import decode_state
+from metasync.consensus import learner as learn_module
+from metasync.consensus import proposer as paxos_module
+from metasync.consensus.acceptors import birth_check as births_module
+from metasync.consensus.acceptors import log as logform_module
+from metasync.consensus.records import log_replay as replay_module
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import decode_state
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, UnreachableError
 from metasync.runtime.effects import Op, Persist, Random, Reply, Sleep, Task
 

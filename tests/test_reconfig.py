@@ -19,13 +19,13 @@ from metasync.config import CHANGED_TAG, Acceptor, BackendEntry, Config
 from metasync.consensus import Change, Decided, Group, State, birth_digest
 from metasync.consensus import group as group_module
 from metasync.consensus import instance as instance_module
-from metasync.consensus import learn as learn_module
-from metasync.consensus import logform as logform_module
-from metasync.consensus import paxos as paxos_module
-from metasync.consensus import reconfig as reconfig_module
-from metasync.consensus.entries import Kind, Round
-from metasync.consensus.reconfig import check_step
-from metasync.consensus.states import successor
+from metasync.consensus import learner as learn_module
+from metasync.consensus import proposer as paxos_module
+from metasync.consensus import reconfigure as reconfig_module
+from metasync.consensus.acceptors import log as logform_module
+from metasync.consensus.reconfigure import check_step
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.state import successor
 from metasync.errors import BackendError, DamagedError, ForkError, NoQuorumError, UnreachableError, UsageError
 from metasync.runtime.effects import Op, Reply, Sleep, Task
 

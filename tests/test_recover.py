@@ -11,9 +11,9 @@ import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
-from metasync.consensus import Group, paxos
-from metasync.consensus.entries import Kind
-from metasync.consensus.member import Outcome
+from metasync.consensus import Group, proposer
+from metasync.consensus.participant import Outcome
+from metasync.consensus.records.entry import Kind
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.runtime.effects import Sleep
@@ -263,7 +263,7 @@ def test_two_restarts_stop_whoever_sees_both(lab: Lab) -> None:
 
 def cut(patch: pytest.MonkeyPatch, *names: str) -> None:
     """These take no ACCEPT any more."""
-    real = paxos.append
+    real = proposer.append
 
     def append(m: Any, instance: Any, acceptor_id: bytes, kind: Kind, *rest: Any) -> Any:
         if kind is Kind.ACCEPT and instance.names[acceptor_id] in names:
@@ -271,7 +271,7 @@ def cut(patch: pytest.MonkeyPatch, *names: str) -> None:
             return Outcome("failed", "cut")
         return (yield from real(m, instance, acceptor_id, kind, *rest))
 
-    patch.setattr(paxos, "append", append)
+    patch.setattr(proposer, "append", append)
     patch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 1.0})
 
 

@@ -18,7 +18,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, write  # n
 from metasync.backends import registry
 from metasync.consensus import Group
 from metasync.consensus.acceptors import look
-from metasync.consensus.replay import Log
+from metasync.consensus.records.log_replay import Log
 from metasync.errors import (
     DamagedError,
     ExcludedError,

@@ -17,7 +17,7 @@ from test_rotation import NEW, agree_on_files, away, revoke, rotate
 from workspace_kit import Lab, lab, tree_of, wipe, write  # noqa: F401
 
 from metasync.consensus import Group
-from metasync.consensus.blocks import Blocks
+from metasync.consensus.records.block_replay import Blocks
 from metasync.errors import NoQuorumError, RevokedError
 from metasync.runtime.effects import Gather
 from metasync.sync.session import Session

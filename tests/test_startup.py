@@ -61,7 +61,7 @@ UNUSED = {
         "metasync.sync.ignore",
         "metasync.sync.absence",
         "metasync.sync.ingest",
-        "metasync.consensus.recovery",
+        "metasync.consensus.new_era",
     ),
 }
 

@@ -10,7 +10,7 @@ from agreement_kit import BASE, GENESIS, OWNER, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.consensus.states import (
+from metasync.consensus.records.state import (
     STATE_BYTES,
     VERSION_MAX,
     ZERO_HASH,

@@ -17,8 +17,8 @@ from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
 from metasync import ways
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.wrappers.wrapper import Call, Wrapper
-from metasync.consensus import Ref, ancestry, member
-from metasync.consensus.entries import with_refs
+from metasync.consensus import Ref, chain, participant
+from metasync.consensus.records.entry import with_refs
 from metasync.local.state import LocalDb
 from metasync.sync import lineage, quiet
 from metasync.sync.seat import BASE_KEY
@@ -166,13 +166,13 @@ def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPat
     """Each push by a process of its own, which remembers nothing."""
     w = lab.init(lab.urls("a", "b", "c"))
     fetched: list[str] = []
-    really = ancestry.get_anywhere
+    really = chain.get_anywhere
 
     def get_anywhere(copies: object, bytes_max: int, what: str) -> object:
         fetched.append(what)
         return really(copies, bytes_max, what)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ancestry, "get_anywhere", get_anywhere)
+    monkeypatch.setattr(chain, "get_anywhere", get_anywhere)
     for v in range(1, 17):
         write(w.directory, {"x": b"%d" % v})
         assert w.push().version == v
@@ -274,7 +274,7 @@ def test_what_is_said_of_an_index_is_a_hint_alone(
     w.push()
     d = lab.clone(urls)
     write(w.directory, {"x": b"other"})
-    monkeypatch.setattr(member, "with_refs", lambda entry, _: with_refs(entry, said))
+    monkeypatch.setattr(participant, "with_refs", lambda entry, _: with_refs(entry, said))
     w.push()
     d.pull()
     assert (d.directory / "x").read_bytes() == b"other"

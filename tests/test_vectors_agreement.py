@@ -25,9 +25,13 @@ from hypothesis import strategies as st
 
 from metasync import errors
 from metasync.config import decode_config
-from metasync.consensus.blockform import decode_journal as decode_block_journal
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import (
+from metasync.consensus.acceptors.block import decode_journal as decode_block_journal
+from metasync.consensus.objects import block_opener, open_object
+from metasync.consensus.participant import decode_memory
+from metasync.consensus.proposer import decode_journal
+from metasync.consensus.records.birth import birth_matches, open_genesis
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import (
     Kind,
     Round,
     block_path,
@@ -39,14 +43,10 @@ from metasync.consensus.entries import (
     open_floor,
     open_hint,
 )
-from metasync.consensus.floors import STEP
-from metasync.consensus.genesis import birth_matches, open_genesis
-from metasync.consensus.heads import open_head
-from metasync.consensus.member import decode_memory
-from metasync.consensus.meta import block_opener, open_object
-from metasync.consensus.paxos import decode_journal
-from metasync.consensus.replay import NEVER, Log
-from metasync.consensus.states import decode_state
+from metasync.consensus.records.head import open_head
+from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.state import decode_state
+from metasync.consensus.truncation import STEP
 from metasync.errors import FormatError, UpgradeError, UsageError
 from metasync.keys import decode_device_set, open_admin, open_ring, open_slot, sha256
 from metasync.keys.derive import RecordKind, sign_public

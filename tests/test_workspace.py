@@ -173,8 +173,8 @@ def test_no_encryption_keeps_integrity(lab: Lab) -> None:
 
 def test_no_encryption_does_not_let_a_provider_forge(lab: Lab) -> None:
     """All keys derive from public values then: what stops a provider is the signature alone."""
-    from metasync.consensus.entries import Entry, Kind, Round, entry_path, seal_entry
-    from metasync.consensus.states import Change, successor
+    from metasync.consensus.records.entry import Entry, Kind, Round, entry_path, seal_entry
+    from metasync.consensus.records.state import Change, successor
     from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 
     urls = lab.urls("a", "b", "c", kind="memory")

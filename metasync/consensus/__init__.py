@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from metasync.consensus.erarecord import EraRecord, is_root
-from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
 from metasync.consensus.group import DEADLINE_S, Group
-from metasync.consensus.heads import Head
-from metasync.consensus.member import Barred, Standing, checked_memory
-from metasync.consensus.paxos import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
-from metasync.consensus.states import NOTHING, STATE_BYTES, ZERO_HASH, Change, Ref, State, decode_state, skip_version
+from metasync.consensus.participant import Barred, Standing, checked_memory
+from metasync.consensus.proposer import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
+from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
+from metasync.consensus.records.era import EraRecord, is_root
+from metasync.consensus.records.head import Head
+from metasync.consensus.records.state import (
+    NOTHING,
+    STATE_BYTES,
+    ZERO_HASH,
+    Change,
+    Ref,
+    State,
+    decode_state,
+    skip_version,
+)
 
 if TYPE_CHECKING:
     from metasync.consensus.founding import Found, Founded, bootstrap, found, look
-    from metasync.consensus.reconfig import check_step
+    from metasync.consensus.reconfigure import check_step
 
 __all__ = [
     "BIRTH_NONCE_BYTES",
@@ -59,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(founding, name)
     if name == "check_step":
-        from metasync.consensus.reconfig import check_step
+        from metasync.consensus.reconfigure import check_step
 
         return check_step
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

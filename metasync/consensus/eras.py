@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from metasync.consensus import learn
-from metasync.consensus.ancestry import ancestor
-from metasync.consensus.erarecord import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
-from metasync.consensus.following import rings_on
+from metasync.consensus import learner
+from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member, check_config
-from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
-from metasync.consensus.states import ZERO_HASH, State
+from metasync.consensus.key_epochs import rings_on
+from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
+from metasync.consensus.participant import OP_TIMEOUT_S, Member, check_config
+from metasync.consensus.records.era import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
+from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import (
     DamagedError,
     ExcludedError,
@@ -45,12 +45,12 @@ Learner = Callable[[Member, Callable[[State], Task], State, float], Task]
 
 def get_recent(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
     """-> the newest decided State, as `learn.get_recent`, of the newest era that this device can learn of."""
-    return _over_eras(learn.get_recent, m, enter, known, deadline_s)
+    return _over_eras(learner.get_recent, m, enter, known, deadline_s)
 
 
 def newest_seen(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
     """-> the newest State that any reachable acceptor proves decided, as `learn.newest_seen`, of the newest era."""
-    return _over_eras(learn.newest_seen, m, enter, known, deadline_s)
+    return _over_eras(learner.newest_seen, m, enter, known, deadline_s)
 
 
 def _over_eras(look: Learner, m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:

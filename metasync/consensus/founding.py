@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from metasync.config import Config, decode_config
-from metasync.consensus.entries import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
-from metasync.consensus.erarecord import ERAS, EraRecord
 from metasync.consensus.eras import newest_record
-from metasync.consensus.genesis import (
+from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
+from metasync.consensus.participant import check_config
+from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_path,
     encode_birth,
@@ -20,9 +20,9 @@ from metasync.consensus.genesis import (
     open_genesis,
     seal_genesis,
 )
-from metasync.consensus.member import check_config
-from metasync.consensus.meta import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
-from metasync.consensus.states import State, follows, genesis_state
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
+from metasync.consensus.records.era import ERAS, EraRecord
+from metasync.consensus.records.state import State, follows, genesis_state
 from metasync.errors import (
     BackendError,
     DamagedError,

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from metasync.config import Config, decode_config
-from metasync.consensus import reconfig
-from metasync.consensus.ancestry import ancestor, fetch_state
-from metasync.consensus.aside import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
-from metasync.consensus.births import read_birth
+from metasync.consensus import reconfigure
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.eras import get_recent, newest_seen
-from metasync.consensus.floors import Progress, bound_logs
-from metasync.consensus.following import fetch_ring, opened_keys
+from metasync.consensus.hints import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Barred, Member, Standing, check_config
-from metasync.consensus.meta import (
+from metasync.consensus.key_epochs import fetch_ring, opened_keys
+from metasync.consensus.objects import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
     Copy,
@@ -26,8 +24,10 @@ from metasync.consensus.meta import (
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.paxos import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
-from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State
+from metasync.consensus.participant import Barred, Member, Standing, check_config
+from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
+from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State
+from metasync.consensus.truncation import Progress, bound_logs
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
@@ -221,8 +221,8 @@ class Group:
 
         def task() -> Task:
             instance = yield from self._enter(base)
-            yield from reconfig.prepare(self.member, instance, new, births, refs)
-            digest = yield from reconfig.put_config(self.member, base, instance.config, new)
+            yield from reconfigure.prepare(self.member, instance, new, births, refs)
+            digest = yield from reconfigure.put_config(self.member, base, instance.config, new)
             self.member.configs[digest] = check_config(new)
             return digest
 
@@ -234,7 +234,7 @@ class Group:
         def task() -> Task:
             config = yield from self._config_of(decided)
             instance = yield from self._enter(base)
-            yield from reconfig.fence(self.member, instance, decided, config, deadline_s)
+            yield from reconfigure.fence(self.member, instance, decided, config, deadline_s)
 
         return task()
 

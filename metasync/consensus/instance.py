@@ -12,10 +12,10 @@ from collections import Counter
 from typing import Final
 
 from metasync.config import Config
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import Round
-from metasync.consensus.replay import NEVER, Log
-from metasync.consensus.states import State
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import Round
+from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.state import State
 from metasync.errors import ForkError
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import WorkspaceKeys

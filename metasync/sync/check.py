@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeAlias
 
-from metasync.consensus.states import ZERO_HASH, Ref
+from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.effects import Task

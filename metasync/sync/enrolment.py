@@ -14,7 +14,7 @@ from typing import Final
 from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
-from metasync.consensus.states import State
+from metasync.consensus.records.state import State
 from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
 from metasync.keys.keyring import WorkspaceKeys, decode_keys

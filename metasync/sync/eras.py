@@ -15,8 +15,8 @@ import datetime
 import stat
 from typing import TYPE_CHECKING, Final
 
-from metasync.consensus.erarecord import EraRecord, Tombstone
-from metasync.consensus.states import STATE_BYTES, ZERO_HASH, State, decode_state
+from metasync.consensus.records.era import EraRecord, Tombstone
+from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, State, decode_state
 from metasync.errors import MetaSyncError
 from metasync.objects.model import Kind
 from metasync.sync.rows import Row, load_rows, store_rows

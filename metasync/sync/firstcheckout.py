@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from metasync.codec import Reader, bytes32
 from metasync.consensus import State
-from metasync.consensus.states import STATE_BYTES, decode_state
+from metasync.consensus.records.state import STATE_BYTES, decode_state
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.spill import Large, grown

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
-from metasync.consensus.heads import Head
-from metasync.consensus.meta import META_BYTES_MAX, const_path, meta_path, patience_s
+from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path, patience_s
+from metasync.consensus.records.head import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.effects import Now, Op, OpKind, Reply, Task
 from metasync.sync.asking import each

@@ -1,9 +1,9 @@
 """The states that lead to the `skip` of the next version, kept here so that no backend need be asked for them.
 
-A state names the one before it and, by `skip`, one further back (`consensus.states`). The next version's is found by
-going back along `skip` from the newest: `ancestry` fetches what it lacks, one answer after the other, before a push can
-be agreed. These states, one for each bit that is set in the version, have 400 bytes each. Nothing is believed because
-it stands here: a state is looked up by its hash.
+A state names the one before it and, by `skip`, one further back (`consensus.records.state`). The next version's is
+found by going back along `skip` from the newest: `ancestry` fetches what it lacks, one answer after the other, before a
+push can be agreed. These states, one for each bit that is set in the version, have 400 bytes each. Nothing is believed
+because it stands here: a state is looked up by its hash.
 """
 
 from __future__ import annotations

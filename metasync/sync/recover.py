@@ -1,6 +1,6 @@
 """`recover`: a majority of the voting backends is lost; a new era begins on those that are left (CONSENSUS 1.9).
 
-What is agreed with whom is in `consensus.recovery`. Here: what the new config looks like, what of the data is left, and
+What is agreed with whom is in `consensus.new_era`. Here: what the new config looks like, what of the data is left, and
 what of it this folder can give back. Packs of which no backend that is left holds a copy leave the index, so that no
 push takes for stored what is lost; the files of them that stand in this folder as they were agreed are stored anew.
 """
@@ -25,8 +25,8 @@ from metasync.consensus import (
     encode_birth,
 )
 from metasync.consensus.eras import find_record
-from metasync.consensus.recovery import Content, Held, answering, begin, end_era
-from metasync.consensus.recovery import held as look
+from metasync.consensus.new_era import Content, Held, answering, begin, end_era
+from metasync.consensus.new_era import held as look
 from metasync.errors import (
     BackendError,
     DamagedError,

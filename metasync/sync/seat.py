@@ -23,8 +23,8 @@ from metasync.consensus import (
     decode_journal,
     decode_state,
 )
-from metasync.consensus.floors import KEEP as LOGS_KEPT
-from metasync.consensus.floors import decode_progress
+from metasync.consensus.truncation import KEEP as LOGS_KEPT
+from metasync.consensus.truncation import decode_progress
 from metasync.errors import (
     BackendError,
     DamagedError,

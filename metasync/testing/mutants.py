@@ -19,11 +19,13 @@ from typing import Any, Final
 from unittest import mock
 
 from metasync import config, connections, consensus
-from metasync.consensus import learn, logform, paxos, replay
-from metasync.consensus.entries import Kind, Round
+from metasync.consensus import learner, proposer
+from metasync.consensus.acceptors import log as logform
 from metasync.consensus.instance import Instance
-from metasync.consensus.replay import NEVER
-from metasync.consensus.states import ZERO_HASH, State
+from metasync.consensus.records import log_replay
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Op, Reply, Task
 from metasync.testing.simulation.network import SimStore
@@ -101,7 +103,7 @@ def _no_promise() -> Iterator[None]:
         "log.promised > rnd",
         "log.promised > rnd and kind is Kind.PREPARE",
     )  # before an entry is written, it is asked too
-    with mock.patch.object(replay, "accept_effective", effective), rewritten(logform, "_standing", asks):
+    with mock.patch.object(log_replay, "accept_effective", effective), rewritten(logform, "_standing", asks):
         yield
 
 
@@ -163,7 +165,7 @@ def _any_owner() -> Iterator[None]:
         return rnd >= promised and votes.get(rnd, value) == value
 
     # Two owners' rounds 0 are ordered by their incarnations; what is missing is that there is one at most.
-    with mock.patch.object(paxos, "owns", owns), mock.patch.object(replay, "accept_effective", effective):
+    with mock.patch.object(proposer, "owns", owns), mock.patch.object(log_replay, "accept_effective", effective):
         yield
 
 
@@ -172,7 +174,7 @@ def _owner_again() -> Iterator[None]:
     def owns(m: Any, instance: Instance) -> bool:
         return bool(instance.base.writer == m.incarnation)
 
-    with mock.patch.object(paxos, "owns", owns):
+    with mock.patch.object(proposer, "owns", owns):
         yield
 
 
@@ -190,20 +192,20 @@ def _one_vote() -> Iterator[None]:
 
 @mutant("open-base", "version v+1 is entered on a value of v that was accepted somewhere, not decided")
 def _open_base() -> Iterator[None]:
-    real = learn._resolve
+    real = learner._resolve
 
     def resolve(m: Any, instance: Instance, deadline: float) -> Task:
         seen = instance.evidence()
         return seen if seen is not None else (yield from real(m, instance, deadline))
 
-    with mock.patch.object(learn, "_resolve", resolve):
+    with mock.patch.object(learner, "_resolve", resolve):
         yield
 
 
 def _hashes(instance: Instance, acceptor_id: bytes) -> list[bytes]:
     """Of the entries that were read of an acceptor in log form."""
     log = instance.logs[acceptor_id]
-    assert isinstance(log, replay.Log)
+    assert isinstance(log, log_replay.Log)
     return log.hashes
 
 
@@ -259,7 +261,7 @@ def _no_birth() -> Iterator[None]:
         return True
         yield
 
-    with mock.patch.object(logform, "read_birth", read_birth), mock.patch.object(learn, "read_birth", read_birth):
+    with mock.patch.object(logform, "read_birth", read_birth), mock.patch.object(learner, "read_birth", read_birth):
         yield
 
 
@@ -279,7 +281,7 @@ def _no_journal() -> Iterator[None]:
         return
         yield
 
-    with mock.patch.object(paxos._Attempt, "_journal", journal):
+    with mock.patch.object(proposer._Attempt, "_journal", journal):
         yield
 
 
@@ -289,7 +291,7 @@ def _no_settle() -> Iterator[None]:
         return instance.decided()
         yield
 
-    with mock.patch.object(learn, "_resolve", resolve):
+    with mock.patch.object(learner, "_resolve", resolve):
         yield
 
 

@@ -10,12 +10,13 @@ from typing import Any, Final
 from unittest import mock
 
 from metasync import config
-from metasync.consensus import blockform, floors, learn, logform, reconfig
-from metasync.consensus.births import read_birth
-from metasync.consensus.blocks import Blocks
+from metasync.consensus import learner, reconfigure, truncation
+from metasync.consensus.acceptors import block, log
+from metasync.consensus.acceptors.birth_check import read_birth
 from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
-from metasync.consensus.replay import Log
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.log_replay import Log
 from metasync.runtime.effects import Now, Task
 from metasync.testing.mutants import MUTANTS, mutant, needs, rewritten
 from metasync.testing.scenarios import (
@@ -69,7 +70,7 @@ def _lone_decided() -> Iterator[None]:
 
 @mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
 def _revoke_unfenced() -> Iterator[None]:
-    with mock.patch.object(reconfig, "fence", _fence):
+    with mock.patch.object(reconfigure, "fence", _fence):
         yield
 
 
@@ -85,19 +86,19 @@ def _just_the_birth(m: Any, instance: Any, acceptor_id: bytes) -> Task:
 
 @mutant("block-no-reread", "a block ACCEPT counts for its writer once it stands, without a read after", needs("blocks"))
 def _block_no_reread() -> Iterator[None]:
-    real = blockform._read_all
+    real = block._read_all
 
     def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
         read = _just_the_birth if own_too else real
         return (yield from read(m, instance, acceptor_id))
 
-    with mock.patch.object(blockform, "_read_all", read_all):
+    with mock.patch.object(block, "_read_all", read_all):
         yield
 
 
 @mutant("block-read-first", "the others' blocks are read before one's own is written", needs("blocks"))
 def _block_read_first() -> Iterator[None]:
-    real, write = blockform._read_all, blockform._write
+    real, write = block._read_all, block._write
 
     def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
         read = _just_the_birth if own_too else real
@@ -107,7 +108,7 @@ def _block_read_first() -> Iterator[None]:
         failed = yield from real(m, instance, acceptor_id)
         return failed or (yield from write(m, instance, acceptor_id, *message))
 
-    with mock.patch.object(blockform, "_read_all", read_all), mock.patch.object(blockform, "_write", read_and_write):
+    with mock.patch.object(block, "_read_all", read_all), mock.patch.object(block, "_write", read_and_write):
         yield
 
 
@@ -118,8 +119,8 @@ def _block_owner_no_read() -> Iterator[None]:
     new = f"if rnd.n == 0:\n            {born}\n        else:\n            {old}"
 
     with (
-        mock.patch.object(blockform, "_birth", _just_the_birth, create=True),
-        rewritten(blockform, "append", (old, new)),
+        mock.patch.object(block, "_birth", _just_the_birth, create=True),
+        rewritten(block, "append", (old, new)),
     ):
         yield
 
@@ -127,7 +128,7 @@ def _block_owner_no_read() -> Iterator[None]:
 @mutant("block-hole", "block k+1 is written before block k is confirmed", needs("blocks"))
 def _block_hole() -> Iterator[None]:
     old, new = "return m.fault(instance, acceptor_id, error)", "return _confirmed(m, instance, acceptor_id, journal)"
-    with rewritten(blockform, "_send", (old, new)):
+    with rewritten(block, "_send", (old, new)):
         yield
 
 
@@ -136,13 +137,13 @@ def _block_no_journal() -> Iterator[None]:
     def claim(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
         blocks, me = instance.blocks(acceptor_id), m.identity.device_id
         while not blocks.chains[me].ended:
-            found = yield from blockform._read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx)
+            found = yield from block._read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx)
             if isinstance(found, Exception):
                 return m.fault(instance, acceptor_id, found)
-            blockform._take_in(m, instance, acceptor_id, me, [found])
+            block._take_in(m, instance, acceptor_id, me, [found])
         return None
 
-    with mock.patch.object(blockform, "_claim", claim):
+    with mock.patch.object(block, "_claim", claim):
         yield
 
 
@@ -163,7 +164,7 @@ def _block_learn_once() -> Iterator[None]:
 
 @mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", removed_and_emptied, _OLDER)
 def _no_fence() -> Iterator[None]:
-    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfig, "fence", _fence):
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfigure, "fence", _fence):
         yield
 
 
@@ -189,7 +190,7 @@ def _no_confirm() -> Iterator[None]:
 @mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", removed_and_emptied, _OLDER)
 def _fence_on_removed() -> Iterator[None]:
     stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
-    with MUTANTS[_BIRTHS].broken(), rewritten(reconfig, "fence", stands):
+    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "fence", stands):
         yield
 
 
@@ -198,13 +199,13 @@ def _epoch_name() -> Iterator[None]:
     older = ("decided.epoch != current.epoch", "False")
     jumped = ("(decided.epoch, decided.config) == (current.epoch, current.config)", "decided.config == current.config")
     beside = ("(value.config, value.epoch) == (self.base.config, self.base.epoch)", "value.config == self.base.config")
-    with rewritten(learn, "get_recent", older, jumped), rewritten(Instance, "is_last", beside):
+    with rewritten(learner, "get_recent", older, jumped), rewritten(Instance, "is_last", beside):
         yield
 
 
 # Floors.
 
-_TRUSTED: Final = "(yield from floors.trusted(m, acceptor_id, instance.v))"
+_TRUSTED: Final = "(yield from truncation.trusted(m, acceptor_id, instance.v))"
 
 _VOUCHING: Final = "(yield from _vouching(m, instance, acceptor_id))"
 _VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "floor"}}'
@@ -214,8 +215,8 @@ _VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "f
 def _no_floor() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("append", "_read_taken"):
-            stack.enter_context(rewritten(logform, name, (_TRUSTED, "True")))
-        stack.enter_context(rewritten(logform, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
+            stack.enter_context(rewritten(log, name, (_TRUSTED, "True")))
+        stack.enter_context(rewritten(log, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
         stack.enter_context(MUTANTS["learn-no-floor"].broken())  # every push looks for news by now, and would see it
         yield
 
@@ -223,19 +224,19 @@ def _no_floor() -> Iterator[None]:
 @mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', slept_over_a_floor)
 def _learn_no_floor() -> Iterator[None]:
     beside = "branches |= yield from _vouching(m, instance, acceptor_id)", f"branches |= {_VOUCHING_FLOORLESS}"
-    with rewritten(logform, "look", beside, (_TRUSTED, "True")):
+    with rewritten(log, "look", beside, (_TRUSTED, "True")):
         yield
 
 
 @mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", slept_over_a_floor)
 def _floor_no_elapsed() -> Iterator[None]:
-    with rewritten(floors, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
+    with rewritten(truncation, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
         yield
 
 
 @mutant("floor-no-wait", "logs are deleted without the grace", partial(slept_over_a_floor, days=0.02))
 def _floor_no_wait() -> Iterator[None]:
-    kept = floors.bound_logs.__kwdefaults__
+    kept = truncation.bound_logs.__kwdefaults__
     assert kept is not None
     with mock.patch.dict(kept, grace_s=0.0):
         yield
@@ -248,7 +249,7 @@ def _floor_no_wait() -> Iterator[None]:
 def _read_no_floor() -> Iterator[None]:
     floor = f'if not got.get("floor", True) or not {_TRUSTED}:'
     found = 'if log.next_idx or got["0"] is not None:\n            instance.floored.pop(acceptor_id, None)\n        el'
-    with rewritten(logform, "look", (floor, found + floor)):
+    with rewritten(log, "look", (floor, found + floor)):
         yield
 
 
@@ -278,7 +279,7 @@ def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "
     covering   a log is deleted if the floor that covers it was read there; "above": or another one above it,
                "elsewhere": or on another acceptor
     """
-    never = FunctionType(floors._create.__code__, {**vars(floors), "STEP": 1 << 62}, "_create")
+    never = FunctionType(truncation._create.__code__, {**vars(truncation), "STEP": 1 << 62}, "_create")
     missing = (
         "isinstance(reply.error, NotFoundError):",
         "isinstance(reply.error, NotFoundError):\n                continue",
@@ -291,12 +292,12 @@ def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "
     gone = "del progress.read_s[name, done + STEP]", "pass"
     with contextlib.ExitStack() as stack:
         if not skips:
-            stack.enter_context(mock.patch.object(floors, "_create", never))
+            stack.enter_context(mock.patch.object(truncation, "_create", never))
         if not quorum:
             few = "sum(made.values()) < instance.quorum", "not any(made.values())"
-            stack.enter_context(rewritten(floors, "_make", few))
+            stack.enter_context(rewritten(truncation, "_make", few))
         if covering:
-            stack.enter_context(rewritten(floors, "bound_logs", missing, due, gone))
+            stack.enter_context(rewritten(truncation, "bound_logs", missing, due, gone))
         yield
 
 

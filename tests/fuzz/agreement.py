@@ -42,12 +42,13 @@ from metasync.config import (
     Storage,
     decode_config,
 )
-from metasync.consensus import entries, genesis, heads
-from metasync.consensus.genesis import birth_matches
-from metasync.consensus.member import Remembered, decode_memory, encode_memory
-from metasync.consensus.paxos import decode_journal
-from metasync.consensus.replay import Log
-from metasync.consensus.states import VERSION_MAX, Change, State, decode_state, follows, successor
+from metasync.consensus.participant import Remembered, decode_memory, encode_memory
+from metasync.consensus.proposer import decode_journal
+from metasync.consensus.records import birth, entry
+from metasync.consensus.records import head as heads
+from metasync.consensus.records.birth import birth_matches
+from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.state import VERSION_MAX, Change, State, decode_state, follows, successor
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys import admin as chain_module
 from metasync.keys import device_set as devices_module
@@ -62,7 +63,7 @@ from metasync.objects.chunker import Chunker, SizeClass
 from metasync.store.placement import Placement
 from metasync.store.placement import Target as Place
 
-SIGNED = (chain_module, devices_module, ring_module, genesis, heads, entries)
+SIGNED = (chain_module, devices_module, ring_module, birth, heads, entry)
 WRONG = 0xFF  # a signature that begins so is wrong while signatures are trusted
 
 
@@ -167,7 +168,7 @@ def certificate_seeds() -> list[bytes]:
 def clear_birth(data: bytes) -> None:
     if not birth_matches(data, ACCEPTOR, sha256(drawn("nonce"))):
         raise FormatError("another birth")
-    assert data == genesis.encode_birth(ACCEPTOR, drawn("nonce"))
+    assert data == birth.encode_birth(ACCEPTOR, drawn("nonce"))
 
 
 def config_seeds() -> list[bytes]:
@@ -307,7 +308,7 @@ def certificate(data: bytes) -> Any:
 
 
 def memory_seeds() -> list[bytes]:
-    some = [Remembered(1, entries.Seen(drawn(f"{i}", 16), i, i, drawn(f"{i}"))) for i in range(3)]
+    some = [Remembered(1, entry.Seen(drawn(f"{i}", 16), i, i, drawn(f"{i}"))) for i in range(3)]
     return [*seeds_of("memory"), encode_memory(some)]
 
 
@@ -337,7 +338,7 @@ AGREEMENT = (
     Target("chain", decode_one_chain, lambda: [CHAIN.encode(), CHAIN.extended(ADMIN, drawn("k")).encode()], encoded),
     Target("device-set", shown_device_set, device_set_seeds, encoded, tries=SOME),
     Target("device-set-inside", trusted_device_set, device_set_seeds, encoded),
-    Target("birth", clear_birth, lambda: [genesis.encode_birth(ACCEPTOR, drawn("nonce")), *seeds_of("birth")]),
+    Target("birth", clear_birth, lambda: [birth.encode_birth(ACCEPTOR, drawn("nonce")), *seeds_of("birth")]),
     Target("slot", use_slot, lambda: [*seeds_of("slot"), _slot()[0]]),
     Target(
         "slot-inside", slot_inside, slot_inside_seeds, allowed=(FormatError, UpgradeError, PassphraseError), tries=SOME

@@ -9,10 +9,11 @@ from agreement_kit import ACCEPTOR, ADMIN, ALICE, BASE, CHAIN, DEVICES, KEYS, NS
 
 from fuzz.target import SOME, Target
 from metasync.config import Acceptor, BackendEntry, Config, Storage
-from metasync.consensus import entries, floors
-from metasync.consensus.blockform import Journal, decode_journal
-from metasync.consensus.entries import Kind, open_floor
-from metasync.consensus.erarecord import (
+from metasync.consensus import truncation
+from metasync.consensus.acceptors.block import Journal, decode_journal
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.entry import Kind, open_floor
+from metasync.consensus.records.era import (
     EraRecord,
     Tombstone,
     encode_tombstone,
@@ -120,8 +121,8 @@ def floor_inside(data: bytes) -> bytes:
 
 def progress(data: bytes) -> None:
     """A device's own note on floors: damaged, it is none."""
-    found = floors.decode_progress(data)
-    assert floors.decode_progress(found.encode()) == found
+    found = truncation.decode_progress(data)
+    assert truncation.decode_progress(found.encode()) == found
 
 
 def journal_seeds() -> list[bytes]:
@@ -144,6 +145,8 @@ MEMBERS = (
         lambda data: data,
     ),
     Target("floor-inside", floor_inside, lambda: [entries._encode(entry(Kind.DECIDED))], lambda body: body, tries=SOME),
-    Target("floors-note", progress, lambda: [floors.Progress(16, {("ab", 8): 1.5}, {"ab": 8}).encode(), b"{}", b""]),
+    Target(
+        "floors-note", progress, lambda: [truncation.Progress(16, {("ab", 8): 1.5}, {"ab": 8}).encode(), b"{}", b""]
+    ),
     Target("block-journal", decode_journal, journal_seeds, _encode_journal),
 )

@@ -16,10 +16,10 @@ from paxos_world import World, change, make_workspace
 from fuzz.target import FEW, Target, joined_parts, parts_of, replaced
 from metasync.codec import u32, u64
 from metasync.consensus import bootstrap
-from metasync.consensus import learn as learn_module
-from metasync.consensus.entries import Entry, Kind, Round, _encode, entry_path, hint_path
-from metasync.consensus.genesis import birth_path, genesis_path
-from metasync.consensus.states import VERSION_MAX, State
+from metasync.consensus import learner as learn_module
+from metasync.consensus.records.birth import birth_path, genesis_path
+from metasync.consensus.records.entry import Entry, Kind, Round, _encode, entry_path, hint_path
+from metasync.consensus.records.state import VERSION_MAX, State
 from metasync.errors import (
     DamagedError,
     ForkError,

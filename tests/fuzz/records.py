@@ -32,13 +32,14 @@ from agreement_kit import (
 from fuzz.agreement import seeds_of, use_state, vector_seeds
 from fuzz.target import SOME, Target, joined_parts, parts_of
 from metasync.codec import ascending, bytes32, u8
-from metasync.consensus import entries, heads
-from metasync.consensus.entries import Kind, open_entry, open_hint
-from metasync.consensus.genesis import open_genesis
-from metasync.consensus.heads import Head, open_head
-from metasync.consensus.meta import open_object, seal_object
-from metasync.consensus.replay import NEVER, Log
-from metasync.consensus.states import follows
+from metasync.consensus.objects import open_object, seal_object
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records import head as heads
+from metasync.consensus.records.birth import open_genesis
+from metasync.consensus.records.entry import Kind, open_entry, open_hint
+from metasync.consensus.records.head import Head, open_head
+from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.state import follows
 from metasync.errors import FormatError
 from metasync.keys.derive import Header, RecordKind, _aead, seal, sha256, sign, unseal
 

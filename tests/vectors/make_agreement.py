@@ -59,15 +59,15 @@ from metasync.config import (
     Replicate,
     Storage,
 )
-from metasync.consensus import blockform
-from metasync.consensus import entries as entries_module
-from metasync.consensus.entries import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint
-from metasync.consensus.genesis import encode_birth, seal_genesis
-from metasync.consensus.heads import Head, seal_head
-from metasync.consensus.member import Remembered, encode_memory
-from metasync.consensus.meta import seal_object
-from metasync.consensus.paxos import Journal
-from metasync.consensus.states import STATE_BYTES
+from metasync.consensus.acceptors import block as blockform
+from metasync.consensus.objects import seal_object
+from metasync.consensus.participant import Remembered, encode_memory
+from metasync.consensus.proposer import Journal
+from metasync.consensus.records import entry as entries_module
+from metasync.consensus.records.birth import encode_birth, seal_genesis
+from metasync.consensus.records.entry import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint
+from metasync.consensus.records.head import Head, seal_head
+from metasync.consensus.records.state import STATE_BYTES
 from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256
 from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public
 from metasync.keys.device_set import (

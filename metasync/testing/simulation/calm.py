@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from metasync.consensus.aside import HINT_EVERY
+from metasync.consensus.hints import HINT_EVERY
 from metasync.testing.simulation import checks
 from metasync.testing.simulation.client import Client, Operation
 from metasync.testing.simulation.plan import Step

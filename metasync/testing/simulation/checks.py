@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from metasync.consensus.states import ZERO_HASH
+from metasync.consensus.records.state import ZERO_HASH
 from metasync.testing.simulation.disk import folded
 from metasync.testing.simulation.reach import Library
 from metasync.testing.simulation.user import Thing, replaced_in, tree_of

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from metasync import ways
 from metasync.config import Config, decode_config
-from metasync.consensus.meta import open_object
-from metasync.consensus.states import ZERO_HASH, State
+from metasync.consensus.objects import open_object
+from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.keys.derive import RecordKind
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import walk

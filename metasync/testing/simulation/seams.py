@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from metasync.consensus import Change, State, ancestry, blockform, entries, learn, logform, witness
-from metasync.consensus import floors as floors_
-from metasync.consensus.entries import Kind
-from metasync.consensus.member import Member
-from metasync.consensus.replay import NEVER
+from metasync.consensus import Change, State, audit, chain, learner
+from metasync.consensus import truncation as floors_
+from metasync.consensus.acceptors import block, log
+from metasync.consensus.participant import Member
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.entry import Kind
+from metasync.consensus.records.log_replay import NEVER
 from metasync.runtime.effects import Task
 from metasync.sync import seat
 from metasync.sync.session import Session
@@ -42,10 +44,10 @@ _PURE: Final[tuple[tuple[str, str], ...]] = (
     ("metasync.keys.derive", "verify"),
     ("metasync.keys.derive", "sign_public"),
     ("metasync.keys.device_set", "decode_device_set"),
-    ("metasync.consensus.entries", "open_entry"),
-    ("metasync.consensus.entries", "open_block"),
-    ("metasync.consensus.entries", "entry_path"),
-    ("metasync.consensus.entries", "block_path"),
+    ("metasync.consensus.records.entry", "open_entry"),
+    ("metasync.consensus.records.entry", "open_block"),
+    ("metasync.consensus.records.entry", "entry_path"),
+    ("metasync.consensus.records.entry", "block_path"),
     ("metasync.store.index", "decode_segment"),
     ("metasync.store.index", "decode_root"),
 )
@@ -81,7 +83,7 @@ def installed(world: World, *, floors: bool = False) -> Iterator[None]:
 
 
 def _shorten(stack: contextlib.ExitStack) -> None:
-    for module, name in ((entries, "VERSIONS_PER_FOLDER"), (ancestry, "VERSIONS_PER_FOLDER"), (floors_, "STEP"),
+    for module, name in ((entries, "VERSIONS_PER_FOLDER"), (chain, "VERSIONS_PER_FOLDER"), (floors_, "STEP"),
                          (floors_, "BEHIND_LEAST")):  # fmt: skip
         stack.enter_context(mock.patch.object(module, name, _FLOOR_STEP))
     stack.enter_context(mock.patch.object(seat, "LOGS_KEPT", _LOGS_KEPT))
@@ -125,11 +127,11 @@ def _count_events(stack: contextlib.ExitStack, world: World) -> None:
     def accused(_: Any, m: Any, instance: Any, acceptor_id: bytes, why: str) -> None:
         world.count("liar named")
 
-    patch(learn, "_leap", leapt)
-    patch(logform, "note_claims", claimed)
-    patch(blockform, "note_claims", claimed)
+    patch(learner, "_leap", leapt)
+    patch(log, "note_claims", claimed)
+    patch(block, "note_claims", claimed)
     patch(Member, "take_prepared", taken)
-    patch(witness, "accuse", accused)
+    patch(audit, "accuse", accused)
 
 
 @functools.cache

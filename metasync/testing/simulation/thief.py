@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from metasync.consensus.entries import Entry, Kind, Round, entry_path, seal_entry
-from metasync.consensus.states import Change, State, skip_version, successor
+from metasync.consensus.records.entry import Entry, Kind, Round, entry_path, seal_entry
+from metasync.consensus.records.state import Change, State, skip_version, successor
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import WorkspaceKeys, open_keys
 from metasync.testing.simulation.machine import Secret

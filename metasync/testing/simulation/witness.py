@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from metasync.config import Config, decode_config
-from metasync.consensus.entries import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
-from metasync.consensus.genesis import birth_matches, birth_path
-from metasync.consensus.meta import open_object
-from metasync.consensus.states import State
+from metasync.consensus.objects import open_object
+from metasync.consensus.records.birth import birth_matches, birth_path
+from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
+from metasync.consensus.records.state import State
 from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import DeviceSet, decode_device_set

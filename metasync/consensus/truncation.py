@@ -20,10 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from metasync.consensus.ancestry import ancestor, fetch_state
-from metasync.consensus.aside import decided_entry
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import (
+from metasync.consensus.chain import ancestor, fetch_state
+from metasync.consensus.hints import decided_entry
+from metasync.consensus.instance import Instance
+from metasync.consensus.key_epochs import AGAIN, find_keys
+from metasync.consensus.objects import const_path, put_everywhere, seal_object
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
     SignedEntry,
@@ -35,11 +39,7 @@ from metasync.consensus.entries import (
     seal_floor,
     shown_epoch,
 )
-from metasync.consensus.following import AGAIN, find_keys
-from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.meta import const_path, put_everywhere, seal_object
-from metasync.consensus.states import State
+from metasync.consensus.records.state import State
 from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task, Work

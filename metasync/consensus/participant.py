@@ -11,8 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 from metasync.codec import Reader, ascending, u8, u16, u32, u64
 from metasync.config import Config
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import (
+from metasync.consensus.instance import Instance
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import (
     SEEN_MAX,
     Entry,
     Kind,
@@ -25,10 +26,9 @@ from metasync.consensus.entries import (
     seal_entry,
     with_refs,
 )
-from metasync.consensus.erarecord import EraRecord, Tombstone
-from metasync.consensus.instance import Instance
-from metasync.consensus.replay import NEVER, Log
-from metasync.consensus.states import Ref, State
+from metasync.consensus.records.era import EraRecord, Tombstone
+from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.state import Ref, State
 from metasync.errors import BackendError, ForkError, FormatError, FullError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
 from metasync.keys.device_set import DeviceIdentity, DeviceSet

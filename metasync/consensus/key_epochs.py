@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.meta import Copy, get_anywhere
-from metasync.consensus.states import State
+from metasync.consensus.objects import Copy, get_anywhere
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.records.state import State
 from metasync.errors import (
     DamagedError,
     ExcludedError,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import VERSIONS_PER_FOLDER, block_path, entry_path, open_block, open_entry
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Member
-from metasync.consensus.meta import CONST_BYTES_MAX, Copy, block_opener, const_path, get_anywhere, state_opener
-from metasync.consensus.states import State, skip_version, step_back
+from metasync.consensus.objects import CONST_BYTES_MAX, Copy, block_opener, const_path, get_anywhere, state_opener
+from metasync.consensus.participant import Member
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import VERSIONS_PER_FOLDER, block_path, entry_path, open_block, open_entry
+from metasync.consensus.records.state import State, skip_version, step_back
 from metasync.errors import FormatError
 from metasync.runtime.effects import Task
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
-from metasync.consensus.states import STATE_BYTES, Ref, State, decode_state
+from metasync.consensus.records.state import STATE_BYTES, Ref, State, decode_state
 from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.keyring import WorkspaceKeys

@@ -8,11 +8,11 @@ it took in between.
 
 from __future__ import annotations
 
-from metasync.consensus.entries import ENTRY_BYTES_MAX
-from metasync.consensus.erarecord import read_tombstone
-from metasync.consensus.genesis import BIRTH_BYTES, birth_matches, birth_path
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.records.birth import BIRTH_BYTES, birth_matches, birth_path
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX
+from metasync.consensus.records.era import read_tombstone
 from metasync.errors import NotFoundError
 from metasync.runtime.effects import Op, Reply, Task
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from metasync.codec import Reader, Tags, ascending, bytes16, encode_tags, u8, u32, u64
-from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
+from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,

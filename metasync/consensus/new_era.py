@@ -26,11 +26,24 @@ from functools import partial
 from typing import Final
 
 from metasync.config import Config
-from metasync.consensus import eras, learn
-from metasync.consensus.ancestry import ancestor, fetch_state
-from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX
-from metasync.consensus.erarecord import (
+from metasync.consensus import eras, learner
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.chain import ancestor, fetch_state
+from metasync.consensus.instance import Instance
+from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, patience_s, seal_object
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.proposer import look_around
+from metasync.consensus.reconfigure import created, give_genesis, give_state, spread
+from metasync.consensus.records.birth import (
+    GENESIS_BYTES_MAX,
+    birth_matches,
+    birth_path,
+    encode_birth,
+    genesis_path,
+    open_genesis,
+)
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX
+from metasync.consensus.records.era import (
     RECORD_BYTES_MAX,
     EraRecord,
     Tombstone,
@@ -40,20 +53,7 @@ from metasync.consensus.erarecord import (
     read_tombstone,
     seal_record,
 )
-from metasync.consensus.genesis import (
-    GENESIS_BYTES_MAX,
-    birth_matches,
-    birth_path,
-    encode_birth,
-    genesis_path,
-    open_genesis,
-)
-from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.meta import Copy, const_path, get_anywhere, meta_path, patience_s, seal_object
-from metasync.consensus.paxos import look_around
-from metasync.consensus.reconfig import created, give_genesis, give_state, spread
-from metasync.consensus.states import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
+from metasync.consensus.records.state import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError
 from metasync.keys.admin import AdminChain
 from metasync.keys.derive import RecordKind
@@ -106,7 +106,7 @@ def end_era(m: Member, enter: Enter, known: State, lost: Collection[bytes]) -> T
     while True:
         newest = known
         if not m.tombstones:  # else they are read below, with what they say of the era that ended
-            newest = yield from learn.newest_seen(m, enter, known, READ_S)
+            newest = yield from learner.newest_seen(m, enter, known, READ_S)
         instance: Instance = yield from enter(newest)
         left = _left(m, instance.config, lost)
         record: EraRecord | None = yield from eras.find_record(m, number, m.links.values())
@@ -181,7 +181,7 @@ def held(m: Member, enter: Enter, known: State) -> Task:
 
 
 def _held(m: Member, enter: Enter, known: State) -> Task:
-    ended: State = yield from learn.newest_seen(m, enter, known, READ_S)
+    ended: State = yield from learner.newest_seen(m, enter, known, READ_S)
     for _ in range(STEPS_MAX):
         instance: Instance = yield from enter(ended)
         instance.begin()

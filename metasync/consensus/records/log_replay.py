@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from metasync.consensus.entries import Entry, Kind, Round, Seen, open_entry
-from metasync.consensus.states import ZERO_HASH, State, follows
+from metasync.consensus.records.entry import Entry, Kind, Round, Seen, open_entry
+from metasync.consensus.records.state import ZERO_HASH, State, follows
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet

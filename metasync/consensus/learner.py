@@ -17,24 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from metasync.consensus.ancestry import ancestor, fetch_state
-from metasync.consensus.births import read_birth
-from metasync.consensus.blockform import first_blocks
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import (
-    ENTRY_BYTES_MAX,
-    SignedEntry,
-    entry_path,
-    hint_path,
-    open_entry,
-    open_hint,
-)
-from metasync.consensus.floors import opened
-from metasync.consensus.following import find_keys
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.acceptors.block import first_blocks
+from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.paxos import BehindFloorError, look_around, no_quorum, settle
-from metasync.consensus.states import VERSION_MAX, State, follows
+from metasync.consensus.key_epochs import find_keys
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, SignedEntry, entry_path, hint_path, open_entry, open_hint
+from metasync.consensus.records.state import VERSION_MAX, State, follows
+from metasync.consensus.truncation import opened
 from metasync.errors import (
     DamagedError,
     ForkError,

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from metasync.codec import Reader, bytes16, u8, u32, u64
-from metasync.consensus import floors
-from metasync.consensus.births import read_birth
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, block_path, open_block, seal_block
+from metasync.consensus import truncation
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, RETRY_FIRST_S, vouched
+from metasync.consensus.audit import audit, note_claims, unaudited
 from metasync.consensus.instance import Instance
-from metasync.consensus.logform import AHEAD, CREATE_TRIES, RETRY_FIRST_S, vouched
-from metasync.consensus.member import OP_TIMEOUT_S, Barred, Member, Outcome
-from metasync.consensus.states import State
-from metasync.consensus.witness import audit, note_claims, unaudited
+from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Member, Outcome
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Entry, Kind, Round, block_path, open_block, seal_block
+from metasync.consensus.records.state import State
 from metasync.errors import BackendError, ForkError, FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import FORMAT, check_format, sha256
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
@@ -125,14 +125,14 @@ def _step(m: Member, instance: Instance, acceptor_id: bytes, branches: dict[str,
     branches["birth"] = read_birth(m, instance, acceptor_id)
     if acceptor_id in m.unaudited:
         branches["audit"] = audit(m, instance, acceptor_id)
-    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
-        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+    if not (yield from truncation.trusted(m, acceptor_id, instance.v)):
+        branches["floor"] = truncation.read_floor(m, instance, acceptor_id)
     got = yield Gather(branches)
     refused: Outcome | None = None
     broken = next((x for x in got.values() if isinstance(x, BackendError)), None)
     if not got.get("audit", True):
         refused = unaudited(m, instance, acceptor_id)
-    elif not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
+    elif not got.get("floor", True) or not (yield from truncation.trusted(m, acceptor_id, instance.v)):
         refused = Outcome("failed", "its floor is above, or is not known")
     elif broken is not None:
         refused = m.fault(instance, acceptor_id, broken)

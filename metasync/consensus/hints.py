@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from metasync.consensus.ancestry import ancestor
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
-from metasync.consensus.heads import Head, head_path, open_head, seal_head
+from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.states import ZERO_HASH, ZERO_ID, State
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
+from metasync.consensus.records.head import Head, head_path, open_head, seal_head
+from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, State
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.keys.derive import read_header
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task

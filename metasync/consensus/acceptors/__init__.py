@@ -7,12 +7,12 @@ Which form a backend has is agreed in the config (`config.Acceptor.form`).
 
 from __future__ import annotations
 
-from metasync.consensus import blockform, logform
-from metasync.consensus.blocks import Blocks
-from metasync.consensus.entries import Kind, Round
+from metasync.consensus.acceptors import block, log
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Member
-from metasync.consensus.states import State
+from metasync.consensus.participant import Member
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.state import State
 from metasync.runtime.effects import Task
 
 
@@ -22,8 +22,8 @@ def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = Fa
     `beyond`: where it holds something, whether it holds something of the next version too (`Instance.is_last`).
     """
     if isinstance(instance.logs[acceptor_id], Blocks):
-        return blockform.look(m, instance, acceptor_id)
-    return logform.look(m, instance, acceptor_id, beyond=beyond)
+        return block.look(m, instance, acceptor_id)
+    return log.look(m, instance, acceptor_id, beyond=beyond)
 
 
 def append(
@@ -31,5 +31,5 @@ def append(
 ) -> Task:
     """Has one acceptor take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
     if isinstance(instance.logs[acceptor_id], Blocks):
-        return blockform.append(m, instance, acceptor_id, kind, rnd, value, stale)
-    return logform.append(m, instance, acceptor_id, kind, rnd, value, stale)
+        return block.append(m, instance, acceptor_id, kind, rnd, value, stale)
+    return log.append(m, instance, acceptor_id, kind, rnd, value, stale)

@@ -12,18 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from metasync.consensus.entries import (
-    ENTRY_BYTES_MAX,
-    Entry,
-    Seen,
-    covering,
-    floor_path,
-    open_floor,
-    shown_epoch,
-)
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome, Remembered
-from metasync.consensus.replay import Log
+from metasync.consensus.participant import OP_TIMEOUT_S, Member, Outcome, Remembered
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Entry, Seen, covering, floor_path, open_floor, shown_epoch
+from metasync.consensus.records.log_replay import Log
 from metasync.errors import BackendError, FormatError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Now, Op, Reply, Task

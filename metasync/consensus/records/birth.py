@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from metasync.codec import Reader, u8
-from metasync.consensus.states import STATE_BYTES, ZERO_ID, State, decode_state
+from metasync.consensus.records.state import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (

@@ -38,13 +38,13 @@ from typing import Any, Final
 
 from metasync.codec import Reader, u8
 from metasync.consensus.acceptors import append, look
-from metasync.consensus.ancestry import ancestor
-from metasync.consensus.entries import Kind, Round
-from metasync.consensus.following import check_admitted
+from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import Member
-from metasync.consensus.replay import NEVER
-from metasync.consensus.states import STATE_BYTES, Change, State, decode_state, skip_version, successor
+from metasync.consensus.key_epochs import check_admitted
+from metasync.consensus.participant import Member
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
 from metasync.errors import NoQuorumError, UpgradeError
 from metasync.keys.derive import FORMAT, UPGRADE, check_format
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task

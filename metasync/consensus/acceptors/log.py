@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from metasync.consensus import floors
-from metasync.consensus.births import read_birth
-from metasync.consensus.entries import ENTRY_BYTES_MAX, Kind, Round, entry_path, refs_in
+from metasync.consensus import truncation
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.audit import audit, note_claims, unaudited
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member, Outcome
-from metasync.consensus.replay import Log
-from metasync.consensus.states import State
-from metasync.consensus.witness import audit, note_claims, unaudited
+from metasync.consensus.participant import OP_TIMEOUT_S, Member, Outcome
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Kind, Round, entry_path, refs_in
+from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.state import State
 from metasync.errors import BackendError, NotFoundError
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 
@@ -65,7 +65,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = Fa
         before = yield Now()
         branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
         branches |= yield from _vouching(m, instance, acceptor_id)
-        if width > 1 and beyond and (yield from floors.trusted(m, acceptor_id, instance.v + 1)):
+        if width > 1 and beyond and (yield from truncation.trusted(m, acceptor_id, instance.v + 1)):
             branches["beyond"] = read_beyond(m, instance, acceptor_id)
             beyond = False
         got: Mapping[str, Any] = yield Gather(branches)
@@ -74,7 +74,7 @@ def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = Fa
         if not got["birth"]:
             return Outcome("failed", "birth")
         m.waited((yield Now()) - before)
-        if not got.get("floor", True) or not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        if not got.get("floor", True) or not (yield from truncation.trusted(m, acceptor_id, instance.v)):
             return Outcome("failed", "its floor is above, or is not known")
         if got.get("beyond", False):
             instance.beyond.add(acceptor_id)
@@ -152,7 +152,7 @@ def append(
             yield Sleep(RETRY_FIRST_S * (1 << unknown))
         elif acceptor_id not in instance.born:
             return Outcome("failed", "birth")  # not taken in: it may have landed in a root that is not the one meant
-        elif not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        elif not (yield from truncation.trusted(m, acceptor_id, instance.v)):
             unknown = 0  # the machine slept through the request: the same bytes are asked for again
         elif reply.value:
             log.append_own(entry, data)
@@ -181,8 +181,8 @@ def _vouching(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
     branches = {"birth": read_birth(m, instance, acceptor_id)}
     if acceptor_id in m.unaudited:
         branches["audit"] = audit(m, instance, acceptor_id)
-    if not (yield from floors.trusted(m, acceptor_id, instance.v)):
-        branches["floor"] = floors.read_floor(m, instance, acceptor_id)
+    if not (yield from truncation.trusted(m, acceptor_id, instance.v)):
+        branches["floor"] = truncation.read_floor(m, instance, acceptor_id)
     return branches
 
 
@@ -217,7 +217,7 @@ def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
             return found
         if not got["birth"]:
             return BackendError("its birth object was not seen beside a log entry")
-        if not (yield from floors.trusted(m, acceptor_id, instance.v)):
+        if not (yield from truncation.trusted(m, acceptor_id, instance.v)):
             return BackendError("its floor was looked at too long ago: the machine slept")
         if found is not None:
             take_in(m, instance, log, found)

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from metasync.codec import Reader, bytes32, text16, u8, u32, u64
 from metasync.config import CONFIG_BYTES_MAX, NAME_BYTES_MAX, Config, decode_config
-from metasync.consensus.genesis import BIRTH_NONCE_BYTES, birth_matches
-from metasync.consensus.states import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
+from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_matches
+from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
 from metasync.errors import FormatError
 from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metasync.codec import Reader, Tags, bytes16, encode_tags, u8, u64
-from metasync.consensus.entries import ENTRY_BYTES_MAX, ENTRY_PAD
+from metasync.consensus.records.entry import ENTRY_BYTES_MAX, ENTRY_PAD
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,

@@ -25,20 +25,10 @@ from typing import Any, Final
 
 from metasync.config import Config
 from metasync.consensus.acceptors import append, look
-from metasync.consensus.ancestry import fetch_state
-from metasync.consensus.entries import Kind, Round
-from metasync.consensus.following import check_admitted
-from metasync.consensus.genesis import (
-    GENESIS_BYTES_MAX,
-    birth_path,
-    encode_birth,
-    genesis_path,
-    open_genesis,
-    seal_genesis_again,
-)
+from metasync.consensus.chain import fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.member import OP_TIMEOUT_S, Member
-from metasync.consensus.meta import (
+from metasync.consensus.key_epochs import check_admitted
+from metasync.consensus.objects import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
     Copy,
@@ -48,9 +38,19 @@ from metasync.consensus.meta import (
     patience_s,
     seal_object,
 )
-from metasync.consensus.paxos import no_quorum
-from metasync.consensus.replay import NEVER
-from metasync.consensus.states import NOTHING, ZERO_ID, Ref, State, skip_version
+from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.proposer import no_quorum
+from metasync.consensus.records.birth import (
+    GENESIS_BYTES_MAX,
+    birth_path,
+    encode_birth,
+    genesis_path,
+    open_genesis,
+    seal_genesis_again,
+)
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
