@@ -34,10 +34,10 @@ from metasync.sync.enrolment import (
     save_secret,
 )
 from metasync.sync.eras import noted_tombstones
-from metasync.sync.fsio import Disk
 from metasync.sync.identity import IdentityGuard, place_now
 from metasync.sync.seat import MEMORY_KEY, Seat, local_value
 from metasync.ways import ASK_TIMEOUT_S, INCARNATION_BYTES
+from metasync.worktree.disk import Disk
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend, BackendUrl

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
-from metasync.sync.paths import TreePath, tree_path
+from metasync.worktree.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
     from metasync.reports.backends import LogItem

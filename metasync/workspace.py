@@ -47,9 +47,9 @@ from metasync.sync.enrolment import (
     required,
     write_local,
 )
-from metasync.sync.fsio import WorkTree
-from metasync.sync.probe import rules_of
 from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.fs_probe import rules_of
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend
@@ -526,7 +526,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
     @contextlib.contextmanager
     def _taken_up(self, what: str, seat: Seat) -> Iterator[Session]:
         """A session in the place of a seat, after finishing what an earlier process left."""
-        from metasync.sync.checkout import Checkout
+        from metasync.checkout.checkout import Checkout
         from metasync.sync.session import Session
 
         s = Session.of(seat)

@@ -22,7 +22,7 @@ from workdir import (
     write,
 )
 
-from metasync.sync.checkout import PLAN_KEY, Applied
+from metasync.checkout.checkout import PLAN_KEY, Applied
 
 LATER_NS = MTIME_NS + 10**9
 

@@ -28,9 +28,10 @@ from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime import effects
-from metasync.sync import fsio, session
+from metasync.sync import session
 from metasync.sync.history import version_of
 from metasync.workspace import Workspace
+from metasync.worktree import disk
 
 PASSPHRASE = "correct horse battery staple"
 NAME = "crashes"
@@ -377,7 +378,7 @@ def die_at_call(k: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 DISK_WRITES = ("write", "mkdir", "rmdir", "unlink", "symlink", "link", "rename", "rename_new", "exchange", "chmod",
                "fchmod", "utime", "futime", "syncfs")  # fmt: skip
-_SEAMS: dict[Any, tuple[str, ...]] = {fsio.Disk: DISK_WRITES, LocalDb: ("_execute", "_many")}
+_SEAMS: dict[Any, tuple[str, ...]] = {disk.Disk: DISK_WRITES, LocalDb: ("_execute", "_many")}
 
 
 def _seams() -> None:
@@ -391,7 +392,7 @@ _seams()
 
 def pull_with_editor(directory: str, dies_after: int) -> int:
     """Pulls while an editor saves every file at the last moment before it is replaced; dies after so many exchanges."""
-    exchange, calls = fsio.Disk.exchange, itertools.count(1)
+    exchange, calls = disk.Disk.exchange, itertools.count(1)
 
     def edited(self: Any, one: bytes, one_fd: int, other: bytes, other_fd: int) -> bool:
         fd = os.open(b"~$saving", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=other_fd)
@@ -403,7 +404,7 @@ def pull_with_editor(directory: str, dies_after: int) -> int:
             os._exit(DEAD)
         return done
 
-    fsio.Disk.exchange = edited  # type: ignore[method-assign]
+    disk.Disk.exchange = edited  # type: ignore[method-assign]
     return run_pull(directory)
 
 
@@ -543,7 +544,7 @@ def mortal_clients(patch: Any) -> Iterator[threading.local]:
         if fate is not None:
             thing._fate = fate
 
-    for owner, names in ((fsio.Disk, DISK_WRITES), (LocalDb, ("_execute", "_many"))):
+    for owner, names in ((disk.Disk, DISK_WRITES), (LocalDb, ("_execute", "_many"))):
         begin = owner.__init__
 
         def born(self: Any, *args: Any, _begin: Any = begin, **kwargs: Any) -> None:

@@ -1,7 +1,8 @@
 """Disks that treat names as other systems do, over a real directory: macOS, Windows, FAT, a casefolded ext4, HFS+.
 
 Each is a `Disk` which finds names as that system would, refuses what it refuses, and spells what it spells. The rules
-here are written for themselves, so that they check those of `metasync.sync.names`. `Folder` is the user at such a disk.
+here are written for themselves, so that they check those of `metasync.worktree.names`. `Folder` is the user at such a
+disk.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from workspace_kit import CHEAP, PASSPHRASE
 
 from metasync.objects.model import Entry
 from metasync.reports.sync import PullReport
-from metasync.sync.fsio import WorkTree
 from metasync.workspace import CloneReport, Workspace
+from metasync.worktree.disk import WorkTree
 
 FAT_TICK_NS = 2 * 10**9
 

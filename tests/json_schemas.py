@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from metasync import preferences, render, workspace
+from metasync.merge import changes
 from metasync.reports import backends, history, members, sync
-from metasync.sync import changes, evidence
+from metasync.sync import evidence
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"

@@ -45,10 +45,10 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
-from metasync.sync import scan
-from metasync.sync.fsio import Disk
 from metasync.testing.faults import Plan
 from metasync.workspace import Workspace
+from metasync.worktree import scan
+from metasync.worktree.disk import Disk
 
 FILES = {"notes.txt": b"one\ntwo\nthree\n", "d/photo.bin": os.urandom(20_000), "d/e/f": b"deep"}
 

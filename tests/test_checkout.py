@@ -29,10 +29,10 @@ from workdir import (
     read,
 )
 
+from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry
-from metasync.sync.checkout import Change, Checkout
-from metasync.sync.rows import load_rows
+from metasync.worktree.index import load_rows
 
 
 @pytest.fixture

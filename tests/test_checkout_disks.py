@@ -44,10 +44,10 @@ from workdir import (
     write,
 )
 
+from metasync.checkout.checkout import PLAN_KEY, Change, Checkout
 from metasync.errors import WorkspaceError
-from metasync.sync import fsio
-from metasync.sync.checkout import PLAN_KEY, Change, Checkout
-from metasync.sync.rows import load_rows
+from metasync.worktree import disk as fsio
+from metasync.worktree.index import load_rows
 
 
 @pytest.fixture

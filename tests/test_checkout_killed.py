@@ -42,10 +42,10 @@ from workdir import (
     read,
 )
 
+from metasync.checkout.checkout import Checkout
 from metasync.errors import WorkspaceError
-from metasync.sync import fsio
-from metasync.sync.checkout import Checkout
-from metasync.sync.fsio import Disk
+from metasync.worktree import disk as fsio
+from metasync.worktree.disk import Disk
 
 
 def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, **kwargs: Any) -> bool:
@@ -254,7 +254,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from checkout_kit import NEW, OLD
 from workdir import QuietDisk, Workspace, entries
-from metasync.sync.checkout import Checkout
+from metasync.checkout.checkout import Checkout
 class Slow(QuietDisk):
     def rename_new(self, *args):
         super().rename_new(*args); time.sleep(0.002)

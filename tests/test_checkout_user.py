@@ -35,7 +35,7 @@ from workdir import (
     trees,
 )
 
-from metasync.sync.checkout import Checkout
+from metasync.checkout.checkout import Checkout
 
 
 @pytest.fixture

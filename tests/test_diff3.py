@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from metasync.sync import diff3
-from metasync.sync.diff3 import LINES_MAX, TEXT_BYTES_MAX, merge3
+from metasync.merge import lines as diff3
+from metasync.merge.lines import LINES_MAX, TEXT_BYTES_MAX, merge3
 
 examples = settings(max_examples=200, deadline=None, database=None, print_blob=True)
 

@@ -16,10 +16,10 @@ from metasync.errors import DamagedError, UsageError, WorkspaceError
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, Snapshot
 from metasync.sync import extract as extracting
-from metasync.sync import fsio
 from metasync.sync.delivery import ChangedMeanwhile
-from metasync.sync.fsio import Disk
 from metasync.workspace import Workspace
+from metasync.worktree import disk
+from metasync.worktree.disk import Disk
 
 BIG = os.urandom(1_300_000)
 
@@ -162,8 +162,8 @@ def test_hostile_names_are_refused(
 def test_names_that_lead_out_do_not_decode(lab: Lab, past: Workspace, name: bytes) -> None:
     with past._session("test") as s, pytest.raises(ValueError, match="not a valid next name"):
         walk.directory.encode_dir([(name, Entry(Kind.DIR, 0o755, 0, 0, bytes(32)))], s.ids)
-    assert fsio.check_path(name + b"/x") or name == b"../up" or name == b"/abs"
-    assert fsio.check_path(b"d/" + name) != "" or b"/" in name
+    assert disk.check_path(name + b"/x") or name == b"../up" or name == b"/abs"
+    assert disk.check_path(b"d/" + name) != "" or b"/" in name
 
 
 def test_what_can_be_had_is_restored_and_the_rest_is_listed(lab: Lab, past: Workspace) -> None:

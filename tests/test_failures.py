@@ -13,14 +13,14 @@ from typing import Any, Literal
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, wipe, write  # noqa: F401
 
+from metasync.checkout import trash as replaced_module
 from metasync.consensus import State
 from metasync.errors import NoQuorumError
 from metasync.sync import push as push_module
-from metasync.sync import replaced as replaced_module
-from metasync.sync.rows import load_rows
 from metasync.sync.session import Session
 from metasync.testing.faults import Fault, Plan
 from metasync.workspace import Workspace
+from metasync.worktree.index import load_rows
 
 NAMES = ("a", "b", "c")
 

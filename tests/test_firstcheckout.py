@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
+from metasync.checkout import checkout
+from metasync.checkout.apply import Placer
+from metasync.checkout.checkout import Checkout
 from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress
 from metasync.local import spill
 from metasync.local.state import TREE_KEY
 from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, UNFINISHED_KEY
 from metasync.objects import walk_large
-from metasync.sync import checkout, firstcheckout, joining
-from metasync.sync.checkout import Checkout
-from metasync.sync.fsio import Disk
-from metasync.sync.place import Placer
+from metasync.sync import firstcheckout, joining
 from metasync.workspace import CloneReport, Workspace
+from metasync.worktree.disk import Disk
 
 MB = 1 << 20
 

@@ -16,7 +16,7 @@ from workdir import DIR, Link
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import GuardError, WorkspaceError
-from metasync.sync.guard import NAMES_MAX, SMALL_FILES, Loss, Verb, guard, loss, stop
+from metasync.merge.guard import NAMES_MAX, SMALL_FILES, Loss, Verb, guard, loss, stop
 from metasync.workspace import Workspace
 
 MANY = {f"d{i % 4}/file-{i:02}": b"content %d" % i for i in range(30)}  # more than SMALL_FILES

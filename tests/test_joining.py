@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa: F401
 
+from metasync.checkout.checkout import Checkout
 from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
 from metasync.sync import joining
-from metasync.sync.checkout import Checkout
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Session
 from metasync.testing.counting import CountingBackend

@@ -23,11 +23,11 @@ from metasync.objects.walk import build, build_nodes, flatten
 from metasync.store import index
 from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
 from metasync.store.pack_format import Located
-from metasync.sync import scan as scanning
-from metasync.sync.names import unportable
 from metasync.sync.pull import summary, summary_of_new
-from metasync.sync.rows import pack_entry, unpack_entry
-from metasync.sync.unread import Unread, UnreadHere
+from metasync.worktree import scan as scanning
+from metasync.worktree.index import pack_entry, unpack_entry
+from metasync.worktree.names import unportable
+from metasync.worktree.pending_reads import Unread, UnreadHere
 
 DIR = Entry(Kind.DIR, 0o755, 0, 0, b"")
 
@@ -125,8 +125,8 @@ def test_ids_that_begin_alike_are_told_apart(few: int, monkeypatch: pytest.Monke
 def test_what_is_unread_comes_back_whole(
     held: int, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metasync.sync.unread.PACKED_BYTES_LEAST", least)
-    monkeypatch.setattr("metasync.sync.unread.HELD_MAX", held)
+    monkeypatch.setattr("metasync.worktree.pending_reads.PACKED_BYTES_LEAST", least)
+    monkeypatch.setattr("metasync.worktree.pending_reads.HELD_MAX", held)
     (tmp_path / "file").write_bytes(b"1234")
     (tmp_path / "link").symlink_to("file")
     file, link = (tmp_path / "file").lstat(), (tmp_path / "link").lstat()
@@ -217,7 +217,7 @@ def test_a_scan_of_many_files_finds_what_one_of_few_does(tmp_path: Path, monkeyp
         (work.root / "link").symlink_to("x")
         few = work.scan(store=False)
         monkeypatch.setattr(scanning, "HELD_MAX", 10)
-        monkeypatch.setattr("metasync.sync.unread.HELD_MAX", 10)
+        monkeypatch.setattr("metasync.worktree.pending_reads.HELD_MAX", 10)
         monkeypatch.setattr(spill, "HELD_MAX", 3)
         many = work.scan()
         assert isinstance(many.tree, Large)
@@ -240,7 +240,7 @@ def test_what_was_read_when_a_scan_broke_off_is_told(tmp_path: Path, monkeypatch
             self.rows = dict(rows)
 
     monkeypatch.setattr(scanning, "HELD_MAX", 3)
-    monkeypatch.setattr("metasync.sync.unread.HELD_MAX", 3)
+    monkeypatch.setattr("metasync.worktree.pending_reads.HELD_MAX", 3)
     with Workspace(tmp_path / "w") as work:
         write(work.root, {b"d/%d" % n: b"%d" % n for n in range(9)})
         reading, left = Reading(), [5]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from metasync.errors import UpgradeError, WorkspaceError
 from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
+from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 
 FILE = Entry(Kind.FILE, 0o644, -5, 7, b"h" * 32, b"", ((7, b"x"),))
 

@@ -11,17 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasync.codec import TAGS_MAX, Tags
+from metasync.merge.trees import TEXT_BYTES_MAX, Conflict, Merge, Reason, TextMerge, conflict_name, diff, merge
 from metasync.objects.model import Entry, Kind
-from metasync.sync.merge import (
-    TEXT_BYTES_MAX,
-    Conflict,
-    Merge,
-    Reason,
-    TextMerge,
-    conflict_name,
-    diff,
-    merge,
-)
 
 Tree = dict[bytes, Entry]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.sync.names import (
+from metasync.worktree.names import (
     ANY,
     CASEFOLD,
     FAT,

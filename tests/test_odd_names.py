@@ -20,18 +20,18 @@ from workdir import write as write_short
 from workspace_kit import Lab, lab, run_process
 
 from metasync import render
+from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import FormatError
 from metasync.local.state import LocalDb
+from metasync.merge.trees import conflict_name
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.sync.checkout import Change, Checkout
-from metasync.sync.fsio import check_name, check_path
-from metasync.sync.merge import conflict_name
-from metasync.sync.oddnames import folds_to_state
-from metasync.sync.probe import rules_of
-from metasync.sync.rows import load_rows
+from metasync.worktree.disk import check_name, check_path
+from metasync.worktree.fs_probe import rules_of
+from metasync.worktree.index import load_rows
+from metasync.worktree.names import folds_to_state
 
 __all__ = ["lab"]
 
@@ -574,8 +574,8 @@ def test_killed_between_two_spellings(tmp_path: Path) -> None:
 
 
 def test_other_disks_are_what_they_are_taken_for(tmp_path: Path) -> None:
-    """The disks of these tests and the rules of `metasync.sync.names` agree on what is one name."""
-    from metasync.sync.names import key
+    """The disks of these tests and the rules of `metasync.worktree.names` agree on what is one name."""
+    from metasync.worktree.names import key
 
     words = ["a", "A", "\u00e9", "\u00c9", "e\u0301", "E\u0301", "ss", "SS", "x", "K", "k", "\u03c3", "\u03a3"]
     kinds: list[type[OtherDisk]] = [Mac, OldMac, Casefold, Windows, Fat]

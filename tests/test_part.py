@@ -15,15 +15,14 @@ from workdir import QuietDisk, Workspace, ingest, write
 from metasync.local import state
 from metasync.local.state import TREE_KEY, LocalDb, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync import part as parts
-from metasync.sync import settled
-from metasync.sync.part import Edited, FromRows, Part, children, near
 from metasync.sync.pull import changed
-from metasync.sync.rows import Row, files_with, load_rows, rows_at, store_rows
-from metasync.sync.scan import Scan, scan
-from metasync.sync.settled import differences, note_settled
-from metasync.sync.survey import survey, survey_part
 from metasync.testing.simulation.db import SimDb, empty_tables
+from metasync.worktree import quick_scan
+from metasync.worktree import quick_scan as parts
+from metasync.worktree.index import Row, files_with, load_rows, rows_at, store_rows
+from metasync.worktree.quick_scan import Edited, FromRows, Part, children, differences, near, note_settled
+from metasync.worktree.scan import Scan, scan
+from metasync.worktree.survey import survey, survey_part
 
 ROOT = b"\7" * 32
 # "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.
@@ -136,7 +135,7 @@ def edit(rng: random.Random, root: Path) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_it_finds_what_a_scan_of_everything_finds(work: Settled, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(settled, "PAGE_ROWS", rng.choice([1, 2, 3, 2000]))
+    monkeypatch.setattr(quick_scan, "PAGE_ROWS", rng.choice([1, 2, 3, 2000]))
     monkeypatch.setattr(parts, "PAGE_ROWS", rng.choice([1, 2, 3, 2000]))
     some_tree(rng, work.root)
     (work.root / "one").write_bytes(b"1")

@@ -18,12 +18,12 @@ from metasync.errors import GuardError
 from metasync.local.state import TREE_KEY, LocalDb
 from metasync.local.state_keys import KEPT_KEY
 from metasync.reports.sync import Changes
-from metasync.sync import part, rows, settled
 from metasync.sync import pull as pulling
-from metasync.sync.fsio import WorkTree
-from metasync.sync.rows import load_rows
 from metasync.sync.seat import BASE_KEY
 from metasync.workspace import Workspace
+from metasync.worktree import index, quick_scan
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.index import load_rows
 
 LINES = b"".join(b"line %d\n" % i for i in range(30))
 # "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.
@@ -45,7 +45,7 @@ class Looks:
 
     def __call__(self, work: WorkTree, *others: Any) -> Any:
         name = os.path.basename(work.root)
-        found = None if name in self.whole else settled.differences(work, *others)
+        found = None if name in self.whole else quick_scan.differences(work, *others)
         self.asked.append(name)
         if found is not None:
             self.by_stats.append(name)
@@ -245,12 +245,12 @@ def test_a_pull_of_one_file_loads_the_rows_of_few(lab: Lab, monkeypatch: pytest.
     author.push()
     unpacked = []
 
-    def unpack(data: bytes) -> rows.Row:
+    def unpack(data: bytes) -> index.Row:
         unpacked.append(data)
         return unpack_row(data)
 
-    unpack_row = rows.unpack_row
-    for module in (rows, part):
+    unpack_row = index.unpack_row
+    for module in (index, quick_scan):
         monkeypatch.setattr(module, "unpack_row", unpack)
     assert reader.pull().changes == Changes(modified=(b"d3/f3",), deleted=(b"d4/f4",))
     assert len(unpacked) < 60

@@ -22,9 +22,9 @@ from disks_kit import Folder, nfd
 from workdir import QuietDisk
 from workspace_kit import CHEAP, PASSPHRASE
 
-from metasync.sync.fsio import WorkTree
-from metasync.sync.names import Rules, key, problem
 from metasync.workspace import Workspace
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.names import Rules, key, problem
 
 TIMEOUT_S = 20
 IMAGE_BYTES = 48 << 20

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from workdir import DIR, Link, Workspace, digest, entries, entry, errno_error, files_under, read, write
 
+from metasync.checkout import trash
+from metasync.checkout.checkout import Change, Checkout
+from metasync.checkout.trash import QUIET_NS, settle
 from metasync.local.state import ReplacedFile
-from metasync.sync import replaced
-from metasync.sync.checkout import Change, Checkout
-from metasync.sync.replaced import QUIET_NS, settle
-from metasync.sync.rows import load_rows
+from metasync.worktree.index import load_rows
 
 OLD: dict[bytes, Any] = {
     b"a.txt": b"old a",
@@ -192,9 +192,9 @@ def test_bounded_work_goes_round(work: Workspace, monkeypatch: pytest.MonkeyPatc
     work.base = dict(rows_before.tree)
     work.check_out(dict(OLD))
     if bound == "files":
-        monkeypatch.setattr(replaced, "SETTLE_FILES_MAX", 6)
+        monkeypatch.setattr(trash, "SETTLE_FILES_MAX", 6)
     else:
-        monkeypatch.setattr(replaced, "SETTLE_BYTES_MAX", 30)
+        monkeypatch.setattr(trash, "SETTLE_BYTES_MAX", 30)
     settling = Settling(work, *[many[b"m%02d" % i] for i in range(10, 20)])
     for call in range(1, 5):
         settling()

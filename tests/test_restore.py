@@ -13,14 +13,14 @@ import pytest
 from crash_kit import Crashed, Fate, mortal_clients
 from workspace_kit import Lab, Node, lab, tree_of, unreadable, write  # noqa: F401
 
+from metasync.checkout.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_plan
 from metasync.errors import DamagedError, NoQuorumError, UsageError, WorkspaceError
 from metasync.objects.model import Entry, Kind
 from metasync.sync import conflicts as conflicting
 from metasync.sync import restore as restoring
-from metasync.sync.fsio import Disk
-from metasync.sync.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_plan
-from metasync.sync.scan import Scan
 from metasync.workspace import Workspace
+from metasync.worktree.disk import Disk
+from metasync.worktree.scan import Scan
 
 BIG = os.urandom(300_000)
 

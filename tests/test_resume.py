@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, write  # noqa: F401
 
+from metasync.checkout import checkout
+from metasync.checkout.checkout import FILE_BYTES, Checkout
 from metasync.errors import WorkspaceError
 from metasync.events import Notice
-from metasync.sync import checkout
-from metasync.sync.checkout import FILE_BYTES, Checkout
-from metasync.sync.fsio import Disk
 from metasync.workspace import CloneReport, Workspace
+from metasync.worktree.disk import Disk
 
 MB = 1 << 20
 
@@ -274,7 +274,7 @@ def test_and_what_has_no_room_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPa
 VICTIM = textwrap.dedent(
     """
     import sys, time
-    from metasync.sync.checkout import Checkout
+    from metasync.checkout.checkout import Checkout
     from metasync.workspace import Workspace
 
     whole = Checkout.stage_whole

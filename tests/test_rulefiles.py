@@ -19,13 +19,13 @@ from workdir import Workspace as Folder
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import WorkspaceError
-from metasync.sync import rulefiles, survey
-from metasync.sync.fsio import Disk
-from metasync.sync.ignore import RULES_BYTES_MAX
-from metasync.sync.oddnames import IGNORE_NAME as RULES
-from metasync.sync.rows import load_rows
-from metasync.sync.scan import Scan
 from metasync.workspace import Workspace
+from metasync.worktree import ignore_files, survey
+from metasync.worktree.disk import Disk
+from metasync.worktree.ignore import RULES_BYTES_MAX
+from metasync.worktree.index import load_rows
+from metasync.worktree.names import IGNORE_NAME as RULES
+from metasync.worktree.scan import Scan
 
 NAME = os.fsdecode(RULES)
 TREE: dict[bytes, Any] = {b"a.txt": b"alpha", b"d": DIR, b"d/b.o": b"beta", b"d/e": DIR, b"d/e/c.txt": b"gamma"}
@@ -226,7 +226,7 @@ def test_a_rule_file_that_changes_all_the_time(folder: Folder, monkeypatch: pyte
 
     monkeypatch.setattr(Disk, "read", read)
     found = folder.scan()
-    assert len(reads) == rulefiles.READS_MAX
+    assert len(reads) == ignore_files.READS_MAX
     assert b"secret" not in found.tree
     assert "changes all the time" in found.warnings[0]
 
@@ -251,13 +251,13 @@ def test_rules_of_a_directory_that_cannot_be_looked_into_are_remembered(folder: 
 
 def test_rules_survive_the_local_state_and_damage_there_is_told(folder: Folder) -> None:
     texts = {b"": b"a\nb", b"d/\xff": b"", b"e": bytes(range(256))}
-    rulefiles.store_texts(folder.db, texts)
-    assert rulefiles.load_texts(folder.db) == texts
-    folder.db.set(rulefiles.RULES_KEY, b"\0\1")
+    ignore_files.store_texts(folder.db, texts)
+    assert ignore_files.load_texts(folder.db) == texts
+    folder.db.set(ignore_files.RULES_KEY, b"\0\1")
     with pytest.raises(WorkspaceError, match="damaged"):
-        rulefiles.load_texts(folder.db)
-    rulefiles.store_texts(folder.db, {})
-    assert folder.db.get(rulefiles.RULES_KEY) is None
+        ignore_files.load_texts(folder.db)
+    ignore_files.store_texts(folder.db, {})
+    assert folder.db.get(ignore_files.RULES_KEY) is None
 
 
 # ---- whole workspaces

@@ -31,11 +31,11 @@ from workdir import (
 
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Kind
-from metasync.sync.fsio import WorkTree, check_name, check_path
-from metasync.sync.oddnames import IGNORE_NAME as RULES
-from metasync.sync.oddnames import folds_to_state
-from metasync.sync.rows import load_rows, store_rows
-from metasync.sync.scan import READS_MAX, Content, Noted, Scan
+from metasync.worktree.disk import WorkTree, check_name, check_path
+from metasync.worktree.index import load_rows, store_rows
+from metasync.worktree.names import IGNORE_NAME as RULES
+from metasync.worktree.names import folds_to_state
+from metasync.worktree.scan import READS_MAX, Content, Noted, Scan
 
 TREE: dict[bytes, Any] = {
     b"a.txt": b"alpha",
@@ -665,7 +665,7 @@ def test_scan_sees_what_is_there(tmp_path_factory: pytest.TempPathFactory, first
 
 def test_a_directory_too_deep_for_any_tree_is_left_out(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work.root, {b"d": DIR, b"d/e": DIR, b"d/e/f": b"1", b"d/g": b"2"})
-    monkeypatch.setattr("metasync.sync.scan.DIR_PATH_BYTES_MAX", 2)
+    monkeypatch.setattr("metasync.worktree.scan.DIR_PATH_BYTES_MAX", 2)
     found = work.scan_past()
     assert set(found.tree) == {b"d", b"d/g"}
     assert Noted(b"d/e", "its path is too long") in found.skipped

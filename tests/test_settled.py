@@ -16,12 +16,12 @@ from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.sync import push as pushing
-from metasync.sync.fsio import WorkTree
-from metasync.sync.rows import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
 from metasync.sync.session import Session
-from metasync.sync.settled import differences, note_settled
 from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.index import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
+from metasync.worktree.quick_scan import differences, note_settled
 
 FILES = {"a": b"aaaa", "b/c": b"c", "b/d/e": b"e", ".hidden": b"h", "päth~1": b"p", "Two": b"2"}
 

@@ -21,7 +21,6 @@ from metasync.backends.api import Backend
 from metasync.errors import UnreachableError
 from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
 from metasync.runtime.effects import Op, Sleep, Task
-from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from metasync.testing import simulator
 from metasync.testing.mutants import MUTANTS, Mutant
 from metasync.testing.mutants_agreed import floors_without
@@ -36,6 +35,7 @@ from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.shrink import decode_plan, encode_plan, shrunk
 from metasync.testing.simulation.witness import Witness
 from metasync.testing.simulation.world import Actor, Boot, Crashed, Stuck, Violation, World
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 
 KEPT = Path(__file__).parent / "simulation" / "kept.jsonl"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from workspace_kit import Lab, lab  # noqa: F401
 
-from metasync.sync import fsio
-from metasync.sync.fsio import HOLE_BYTES_MIN, Disk, write_part
+from metasync.worktree import disk as fsio
+from metasync.worktree.disk import HOLE_BYTES_MIN, Disk, write_part
 
 MB = 1 << 20
 

@@ -11,10 +11,10 @@ import pytest
 from checkout_kit import LATER_NS, assert_nothing_left, full
 from workdir import DIR, Dir, File, Fuse, FusedDisk, Killed, Link, QuietDisk, Workspace, entries, read, write
 
+from metasync.checkout.checkout import Change, Checkout
+from metasync.checkout.staging import whole_dirs
 from metasync.errors import WorkspaceError
-from metasync.sync.checkout import Change, Checkout
-from metasync.sync.rows import load_rows
-from metasync.sync.staging import whole_dirs
+from metasync.worktree.index import load_rows
 
 NEW: dict[bytes, Any] = {
     b"d": DIR,

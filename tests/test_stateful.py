@@ -40,9 +40,9 @@ from crash_kit import (
 
 from metasync import ways
 from metasync.backends.memory import forget_stores
-from metasync.sync import fsio
 from metasync.testing.faults import FaultyBackend, Plan
 from metasync.workspace import Workspace
+from metasync.worktree import disk
 
 quiet_environment()
 
@@ -582,9 +582,9 @@ def test_what_a_disk_cannot_take_is_deleted_nowhere(tmp_path: Path, monkeypatch:
     one.mkdir()
     (one / "unspeakable").write_bytes(b"1")
     (one / "plain").write_bytes(b"1")
-    place = fsio.Disk.rename_new
+    place = disk.Disk.rename_new
 
-    def picky(self: fsio.Disk, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+    def picky(self: disk.Disk, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         if new == b"unspeakable":
             raise OSError(errno.EILSEQ, "no such names here")
         place(self, old, old_fd, new, new_fd)
@@ -592,7 +592,7 @@ def test_what_a_disk_cannot_take_is_deleted_nowhere(tmp_path: Path, monkeypatch:
     made = Workspace.init(one, name="w", backends=urls, passphrase=PASSPHRASE, kdf=CHEAP, device_name="one")
     with made.workspace as w:
         w.push()
-        monkeypatch.setattr(fsio.Disk, "rename_new", picky)
+        monkeypatch.setattr(disk.Disk, "rename_new", picky)
         with Workspace.clone(two, name="w", backends=urls, passphrase=PASSPHRASE, device_name="two").workspace as v:
             assert not (two / "unspeakable").exists()
             for number in range(3):

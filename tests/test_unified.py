@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from metasync.merge import lines as diff3
+from metasync.merge.changes import counts, described
+from metasync.merge.lines import BINARY, DIFF_BYTES_MAX, TOO_DIFFERENT, TOO_LARGE, unified
 from metasync.objects.model import Entry, Kind
 from metasync.reports.history import Counts
-from metasync.sync import diff3
-from metasync.sync.changes import counts, described
-from metasync.sync.unified import BINARY, DIFF_BYTES_MAX, TOO_DIFFERENT, TOO_LARGE, unified
 
 line = st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"--- x\n", b"+y\n", b"@@ -1 +1 @@\n"])
 ends = st.sampled_from([b"", b"end"])

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind
-from metasync.sync.checkout import Applied, Change, Checkout
-from metasync.sync.fsio import Disk, WorkTree
-from metasync.sync.rows import Row, load_rows
-from metasync.sync.scan import Content, Scan
-from metasync.sync.survey import store_survey, survey
+from metasync.worktree.disk import Disk, WorkTree
+from metasync.worktree.index import Row, load_rows
+from metasync.worktree.scan import Content, Scan
+from metasync.worktree.survey import store_survey, survey
 
 MTIME_NS = 1_600_000_000_123_456_789
 

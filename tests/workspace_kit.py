@@ -27,12 +27,12 @@ from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost
 from metasync.sync import status
-from metasync.sync.fsio import Disk
 from metasync.sync.seat import Seat
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 from metasync.testing.quota import Quota, QuotaBackend
 from metasync.workspace import Workspace
+from metasync.worktree.disk import Disk
 
 CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
 PASSPHRASE = "correct horse battery staple"

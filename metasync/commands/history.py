@@ -11,9 +11,9 @@ from metasync import render, render_history
 from metasync.console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
 from metasync.reports.history import Listing
-from metasync.sync.paths import path_from
 from metasync.sync.versions import is_version_name
 from metasync.workspace import Workspace
+from metasync.worktree.paths import path_from
 
 CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what could not be restored: exit codes
 

@@ -7,7 +7,8 @@ makes MetaSync more careful, never less.
 WAL with synchronous=FULL: what a call or an outermost `transaction` wrote is on the disk when it returns, and a process
 killed at any moment leaves either all of it or nothing. One connection, one lock: usable from any thread.
 
-Rows of the working tree are opaque here (`sync.rows` gives them meaning): this module lies below the content objects.
+Rows of the working tree are opaque here (`worktree.index` gives them meaning): this module lies below the content
+objects.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ FORMAT = 1
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
 CACHE_KIB = 16 << 10  # pages of one transaction beyond it are written twice: rows and plan of 20,000 files fit
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
-TREE_KEY = "rows are"  # of which tree (its root's id) the rows are all entries, each as agreed: see `sync.settled`
+TREE_KEY = (
+    "rows are"  # of which tree (its root's id) the rows are all entries, each as agreed: see `worktree.quick_scan`
+)
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
 QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
 
@@ -82,7 +85,7 @@ class State(Protocol):
         """Writes `value` under `key`; None removes it."""
 
     def packed_rows(self) -> dict[bytes, bytes]:
-        """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
+        """All rows of the working tree by path, packed (`worktree.index.load_rows` unpacks)."""
 
     def packed_row(self, path: bytes) -> bytes | None:
         """One of them; None if there is none at this path."""

@@ -7,18 +7,18 @@ import os
 from collections.abc import Iterator, Sequence
 
 from metasync.errors import DamagedError, UnreachableError, UsageError
+from metasync.merge.changes import Pair, counts, described, facts
+from metasync.merge.lines import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
 from metasync.reports.history import DiffReport, Listed, Listing, PathChange, TextDiff
-from metasync.sync.changes import Pair, counts, described, facts
 from metasync.sync.delivery import read_here, whole
 from metasync.sync.history import History, is_below
 from metasync.sync.pull import changed, noted
-from metasync.sync.scan import Scan
 from metasync.sync.session import Session
-from metasync.sync.survey import survey
-from metasync.sync.unified import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.sync.versions import Version, required, resolve
+from metasync.worktree.scan import Scan
+from metasync.worktree.survey import survey
 
 TEXTS_BATCH_BYTES = 8 << 20  # of texts in memory at a time, each side
 HERE = "the folder"

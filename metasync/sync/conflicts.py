@@ -11,24 +11,24 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Literal, TypeVar
 
+from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.codec import Reader, bytes32
 from metasync.errors import UsageError, WorkspaceError
 from metasync.events import Phase
+from metasync.merge.trees import copied_from
 from metasync.objects import walk
 from metasync.objects.leaves import Needs
 from metasync.objects.model import Entry
+from metasync.objects.paths import split
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.history import ConflictItem, Kept, ResolveReport
 from metasync.reports.sync import ConflictReport
-from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver
-from metasync.sync.fsio import split
 from metasync.sync.history import NEAR_MAX, History, is_below, version_of
-from metasync.sync.merge import copied_from
 from metasync.sync.pull import ROUNDS_MAX, noted
 from metasync.sync.restore import Here, look, mark_agreed, sources, take_in
-from metasync.sync.rows import load_rows
 from metasync.sync.session import Session
+from metasync.worktree.index import load_rows
 
 Keep = Literal["mine", "theirs", "both"]
 

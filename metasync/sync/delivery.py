@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
+from metasync.checkout.checkout import Checkout
 from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
 from metasync.objects.model import Chunk, Entry, ObjectKind
+from metasync.objects.paths import split
 from metasync.store.pack_format import Located
-from metasync.sync.checkout import Checkout
-from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.session import Session
 from metasync.transfer.contents import Contents, NotNamedError
+from metasync.worktree.disk import READ_FLAGS
 
 PIECE_BYTES = 1 << 20
 

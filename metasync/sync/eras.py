@@ -19,7 +19,7 @@ from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, State, decode_state
 from metasync.errors import MetaSyncError
 from metasync.objects.model import Kind
-from metasync.sync.rows import Row, load_rows, store_rows
+from metasync.worktree.index import Row, load_rows, store_rows
 
 if TYPE_CHECKING:
     from metasync.local.state import LocalDb

@@ -22,10 +22,15 @@ from pathlib import Path
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
+from metasync.objects.paths import split
 from metasync.reports.history import Cause, NotRestored, RestoreReport
 from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import PIECE_BYTES, ChangedMeanwhile, deliver
-from metasync.sync.fsio import (
+from metasync.sync.history import History, is_below
+from metasync.sync.pull import summary
+from metasync.sync.session import Session
+from metasync.sync.versions import Version, required, resolve
+from metasync.worktree.disk import (
     CREATE_FLAGS,
     DIR_FLAGS,
     READ_FLAGS,
@@ -34,15 +39,10 @@ from metasync.sync.fsio import (
     Disk,
     check_path,
     dress,
-    split,
     write_part,
 )
-from metasync.sync.history import History, is_below
-from metasync.sync.oddnames import folds_to_state
-from metasync.sync.pull import summary
-from metasync.sync.rows import load_rows
-from metasync.sync.session import Session
-from metasync.sync.versions import Version, required, resolve
+from metasync.worktree.index import load_rows
+from metasync.worktree.names import folds_to_state
 
 STAGING = b"~$metasync.restore."  # no workspace takes such names in
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space

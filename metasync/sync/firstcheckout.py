@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
+from metasync.checkout.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
 from metasync.codec import Reader, bytes32
 from metasync.consensus import State
 from metasync.consensus.records.state import STATE_BYTES, decode_state
@@ -32,14 +33,13 @@ from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.objects.walk_large import gather
 from metasync.reports.sync import ConflictReport, PullReport
 from metasync.sync import pull
-from metasync.sync.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
 from metasync.sync.delivery import ChangedMeanwhile, deliver
-from metasync.sync.oddnames import STATE_NAME
-from metasync.sync.rows import CONTENT_AT, pack_entry, unpack_entry
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
-from metasync.sync.survey import store_survey, survey
 from metasync.transfer.contents import Contents
+from metasync.worktree.index import CONTENT_AT, pack_entry, unpack_entry
+from metasync.worktree.names import STATE_NAME
+from metasync.worktree.survey import store_survey, survey
 
 WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB

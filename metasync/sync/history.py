@@ -17,12 +17,12 @@ from metasync.consensus import ZERO_HASH
 from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.local.state_keys import KEPT_KEY
+from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
-from metasync.sync.changes import Pair, counts, described
 from metasync.sync.push import VERSION_TAG
 from metasync.sync.session import Agreed, Session
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents

@@ -11,30 +11,30 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from metasync.checkout.checkout import Applied, Change, Checkout
+from metasync.checkout.plan import replaceable
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
 from metasync.local.spill import Large, Paths
 from metasync.local.state import Conflict as LocalConflict
 from metasync.local.state_keys import KEPT_KEY, UNFINISHED_KEY
+from metasync.merge import guard
+from metasync.merge.changes import same_bytes
+from metasync.merge.trees import Merge, merge
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.sync import Changes, ConflictReport, PullReport, Skipped
-from metasync.sync import guard, twins
-from metasync.sync.changes import same_bytes
-from metasync.sync.checkout import Applied, Change, Checkout
 from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.eras import rebased
-from metasync.sync.merge import Merge, merge
-from metasync.sync.part import Edited, FromRows
-from metasync.sync.plan import replaceable
-from metasync.sync.rows import Row, files_with, load_rows, rows_at
-from metasync.sync.scan import Ingest, Scan
 from metasync.sync.seat import BASE_KEY
 from metasync.sync.session import Agreed, Session
-from metasync.sync.settled import base_from_rows, differences, note_settled
-from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
+from metasync.worktree import case
+from metasync.worktree.index import Row, files_with, load_rows, rows_at
+from metasync.worktree.quick_scan import Edited, FromRows, base_from_rows, differences, note_settled
+from metasync.worktree.scan import Ingest, Scan
+from metasync.worktree.survey import store_survey, survey, survey_part
 
 OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
 NEWS_SHARE = 4  # where more than one in so many paths is new, a look at everything costs less
@@ -226,7 +226,7 @@ def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     here = _look(s, base, news, contents, ingest)
     seen, theirs = here.seen, here.theirs
     paths = {*changed(here.base, seen.tree), *news}
-    task = merge(here.base, seen.tree, theirs, sorted(paths), twins.taken(s.tree, seen.tree, theirs))
+    task = merge(here.base, seen.tree, theirs, sorted(paths), case.taken(s.tree, seen.tree, theirs))
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)

@@ -22,28 +22,29 @@ from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY
 from metasync.local.state_keys import KEPT_KEY
+from metasync.merge import guard
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
+from metasync.objects.paths import split
 from metasync.objects.snapshot import encode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped
-from metasync.sync import guard, health, joining, space
+from metasync.sync import health, joining, space
 from metasync.sync.eras import rebased
-from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.indexing import storing_index
-from metasync.sync.ingest import Ingest
-from metasync.sync.names import unportable
-from metasync.sync.part import Some, near
 from metasync.sync.pull import changed, integrate, noted, summary, summary_of_new
 from metasync.sync.quiet import Begun, Walk
-from metasync.sync.rows import Row, load_rows, store_rows
-from metasync.sync.scan import Reading, Scan
 from metasync.sync.seat import BASE_KEY, local_value
 from metasync.sync.session import Agreed, Session
-from metasync.sync.settled import Differing, base_from_rows, differences, note_settled
-from metasync.sync.survey import store_survey, survey, survey_part
 from metasync.transfer import late_copies
 from metasync.transfer import resume as kept
 from metasync.transfer.upload import Upload, known_in
+from metasync.worktree.disk import READ_FLAGS
+from metasync.worktree.index import Row, load_rows, store_rows
+from metasync.worktree.ingest import Ingest
+from metasync.worktree.names import unportable
+from metasync.worktree.quick_scan import Differing, Some, base_from_rows, differences, near, note_settled
+from metasync.worktree.scan import Reading, Scan
+from metasync.worktree.survey import store_survey, survey, survey_part
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16

@@ -29,12 +29,12 @@ from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.sync.newcomers import logs_suffice
 from metasync.sync.seat import ERA_KEY, INVITED_KEY, Seat
-from metasync.sync.settled import Differing, differences
+from metasync.worktree.quick_scan import Differing, differences
 
 if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.local.state import LocalDb
-    from metasync.sync.fsio import WorkTree
+    from metasync.worktree.disk import WorkTree
 
 _TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
 

@@ -16,26 +16,27 @@ import stat as stat_
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from metasync.checkout.checkout import Change, Checkout
+from metasync.checkout.plan import replaceable
 from metasync.codec import Reader, bytes32
 from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Phase
+from metasync.merge.changes import same_bytes
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
+from metasync.objects.paths import split
 from metasync.reports.history import NotRestored, RestoreReport
 from metasync.reports.sync import ConflictReport
-from metasync.sync.changes import same_bytes
-from metasync.sync.checkout import Change, Checkout
 from metasync.sync.compare import nothing_there, top_paths
 from metasync.sync.delivery import ChangedMeanwhile, deliver
-from metasync.sync.fsio import READ_FLAGS, split
 from metasync.sync.history import History, is_below
-from metasync.sync.plan import replaceable
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
-from metasync.sync.rows import Row, is_unchanged, load_rows, row_of
-from metasync.sync.scan import Scan
 from metasync.sync.session import Agreed, Session
-from metasync.sync.survey import store_survey, survey
 from metasync.sync.versions import Version, required, resolve
+from metasync.worktree.disk import READ_FLAGS
+from metasync.worktree.index import Row, is_unchanged, load_rows, row_of
+from metasync.worktree.scan import Scan
+from metasync.worktree.survey import store_survey, survey
 
 RESTORED_KEY = "restored"  # what restores brought that the base does not have, and of which base that is said
 IN_THE_WAY = "unsaved, and in the way of what was restored"

@@ -46,8 +46,8 @@ from metasync.sync.lineage import LINE_KEY, extended, read
 
 if TYPE_CHECKING:
     from metasync.runtime.tasks import Runtime
-    from metasync.sync.fsio import WorkTree
     from metasync.translators._base import Chain
+    from metasync.worktree.disk import WorkTree
 
 BASE_KEY: Final = "base"  # the state this folder is at
 NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never gone back behind

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Final
 
 from metasync.backends.registry import digest_kind
+from metasync.checkout.trash import settle
 from metasync.config import NO_LIMIT, Config, decode_config
 from metasync.consensus import ZERO_HASH, Ref, State
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
@@ -30,13 +31,12 @@ from metasync.store import index as pack_index
 from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
 from metasync.store.packs import PackFormat, WorkspacePackKeys
 from metasync.sync import eras
-from metasync.sync.ingest import Ingest, Sink
 from metasync.sync.places import transfer_of
-from metasync.sync.replaced import settle
 from metasync.sync.seat import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together
 from metasync.transfer.contents import Contents
 from metasync.transfer.copies import Transfer
 from metasync.transfer.estimates import Estimates
+from metasync.worktree.ingest import Ingest, Sink
 
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 AHEAD_OBJECTS_MAX: Final = (

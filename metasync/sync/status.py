@@ -7,19 +7,21 @@ from dataclasses import replace
 from typing import Final
 
 from metasync.errors import MetaSyncError
+from metasync.merge import guard
+from metasync.objects.paths import split
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport
-from metasync.sync import evidence, guard, health, keycopies
+from metasync.sync import evidence, health, keycopies
 from metasync.sync.devices import withdrawals
-from metasync.sync.fsio import WorkTree, split
 from metasync.sync.places import survives
 from metasync.sync.pull import changed, noted, summary
 from metasync.sync.reconfigure import still_moving
 from metasync.sync.seat import SHORT_KEY
 from metasync.sync.session import Session
-from metasync.sync.survey import survey
 from metasync.transfer import late_copies
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.survey import survey
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait

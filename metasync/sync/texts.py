@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from metasync.merge.lines import merge3
+from metasync.merge.trees import TextMerge
 from metasync.objects import walk
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import encode_snapshot
-from metasync.sync.diff3 import merge3
-from metasync.sync.ingest import Ingest
-from metasync.sync.merge import TextMerge
+from metasync.worktree.ingest import Ingest
 
 
 class MergedText(NamedTuple):

@@ -25,6 +25,7 @@ from metasync.backends.azure import AzureBackend
 from metasync.backends.gcs import GcsBackend
 from metasync.backends.registry import parse_bytes, parse_url
 from metasync.backends.s3 import S3Backend
+from metasync.checkout.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
 from metasync.codec import ascending, bytes32
 from metasync.config import decode_config
 from metasync.errors import (
@@ -39,13 +40,13 @@ from metasync.local import device_keys
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import Conflict, LocalDb, ReplacedFile
 from metasync.objects.model import Entry, Kind
-from metasync.sync import probe, space
+from metasync.sync import space
 from metasync.sync.enrolment import Link, decode_links, encode_links, load_secret, required
-from metasync.sync.names import ANY
-from metasync.sync.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
-from metasync.sync.rows import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.sync.seat import local_value
 from metasync.sync.session import Session
+from metasync.worktree import fs_probe
+from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
+from metasync.worktree.names import ANY
 
 DAMAGED = (WorkspaceError, UpgradeError)
 STAT = (40, 1234, 5, 1_700_000_000_000_000_000, 1_700_000_000_000_000_001, 0o100644, True)
@@ -208,7 +209,7 @@ def notes_of(data: bytes) -> None:
         assert all(type(n) in (int, type(None)) for n in note)
         assert note.when + 1
     assert all(type(name) is str for name in space.given_up(db))
-    rules = probe._kept(data, [1, 2, 3])
+    rules = fs_probe._kept(data, [1, 2, 3])
     assert rules is None or (rules.has_twins in (True, False) and rules.name_max + rules.path_max is not None)
     lock = WorkspaceLock(scratch().state)
     lock._holder.write_bytes(data)

@@ -1,9 +1,9 @@
 """A disk in memory: inodes, descriptors, times of some granularity, names with or without case, and power that fails.
 
 Theory of operation. `Volume` is what lies on the disk and outlives a process; `SimDisk` is a process's way to it (the
-system calls of `sync.fsio.Disk`). Changes of names are kept in an order, as a journalling file system keeps them, and
-data are written back some time: when the power fails, the latest names that were not synced are undone, as many as the
-seed says, and files whose data were not synced have their old bytes, the beginning of the new ones, or zeros.
+system calls of `worktree.disk.Disk`). Changes of names are kept in an order, as a journalling file system keeps them,
+and data are written back some time: when the power fails, the latest names that were not synced are undone, as many as
+the seed says, and files whose data were not synced have their old bytes, the beginning of the new ones, or zeros.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple, cast
 
-from metasync.sync.fsio import Disk
 from metasync.testing.simulation.world import Boot
+from metasync.worktree.disk import Disk
 
 DEVICE: Final = 7
 FREE_BYTES: Final = 1 << 40

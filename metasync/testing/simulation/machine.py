@@ -19,13 +19,13 @@ from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.runtime.tasks import Runtime
 from metasync.sync.enrolment import Link
-from metasync.sync.fsio import Disk
 from metasync.testing.simulation.db import SimDb, Tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.network import Lines, SimStore, Store
 from metasync.testing.simulation.runtime import SimRuntime
 from metasync.testing.simulation.world import Boot, World
 from metasync.workspace import Workspace
+from metasync.worktree.disk import Disk
 
 Secret = tuple[WorkspaceKeys, DeviceIdentity, Certificate]
 PASSPHRASE: Final = "simulated"  # noqa: S105

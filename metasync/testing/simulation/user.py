@@ -7,8 +7,8 @@ import stat as stat_
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, WRITE_FLAGS
 from metasync.testing.simulation.disk import Node, SimDisk, Volume
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, WRITE_FLAGS
 
 FILES_MAX: Final = 12
 NAMES: Final = (b"a", b"b", b"c", b"d.txt", b"e.txt", b"f.txt", b"sub", b"B", "\u00fc".encode())

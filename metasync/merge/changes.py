@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from metasync.objects.model import Entry, Kind
+from metasync.objects.paths import split
 from metasync.reports.history import ChangeKind, Counts, Facts, NodeKind, PathChange
-from metasync.sync.fsio import split
 
 KINDS: dict[Kind, NodeKind] = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
 

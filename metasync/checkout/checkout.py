@@ -33,27 +33,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from metasync.checkout.apply import Placer
+from metasync.checkout.dirmodes import MODES_KEY
+from metasync.checkout.outcome import rows_after
+from metasync.checkout.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan, unfit
+from metasync.checkout.staging import TMP, Leftovers, Stage, drop_left, leave, may_come_whole, remove_all, whole_dirs
 from metasync.errors import WorkspaceError
 from metasync.local.state import ReplacedFile, State
 from metasync.local.state_keys import INODES_KEY, PLAN_KEY
 from metasync.objects.model import Entry, Kind
-from metasync.sync.dirmodes import MODES_KEY
-from metasync.sync.fsio import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part
-from metasync.sync.outcome import rows_after
-from metasync.sync.place import Placer
-from metasync.sync.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan
-from metasync.sync.rows import Row, store_rows
-from metasync.sync.staging import (
-    TMP,
-    Leftovers,
-    Stage,
-    drop_left,
-    leave,
-    may_come_whole,
-    remove_all,
-    whole_dirs,
-)
-from metasync.sync.twins import unfit
+from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part
+from metasync.worktree.index import Row, store_rows
 
 __all__ = ["Applied", "Change", "Checkout"]
 

@@ -19,10 +19,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import WorkTree, split
-from metasync.sync.names import MACOS, is_spelling, key
-from metasync.sync.rows import Row
-from metasync.sync.rulefiles import RuleFiles
+from metasync.objects.paths import split
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.ignore_files import RuleFiles
+from metasync.worktree.index import Row
+from metasync.worktree.names import MACOS, is_spelling, key
 
 
 class Noted(NamedTuple):

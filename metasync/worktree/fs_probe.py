@@ -2,7 +2,7 @@
 
 About fifteen system calls on a disk that takes all names, below a directory of their own in `.metasync`, which goes
 again. It says what holds there; a directory that folds case by an attribute of its own, or another file system mounted
-inside, is met at work (see `sync.names`).
+inside, is met at work (see `worktree.names`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from metasync.local.state import State
-from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
-from metasync.sync.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
+from metasync.worktree.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
 
 RULES_KEY = "names.rules"
 PROBE_FORMAT = 1  # of what is kept: other tries are made anew

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import stat as stat_
 
+from metasync.checkout.plan import LEFT, decode_modes, encode_modes
 from metasync.local.state import State
-from metasync.sync.absence import Noted
-from metasync.sync.fsio import WorkTree, failed, split
-from metasync.sync.plan import LEFT, decode_modes, encode_modes
+from metasync.objects.paths import split
+from metasync.worktree.deletions import Noted
+from metasync.worktree.disk import WorkTree, failed
 
 MODES_KEY = "checkout.modes"
 

@@ -11,7 +11,7 @@ from metasync.objects.chunker import Chunker
 from metasync.objects.file import encode_file
 from metasync.objects.ids import Ids
 from metasync.objects.model import Chunk, ObjectKind
-from metasync.sync.scan import Content
+from metasync.worktree.scan import Content
 
 Sink: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
 

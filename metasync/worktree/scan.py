@@ -24,14 +24,15 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from metasync.local.spill import Large
 from metasync.objects.model import NAME_BYTES_MAX, Entry, Kind
+from metasync.objects.paths import split
 from metasync.objects.walk import PATH_BYTES_MAX
-from metasync.sync.absence import Noted, Seen, judge
-from metasync.sync.fsio import READ_FLAGS, Disk, WorkTree, split
-from metasync.sync.oddnames import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PREFIX, is_odd, why_not_taken
-from metasync.sync.rows import Row, is_unchanged, pack_entry, pack_row, row_of, unpack_entry, unpack_row
-from metasync.sync.rulefiles import RuleFiles
-from metasync.sync.twins import Spellings
-from metasync.sync.unread import HELD_MAX, Unread, UnreadHere
+from metasync.worktree.case import Spellings
+from metasync.worktree.deletions import Noted, Seen, judge
+from metasync.worktree.disk import READ_FLAGS, Disk, WorkTree
+from metasync.worktree.ignore_files import RuleFiles
+from metasync.worktree.index import Row, is_unchanged, pack_entry, pack_row, row_of, unpack_entry, unpack_row
+from metasync.worktree.names import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PREFIX, is_odd, why_not_taken
+from metasync.worktree.pending_reads import HELD_MAX, Unread, UnreadHere
 
 __all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 

@@ -1,4 +1,7 @@
-"""The part of a checkout that changes the working tree; every step may be repeated after a crash (see `checkout`)."""
+"""The part of a checkout that changes the working tree; every step may be repeated after a crash (see `checkout`).
+
+A file whose content is the agreed one already gets the agreed mode and mtime, in its place.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,58 @@ import stat as stat_
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from metasync.checkout.dirmodes import DirModes, down_to
+from metasync.checkout.plan import LEFT, Applied, Change, Plan
+from metasync.checkout.staging import Stage
+from metasync.checkout.trash import COPIES_MAX, move_aside
 from metasync.local.state import Conflict, State
+from metasync.merge.trees import conflict_name
 from metasync.objects.model import Kind
-from metasync.sync.absence import Noted
-from metasync.sync.dirmodes import DirModes, down_to
-from metasync.sync.fsio import NO_LINKS, WorkTree, check_path, failed, split
-from metasync.sync.merge import conflict_name
-from metasync.sync.names import is_spelling, key
-from metasync.sync.plan import LEFT, Applied, Change, Plan
-from metasync.sync.replaced import COPIES_MAX, move_aside
-from metasync.sync.rows import Row, is_unchanged, rows_at, same_file, same_stat
-from metasync.sync.staging import Stage
-from metasync.sync.touch import touch
-from metasync.sync.twins import Presence, twin_here
+from metasync.objects.paths import split
+from metasync.worktree.case import Presence, twin_here
+from metasync.worktree.deletions import Noted
+from metasync.worktree.disk import NO_LINKS, WorkTree, check_path, failed
+from metasync.worktree.index import Row, is_unchanged, rows_at, same_file, same_stat
+from metasync.worktree.names import is_spelling, key
+
+
+def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:
+    """Sets mode and mtime of a file if it still is what was scanned; `again`: or what a run that ended made of it.
+
+    False: it was deleted or changed here since, and the next scan finds that.
+    """
+    disk = tree.disk
+    parent, name = split(change.path)
+    above = tree.dir(parent)
+    new, expected = change.new, change.expected
+    st = disk.look(name, above)
+    if new is None or expected is None or st is None:
+        return False
+    if not same_stat(expected, st) and not (again and _is_half_touched(change, st)):
+        return False
+    # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
+    try:
+        if tree.rules.modes and new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
+            disk.chmod(name, above, new.mode)
+        if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
+            disk.utime(name, above, new.mtime_ns)
+    except FileNotFoundError:
+        return False  # deleted here this very moment
+    return True
+
+
+def _is_half_touched(change: Change, st: os.stat_result) -> bool:
+    """What a run that ended between two calls left: each value the old or the new one."""
+    new, expected = change.new, change.expected
+    if new is None or expected is None:
+        return False
+    return (
+        (st.st_ino, st.st_dev, st.st_size) == (expected.ino, expected.dev, expected.size)
+        and st.st_mtime_ns in (expected.mtime_ns, new.mtime_ns)
+        and stat_.S_IFMT(st.st_mode) == stat_.S_IFMT(expected.mode)
+        and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), new.mode)
+    )
+
 
 TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
 TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile

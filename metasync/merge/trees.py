@@ -27,8 +27,8 @@ from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from metasync.codec import TAGS_MAX, Tags
+from metasync.merge.lines import TEXT_BYTES_MAX
 from metasync.objects.model import Entry, Kind
-from metasync.sync.diff3 import TEXT_BYTES_MAX
 
 __all__ = [
     "TEXT_BYTES_MAX",

@@ -12,8 +12,9 @@ import stat as stat_
 from collections.abc import Callable
 
 from metasync.local.state import Conflict, ReplacedFile, State
-from metasync.sync.fsio import READ_FLAGS, WorkTree, split
-from metasync.sync.merge import conflict_name
+from metasync.merge.trees import conflict_name
+from metasync.objects.paths import split
+from metasync.worktree.disk import READ_FLAGS, WorkTree
 
 QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened before; ten minutes after the last write
 SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files

@@ -5,15 +5,104 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
-from metasync.local.state import Conflict
+from metasync.local.state import Conflict, State
 from metasync.objects.model import Entry, Kind
-from metasync.sync.absence import Noted
-from metasync.sync.rows import Row, pack_entry, pack_row, unpack_row
+from metasync.objects.paths import split
+from metasync.worktree.case import Presence, _shown
+from metasync.worktree.deletions import Noted
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.index import Row, pack_entry, pack_row, unpack_row
+from metasync.worktree.names import clashes, key, problem
+from metasync.worktree.quick_scan import children
+
+
+def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, str]:
+    """Which changes this disk can't take, by number, with the reason: known before anything is downloaded.
+
+    Only what is not here yet is judged, and links where there are none. What stands here anyway can be held.
+    """
+    rules = work.rules
+    out: dict[int, str] = {}
+    fresh: dict[bytes, list[bytes]] = {}
+    number: dict[bytes, int] = {}
+    for i, (path, new, expected) in enumerate(changes):
+        if new is None:
+            continue
+        if new.kind is Kind.SYMLINK and not rules.symlinks:
+            out[i] = "this file system has no symlinks"
+        elif expected is None:
+            if why := problem(path, rules):
+                out[i] = why
+            elif rules.has_twins:
+                number[path] = i
+                parent, name = split(path)
+                fresh.setdefault(parent, []).append(name)
+    if fresh:
+        freed = {change.path for change in changes if change.new is None}
+        made = {change.path for change in changes if _is_dir(change) and change.expected is None}
+        for path, winner in _shadowed(work, db, fresh, freed, made).items():
+            out[number[path]] = f"this file system takes its name for {_shown(winner)}, which is here"
+    return {**_below(work, db, changes, out), **out}
+
+
+def _shadowed(
+    work: WorkTree, db: State, fresh: Mapping[bytes, list[bytes]], freed: set[bytes], made: set[bytes]
+) -> dict[bytes, bytes]:
+    """Which of the new names have no place for a twin's sake: path -> the twin's name.
+
+    `freed`: paths that this checkout empties. `made`: directories it makes: by their names, others may be reached now.
+    """
+    rules = work.rules
+    out: dict[bytes, bytes] = {}
+    for parent, names in fresh.items():
+        prefix = parent + b"/" if parent else b""
+        here: list[bytes] = []
+        if parent not in made:
+            with suppress(OSError):  # not there: to be made again
+                here = work.disk.names(work.dir(parent))
+        wanted = {key(name, rules) for name in names}
+        near = [name for name in here if key(name, rules) in wanted]
+        held = set()
+        if near:
+            known = {path[len(prefix) :] for path, _ in children(db, parent)}
+            rowed = {key(n, rules): n for n in sorted(known, key=lambda n: (prefix + n not in freed, n))}
+            for name in near:
+                owner = name if name in known else rowed.get(key(name, rules), name)
+                # A file of nobody's under exactly a new name is in its way, and is set aside: no twin.
+                if prefix + owner not in freed and owner not in names:
+                    held.add(owner)
+        for name, winner in clashes(names, rules, held).items():
+            out[prefix + name] = winner
+    return out
+
+
+def _below(work: WorkTree, db: State, changes: tuple[Change, ...], unfit: Mapping[int, str]) -> dict[int, str]:
+    """What is inside directories that are not here: on a disk with twins it would land in another one."""
+    missing = {changes[i].path for i in unfit if _is_dir(changes[i])}
+    made = {change.path for change in changes if _is_dir(change)}
+    presence = Presence(work, db)
+    # By the name of a directory that an earlier checkout could not bring, its twin is found, under whatever spelling.
+    absent = db.unplaced().keys() - made if work.rules.has_twins else frozenset[bytes]()
+    out: dict[int, str] = {}
+    for i, change in enumerate(changes):
+        parent = split(change.path)[0]
+        is_away = parent in missing or parent in absent
+        if change.new is not None and (is_away or (parent not in made and presence.is_shadowed(parent))):
+            out[i] = "its directory is not here"
+            if _is_dir(change):
+                missing.add(change.path)
+    return out
+
+
+def _is_dir(change: Change) -> bool:
+    return change.new is not None and change.new.kind is Kind.DIR
+
 
 CHANGED_MEANWHILE = "changed here while others' changes came in"
 
@@ -133,8 +222,8 @@ def encode_plan(plan: Plan) -> bytes:
     """The journal's bytes; `decode_plan` is the inverse."""
     out = [u8(_JOURNAL_FORMAT), u64(plan.version), u64(plan.replaced_from), u64(plan.root[0]), u64(plan.root[1])]
     out.append(u32(len(plan.commit)))
-    for key, value in plan.commit.items():
-        out += [text16(key), u8(value is not None), bytes32(value or b"")]
+    for name, value in plan.commit.items():
+        out += [text16(name), u8(value is not None), bytes32(value or b"")]
     out.append(u32(len(plan.changes)))
     for path, new, expected in plan.changes:
         row = pack_entry(new) if new is not None else b""

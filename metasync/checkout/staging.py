@@ -16,10 +16,11 @@ import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from metasync.checkout.plan import LEFT, Change, Plan
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree, split
-from metasync.sync.plan import LEFT, Change, Plan
+from metasync.objects.paths import split
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
 
 TMP = b"tmp"
 BLOCK_BYTES = 512  # of `st_blocks`

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from metasync.sync.merge import copied_from
-from metasync.sync.oddnames import DEFAULT_NAMES, DEFAULT_PREFIX, OWN_PREFIX
+from metasync.merge.trees import copied_from
+from metasync.worktree.names import DEFAULT_NAMES, DEFAULT_PREFIX, OWN_PREFIX
 
 RULES_BYTES_MAX: Final = 1 << 16  # some 3,000 patterns; each costs every name of the folder a comparison
 WARNINGS_MAX: Final = 5  # bad lines told of one file: who sees these looks at the others as well

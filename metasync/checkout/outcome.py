@@ -6,10 +6,11 @@ import errno
 import os
 import stat as stat_
 
+from metasync.checkout.apply import TICK_WAIT_S, Placer
 from metasync.objects.model import Entry, Kind
-from metasync.sync.fsio import WorkTree, check_path, split
-from metasync.sync.place import TICK_WAIT_S, Placer
-from metasync.sync.rows import Row, is_unchanged, row_of, same_stat
+from metasync.objects.paths import split
+from metasync.worktree.disk import WorkTree, check_path
+from metasync.worktree.index import Row, is_unchanged, row_of, same_stat
 
 COARSEST_NS = 2 * 10**9  # what FAT makes of a time
 

@@ -23,8 +23,8 @@ from functools import cache
 from typing import Any
 
 from metasync.errors import WorkspaceError
-from metasync.sync.names import ANY, Rules
-from metasync.sync.oddnames import ENCODING, STATE_NAME, folds_to_state
+from metasync.objects.paths import split
+from metasync.worktree.names import ANY, ENCODING, STATE_NAME, Rules, folds_to_state
 
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
 COPY_BYTES = 1 << 20
@@ -56,12 +56,6 @@ def check_path(path: bytes) -> str:
     if _PLAIN.fullmatch(path) and b"metasy" not in path.lower():
         return ""  # most paths, at a tenth of the cost of the closer look
     return next(filter(None, map(check_name, path.split(b"/"))), "")
-
-
-def split(path: bytes) -> tuple[bytes, bytes]:
-    """The directory a path lies in (b"" for the root) and its name there."""
-    parent, _, name = path.rpartition(b"/")
-    return parent, name
 
 
 # ---- renames that Python's os does not know
@@ -403,7 +397,7 @@ class DirTree:
 class WorkTree(DirTree):
     """The directory of a workspace. `close` it. For one thread, but for `state_dir` and the descriptors of that.
 
-    `rules`: what its file system makes of names, as far as known (`sync.probe`).
+    `rules`: what its file system makes of names, as far as known (`worktree.fs_probe`).
     `WorkspaceError` when the root or its `.metasync` is not there.
     """
 

@@ -1,0 +1,1 @@
+"""Writes the user's folder: plan, staging, apply; nothing unsaved is lost."""
