@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from metasync.errors import UsageError
 from metasync.keys.slots import COST
-from metasync.sync.enrolment import STATE_DIR
+from metasync.session.folder import STATE_DIR
 
 if TYPE_CHECKING:
-    from metasync.connections import Connections
     from metasync.keys.slots import Cost
     from metasync.reports.backends import RecoverReport
     from metasync.reports.members import (
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
         PassphraseReport,
         RotationReport,
     )
-    from metasync.sync.session import Session
+    from metasync.session.connections import Connections
+    from metasync.session.session import Session
 
 
 class Membership:
@@ -41,7 +41,7 @@ class Membership:
 
     def device_list(self) -> DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
-        from metasync.sync import devices
+        from metasync.members import devices
 
         with self._session("device list") as s:
             return devices.listing(s)
@@ -61,7 +61,7 @@ class Membership:
         at the providers too: those are listed, here and by `status`, until `device_confirm`. `UsageError` for this
         device itself.
         """
-        from metasync.sync import rotation
+        from metasync.members import rotation
 
         if not names:
             raise UsageError("no device is named", next_step="See `metasync device list`.")
@@ -72,7 +72,7 @@ class Membership:
 
     def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
         """Takes the user's word that the logins of a revoked device were withdrawn: at these backends, or at all."""
-        from metasync.sync import devices
+        from metasync.members import devices
 
         with self._operation("device confirm") as s:
             return devices.confirm(s, name, backends, dry_run=dry_run)
@@ -91,7 +91,7 @@ class Membership:
         said otherwise), when the keys are changed, and by `invitation_revoke`.
         """
         from metasync.keys.device_set import EXPIRES_AFTER
-        from metasync.sync import invitation
+        from metasync.members import invitation
 
         ends = EXPIRES_AFTER if expires_after is None else expires_after
         with self._operation("invite") as s:
@@ -102,7 +102,7 @@ class Membership:
 
         Who has read one already holds the keys of today: `key_rotate` is against that.
         """
-        from metasync.sync import devices
+        from metasync.members import devices
 
         with self._operation("device revoke") as s:
             return devices.take_back(s, names, dry_run=dry_run)
@@ -123,7 +123,7 @@ class Membership:
         `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice. Run again
         after a failure.
         """
-        from metasync.sync import recover
+        from metasync.maintenance import recover
 
         if not without:
             raise UsageError("no backend is named", next_step="Name those that are lost: --without NAME.")
@@ -137,7 +137,7 @@ class Membership:
 
     def key_show(self) -> KeyReport:
         """Which keys, slots and keyrings there are; never what they are."""
-        from metasync.sync import secrets
+        from metasync.members import passphrase as secrets
 
         with self._session("key show") as s:
             return secrets.show(s, state_dir=self.directory / STATE_DIR)
@@ -146,7 +146,7 @@ class Membership:
         self, passphrase: str, new_passphrase: str, *, dry_run: bool = False, kdf: Cost = COST
     ) -> PassphraseReport:
         """Changes the passphrase alone. No key changes: who had the old one and a copy of its slot has the keys."""
-        from metasync.sync import secrets
+        from metasync.members import passphrase as secrets
 
         with self._operation("key change-passphrase") as s:
             return secrets.change_passphrase(s, passphrase, new_passphrase, dry_run=dry_run, cost=kdf)
@@ -155,7 +155,7 @@ class Membership:
         self, passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False, kdf: Cost = COST
     ) -> RotationReport:
         """New keys for what is written from now on, and a new recovery phrase. Open invitations end with it."""
-        from metasync.sync import rotation
+        from metasync.members import rotation
 
         with self._operation("key rotate") as s:
             return rotation.rotate(s, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)

@@ -12,7 +12,7 @@ from metasync.worktree.paths import TreePath, tree_path
 if TYPE_CHECKING:
     from metasync.reports.backends import LogItem
     from metasync.reports.history import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
-    from metasync.sync.session import Session
+    from metasync.session.session import Session
 
 
 class Past:
@@ -21,7 +21,7 @@ class Past:
     _operation: Callable[[str], AbstractContextManager[Session]]
     _session: Callable[[str], AbstractContextManager[Session]]
 
-    # Versions are named as on the command line (`sync.versions`); paths are relative to `directory`, joined by "/".
+    # Versions are named as on the command line (`history.versions`); paths are relative to `directory`, joined by "/".
 
     def log(
         self, path: TreePath | None = None, limit: int | None = None, *, with_counts: bool = False
@@ -32,7 +32,7 @@ class Past:
         changed there, and what merges by lines replaced of it. `with_counts`: how much changed in each version; that
         reads the trees of all of them.
         """
-        from metasync.sync import history
+        from metasync.history import log as history
 
         with self._session("log") as s:
             where = tree_path(path) if path is not None else None
@@ -45,14 +45,15 @@ class Past:
 
         `paths`: only there and below. `text`: also the lines of texts. `UsageError`: no such version or path.
         """
-        from metasync.sync import compare
+        from metasync.history import diff as compare
 
         with self._session("diff") as s:
             return compare.diff(s, a, b, [tree_path(p) for p in paths], text=text)
 
     def ls(self, version: str | None = None, path: TreePath = "", *, recursive: bool = False) -> Listing:
         """What a version (the newest) holds at a path: a directory's names, or all below it; or the file itself."""
-        from metasync.sync import compare, history
+        from metasync.history import diff as compare
+        from metasync.history import log as history
 
         with self._session("ls") as s:
             return compare.listing(
@@ -77,8 +78,8 @@ class Past:
         `UsageError`: no such version or path. `DamagedError`, `NoQuorumError`: what is needed cannot be had, nothing
         was changed. `WorkspaceError`: the disk is full; something else is in `to`.
         """
-        from metasync.sync import extract as extracting
-        from metasync.sync import restore as restoring
+        from metasync.history import export as extracting
+        from metasync.history import restore as restoring
 
         wanted = [tree_path(p) for p in paths]
         if to is not None:
@@ -89,7 +90,7 @@ class Past:
 
     def conflicts(self) -> tuple[ConflictItem, ...]:
         """The conflicts that wait: those this device found, and copies by name that arrived from another one."""
-        from metasync.sync import conflicts as conflicting
+        from metasync.history import conflicts as conflicting
 
         with self._session("conflicts") as s:
             return conflicting.conflicts(s)
@@ -100,7 +101,7 @@ class Past:
         `mine`: the copy takes the name; `theirs`: the copy goes; `both`: both stay. What loses is kept until an agreed
         version holds it. `UsageError`: there is no conflict, or several copies and `mine` does not say which.
         """
-        from metasync.sync import conflicts as conflicting
+        from metasync.history import conflicts as conflicting
 
         with self._operation("resolve") as s:
             return conflicting.resolve(s, tree_path(path), keep)

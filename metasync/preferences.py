@@ -12,10 +12,10 @@ from metasync.errors import PausedError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.local import settings as kept
 from metasync.local.lock import exclusive
-from metasync.sync.enrolment import STATE_DIR
+from metasync.session.folder import STATE_DIR
 
 if TYPE_CHECKING:
-    from metasync.connections import Connections
+    from metasync.session.connections import Connections
 
 TRANSFERS: Final = frozenset({"push", "pull", "restore", "check"})  # operations that a pause refuses to begin
 LOCK_WAIT_S: Final = 5.0  # for who writes the settings at this moment: one small file

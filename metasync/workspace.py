@@ -21,11 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from metasync import ways
-from metasync.backend_changes import BackendChanges
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.connections import Connections, Machine
 from metasync.consensus import JOURNAL_KEY
 from metasync.errors import ExcludedError, UsageError, WorkspaceError
 from metasync.events import Notice, ignore
@@ -33,21 +30,15 @@ from metasync.keys.slots import COST
 from metasync.local.lock import WAIT_S, GiveWay, Turns, WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.maintenance.add_backend import BackendChanges
 from metasync.membership import Membership
 from metasync.past import Past
 from metasync.preferences import Preferences
-from metasync.sync import quiet
-from metasync.sync.enrolment import (
-    DB_FILE,
-    NAME_KEY,
-    STATE_DIR,
-    Link,
-    forget,
-    new_folder,
-    required,
-    write_local,
-)
-from metasync.sync.seat import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
+from metasync.session import open_backend
+from metasync.session.agreement import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
+from metasync.session.connections import Connections, Machine
+from metasync.session.folder import DB_FILE, NAME_KEY, STATE_DIR, Link, forget, new_folder, required, write_local
+from metasync.sync import no_change
 from metasync.worktree.disk import WorkTree
 from metasync.worktree.fs_probe import rules_of
 
@@ -56,10 +47,10 @@ if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.events import Listener
     from metasync.keys.slots import Cost
+    from metasync.members.found import Lying
     from metasync.reports.backends import BackendState, CheckReport, Moving, Status
     from metasync.reports.sync import ConflictReport, PullReport, PushReport, Skipped, Trailing
-    from metasync.sync.found import Lying
-    from metasync.sync.session import Session
+    from metasync.session.session import Session
     from metasync.transfer.late_copies import Finishing
 
 SYNC_ROUNDS_MAX: Final = 10
@@ -193,15 +184,16 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         there; or whom to ask that, shown these capacities (bytes, by name), where they are unequal. `UsageError`,
         `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
-        from metasync.sync import join, space
-        from metasync.sync.found import DEFAULT_COPIES, NS_BYTES, found, lying_wanted, refuse_shared
-        from metasync.sync.places import survives
+        from metasync.members import search
+        from metasync.members.found import DEFAULT_COPIES, NS_BYTES, found, lying_wanted, refuse_shared
+        from metasync.session import space
+        from metasync.store.placement import survives
 
         folder = new_folder(directory, name)
         if not passphrase.strip():
             raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
-        urls = ways.parsed_urls(backends)
-        ways.refuse_inside(folder, urls)
+        urls = open_backend.parsed_urls(backends)
+        open_backend.refuse_inside(folder, urls)
         copies = replicas if replicas is not None else min(DEFAULT_COPIES, len(urls))
         if copies > len(urls):
             raise UsageError(
@@ -210,29 +202,31 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             )
         with contextlib.ExitStack() as stack:
             opened = {
-                n: stack.enter_context(contextlib.closing(ways.opened_first(n, url, create=True)))
+                n: stack.enter_context(contextlib.closing(open_backend.opened_first(n, url, create=True)))
                 for n, url in urls.items()
             }
-            new = ways.new_backends(opened, urls, on_event)
-            ways.refuse_twins(new)
-            runtime = stack.enter_context(ways.bare_runtime(opened))
+            new = open_backend.new_backends(opened, urls, on_event)
+            open_backend.refuse_twins(new)
+            runtime = stack.enter_context(open_backend.bare_runtime(opened))
             if by_space:
                 given = {n: u.capacity_bytes for n, u in urls.items()}
                 new = space.offered(new, given, space.ask(runtime.run, opened), by_space)
-            if join.search(sorted(opened), name, passphrase, runtime.run).secret is not None:
+            if search.search(sorted(opened), name, passphrase, runtime.run).secret is not None:
                 raise WorkspaceError(
                     f"a workspace named {name!r} is there already, and this passphrase opens it",
                     next_step="`metasync clone` brings it here; or choose another name.",
                 )
             folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
-            inner = stack.enter_context(ways.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()}))
+            inner = stack.enter_context(
+                open_backend.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()})
+            )
             made = found(
                 new,
                 name=name,
                 passphrase=passphrase,
                 copies=copies,
                 encrypted=encryption,
-                device_name=device_name or ways.default_device_name(),
+                device_name=device_name or open_backend.default_device_name(),
                 entropy=os.urandom,
                 run=inner.run,
                 cost=kdf,
@@ -281,11 +275,11 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
             if invite is not None:
-                from metasync.accept import accept
+                from metasync.members.clone_invitation import accept
 
                 accept(folder, invite, backends, on_event)
             else:
-                from metasync.enrol import begin
+                from metasync.members.clone_passphrase import begin
 
                 again = turn > 0
                 opened = begin(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
@@ -331,13 +325,14 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
         with self._seated("push", first=first) as seat, contextlib.ExitStack() as stack:
             begun = None
-            if not dry_run and durability is None and quiet.may_be(seat):
+            if not dry_run and durability is None and no_change.may_be(seat):
                 look = stack.enter_context(seat.looking())
-                found = quiet.push(seat, look)
-                if not isinstance(found, quiet.Begun):
+                found = no_change.push(seat, look)
+                if not isinstance(found, no_change.Begun):
                     return found
                 begun = found
-            from metasync.sync import keycopies, newcomers, space
+            from metasync.members import key_copies, newcomers
+            from metasync.session import space
             from metasync.sync import push as pushing
 
             s = stack.enter_context(self._taken_up("push", seat))
@@ -355,7 +350,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             newcomers.let_in(s, late=True)
             space.note_sent(s)
             space.put_back(s)
-            keycopies.bring(s)
+            key_copies.bring(s)
             s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
             left = self._copy_on(s, at_hand, wait=least is None)
             found_again = report.found_again or found_again
@@ -368,9 +363,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """
         with self._seated("pull") as seat, contextlib.ExitStack() as stack:
             look = None
-            if quiet.may_be(seat):
+            if no_change.may_be(seat):
                 look = stack.enter_context(seat.looking(on_news=partial(import_module, "metasync.sync.pull")))
-                if (nothing := quiet.pull(seat, look)) is not None:
+                if (nothing := no_change.pull(seat, look)) is not None:
                     return nothing
             from metasync.sync import pull as pulling
 
@@ -406,14 +401,14 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
-        from metasync.sync import status as reporting
+        from metasync.maintenance import status as reporting
 
         with self._session("status") as s:
             return dataclasses.replace(reporting.status(s, self.backends()), paused=self.settings().paused)
 
     def check(self, *, read_data: bool = False) -> CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
-        from metasync.sync import check as checking
+        from metasync.maintenance import check as checking
 
         with self._session("check") as s:
             report = checking.check(s, s.newest(), read_data=read_data)
@@ -427,7 +422,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     def moving(self) -> Moving:
         """What lies where it was before the backends changed, and is read there until it is moved."""
-        from metasync.sync.reconfigure import still_moving
+        from metasync.maintenance.reconfigure import still_moving
 
         with self._session("backends") as s:
             return still_moving(s, None)
@@ -438,7 +433,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             names = ", ".join(sorted(self._connections.agreed_names))
             raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
         parsed = parse_url(url)
-        ways.refuse_inside(self.directory, {name: parsed})
+        open_backend.refuse_inside(self.directory, {name: parsed})
         with self._locked("backend link"):
             self._connections.link(name, parsed)
         with self._session("backend link") as s:
@@ -464,14 +459,15 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         return late_copies.summary(late_copies.load(s.db).values(), s.names)
 
     def _finish_clone(self) -> CloneReport:
-        from metasync.sync import firstcheckout, joining
+        from metasync.members import admission
+        from metasync.sync import first_checkout
         from metasync.sync import pull as pulling
 
         with self._operation("clone") as s:
             read_only = self._connections.is_read_only
-            arrival = joining.arrive(s, read_only=read_only)
+            arrival = admission.arrive(s, read_only=read_only)
             found: list[tuple[State, str]] = []
-            brought = firstcheckout.bring(s, arrival.newest, lambda: found.append(arrival.finish()))
+            brought = first_checkout.bring(s, arrival.newest, lambda: found.append(arrival.finish()))
             pulled = brought.report
             newest, problem = found[-1]
             if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule
@@ -527,7 +523,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
     def _taken_up(self, what: str, seat: Seat) -> Iterator[Session]:
         """A session in the place of a seat, after finishing what an earlier process left."""
         from metasync.checkout.checkout import Checkout
-        from metasync.sync.session import Session
+        from metasync.session.session import Session
 
         s = Session.of(seat)
         recovered = Checkout(s.db, s.tree).recover()
@@ -536,10 +532,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         for conflict in s.settle_replaced():
             self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
         if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
-            from metasync.sync import firstcheckout
+            from metasync.sync import first_checkout
 
             self.on_event(Notice("finishing a clone that had been interrupted"))
-            for made in firstcheckout.bring(s, s.newest()).report.conflicts:
+            for made in first_checkout.bring(s, s.newest()).report.conflicts:
                 path, kept = os.fsdecode(made.path), os.fsdecode(made.kept)
                 self.on_event(Notice(f"{path}: yours is kept as {kept} ({made.reason})", warning=True))
         yield s
@@ -547,7 +543,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Session]:
-        from metasync.sync.session import Session
+        from metasync.session.session import Session
 
         with self._seat(what) as seat:
             yield Session.of(seat)
@@ -573,7 +569,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                 device=c.device,
                 certificate=c.certificate,
                 config=c.config,
-                chain_of=ways.chain_of,
+                chain_of=open_backend.chain_of,
                 names=c.names,
                 wall_ns=self._machine.wall_ns,
                 entropy=self._machine.entropy,
@@ -596,7 +592,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """Tells the user, once per command, which backends were so full that their ballast had to go."""
         names = self._connections.take_given_up()
         if names:
-            from metasync.sync import space
+            from metasync.session import space
 
             space.note_given_up(self._db, names)
         for name in names:

@@ -21,15 +21,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from metasync import connections, ways
 from metasync.consensus import proposer
+from metasync.history.log import version_of
 from metasync.keys.slots import Cost
 from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime import effects
-from metasync.sync import session
-from metasync.sync.history import version_of
+from metasync.session import connections, open_backend, session
 from metasync.workspace import Workspace
 from metasync.worktree import disk
 
@@ -563,5 +562,5 @@ def mortal_clients(patch: Any) -> Iterator[threading.local]:
                 fate.runtimes.append(self)
 
     patch.setattr(connections, "Runtime", MortalRuntime)
-    patch.setattr(ways, "Runtime", MortalRuntime)
+    patch.setattr(open_backend, "Runtime", MortalRuntime)
     yield here

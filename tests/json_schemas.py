@@ -21,7 +21,7 @@ from typing import Any
 from metasync import preferences, render, workspace
 from metasync.merge import changes
 from metasync.reports import backends, history, members, sync
-from metasync.sync import evidence
+from metasync.session import evidence
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "json"

@@ -28,10 +28,10 @@ from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
 from metasync.runtime.effects import Op
+from metasync.session.health import each
+from metasync.session.session import Session
+from metasync.store import placement
 from metasync.store.index import PackRecord
-from metasync.sync import places
-from metasync.sync.asking import each
-from metasync.sync.session import Session
 from metasync.testing.faults import FaultyBackend, Plan
 from metasync.transfer.copies import Place, pack_path
 from metasync.workspace import Workspace
@@ -531,10 +531,10 @@ def test_gaining_is_never_too_little() -> None:
         new = old.with_backends([*kept, *([entry(9)] if rng.random() < 0.5 else [])])
         if len(new.backends) < 2:
             continue
-        before, after = places.placement_of(old), places.placement_of(new)
+        before, after = placement.placement_of(old), placement.placement_of(new)
         both = {b.backend_id for b in old.backends} & {b.backend_id for b in new.backends}
         seen = {i for p in packs for i in set(after.primary(p)) - set(before.primary(p))} & both
-        assert seen <= places.gaining(old, new)
+        assert seen <= placement.gaining(old, new)
 
 
 def test_a_voter_that_another_program_copies_now_is_warned_of(lab: Lab) -> None:

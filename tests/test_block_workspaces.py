@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from workspace_kit import PASSPHRASE, Lab, lab, tree_of, wipe, write  # noqa: F401
 
-from metasync import ways
 from metasync.backends.api import Backend, BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
-from metasync.sync.identity import PLACE_KEY, place_now
+from metasync.session import open_backend
+from metasync.session.identity import PLACE_KEY, place_now
 from metasync.testing.racing import RacingBackend
 from metasync.workspace import Workspace
 
@@ -34,13 +34,13 @@ def racing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 def race(lab: Lab, monkeypatch: pytest.MonkeyPatch, form: LogForm) -> Lab:
-    opened = ways.opened
+    opened = open_backend.opened
 
     def racing_opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
         backend = opened(name, url, create=create)
         return RacingBackend(backend, form=form) if "/dav" in url.location else backend
 
-    monkeypatch.setattr(ways, "opened", racing_opened)
+    monkeypatch.setattr(open_backend, "opened", racing_opened)
     return lab
 
 
@@ -263,7 +263,7 @@ def test_a_folder_that_was_never_opened_knows_its_place(racing: Lab, monkeypatch
     def die(*_a: object, **_k: object) -> None:
         raise Died
 
-    monkeypatch.setattr("metasync.connections.IdentityGuard.__init__", die)
+    monkeypatch.setattr("metasync.session.connections.IdentityGuard.__init__", die)
     begun = (
         partial(racing.init, racing.urls("u", "v", "w"), name="another")
         if how == "init"

@@ -13,8 +13,8 @@ from test_restore import every_call, kept
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import UsageError
+from metasync.history import conflicts as conflicting
 from metasync.merge.trees import conflict_name, copied_from
-from metasync.sync import conflicts as conflicting
 from metasync.workspace import Workspace
 
 

@@ -1,4 +1,4 @@
-"""`metasync.sync.delivery`: file objects that only a hostile device of the workspace could have made."""
+"""`metasync.sync.fetch`: file objects that only a hostile device of the workspace could have made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from content_kit import walk as walked
 from metasync.errors import DamagedError
 from metasync.objects import file
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.sync import delivery
+from metasync.sync import fetch
 
 A, B = b"a" * 5, b"b" * 7
 WHOLE = Entry(Kind.FILE, 0o644, 0, 12, IDS.blob(A + B))
@@ -42,7 +42,7 @@ def of(*chunks: Chunk, size: int = 12) -> tuple[Contents, Entry]:
 
 def whole(contents: Contents, entry: Entry) -> dict[bytes, bytes]:
     session: Any = SimpleNamespace(ids=IDS)
-    return delivery.whole(session, contents, [entry])  # type: ignore[arg-type]
+    return fetch.whole(session, contents, [entry])  # type: ignore[arg-type]
 
 
 def test_a_file_of_two_chunks_is_joined() -> None:

@@ -19,8 +19,8 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
 from metasync.runtime.effects import Urgency
 from metasync.runtime.tasks import Runtime
+from metasync.session.agreement import ESTIMATES_KEY
 from metasync.store.pack_format import HEADER_BYTES, Located
-from metasync.sync.seat import ESTIMATES_KEY
 from metasync.transfer.copies import OP_TIMEOUT_S, pack_path
 from metasync.transfer.download import Download
 from metasync.transfer.estimates import Direction, Estimates

@@ -51,7 +51,7 @@ class Room:
 
 
 def recovering(room: Room, group: Group, known: State, lost: str, *, carry: bool = True) -> Task:
-    """The whole of a recovery, as `sync.recover` does it. -> EraRecord."""
+    """The whole of a recovery, as `maintenance.recover` does it. -> EraRecord."""
     ids = {b.backend_id for b in room.ws.config.backends if b.name in lost}
     found = yield from end_era(group.member, group.enter, known, ids)
     if isinstance(found, EraRecord):

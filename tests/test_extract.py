@@ -13,10 +13,10 @@ from crash_kit import Crashed, Fate, mortal_clients
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import DamagedError, UsageError, WorkspaceError
+from metasync.history import export as extracting
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, Snapshot
-from metasync.sync import extract as extracting
-from metasync.sync.delivery import ChangedMeanwhile
+from metasync.sync.fetch import ChangedMeanwhile
 from metasync.workspace import Workspace
 from metasync.worktree import disk
 from metasync.worktree.disk import Disk
@@ -339,6 +339,6 @@ def test_two_restores_to_one_place_leave_each_other_alone(lab: Lab, past: Worksp
 
 def test_snapshots_of_hostile_devices_are_snapshots_all_the_same(past: Workspace) -> None:
     """A version tag that is no number names no version."""
-    from metasync.sync.history import version_of
+    from metasync.history.log import version_of
 
     assert version_of(Snapshot(bytes(32), (), bytes(16), 0, "", ((1, b"x"),))) == 0

@@ -16,8 +16,8 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, wipe, writ
 from metasync.checkout import trash as replaced_module
 from metasync.consensus import State
 from metasync.errors import NoQuorumError
+from metasync.session.session import Session
 from metasync.sync import push as push_module
-from metasync.sync.session import Session
 from metasync.testing.faults import Fault, Plan
 from metasync.workspace import Workspace
 from metasync.worktree.index import load_rows

@@ -21,8 +21,9 @@ from metasync.events import Notice, Progress
 from metasync.local import spill
 from metasync.local.state import TREE_KEY
 from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, UNFINISHED_KEY
+from metasync.members import admission
 from metasync.objects import walk_large
-from metasync.sync import firstcheckout, joining
+from metasync.sync import first_checkout
 from metasync.workspace import CloneReport, Workspace
 from metasync.worktree.disk import Disk
 
@@ -43,11 +44,11 @@ def parted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "HELD_MAX", 8)
-    monkeypatch.setattr(firstcheckout, "WHOLE_PATHS_MAX", 8)
+    monkeypatch.setattr(first_checkout, "WHOLE_PATHS_MAX", 8)
     monkeypatch.setattr(spill, "PAGE", 3)
     monkeypatch.setattr(walk_large, "BATCH_BYTES", 700)
-    monkeypatch.setattr(firstcheckout, "PART_PATHS", 10)
-    monkeypatch.setattr(firstcheckout, "PART_PATHS_LEAST", 7)
+    monkeypatch.setattr(first_checkout, "PART_PATHS", 10)
+    monkeypatch.setattr(first_checkout, "PART_PATHS_LEAST", 7)
 
 
 def odd_tree(root: Path) -> None:
@@ -99,8 +100,8 @@ def settled(w: Workspace) -> None:
 def test_the_tree_is_the_same(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     w = published(lab)
     told: list[Any] = []
-    entered, count = joining._entered, []
-    monkeypatch.setattr(joining, "_entered", lambda *a: count.append(1) or entered(*a))
+    entered, count = admission._entered, []
+    monkeypatch.setattr(admission, "_entered", lambda *a: count.append(1) or entered(*a))
     report = cloned(lab, told)
     assert count == [1], "the device is agreed once"
     assert tree_of(lab.root / "desktop") == tree_of(w.directory)
@@ -140,14 +141,14 @@ def test_what_is_in_several_files_is_fetched_once(lab: Lab, monkeypatch: pytest.
     w.push("first")
     small_parts(monkeypatch)
     fetched: list[bytes] = []
-    fetch = firstcheckout.Contents.fetch
+    fetch = first_checkout.Contents.fetch
 
     def counted(self: Any, ids: Any, *a: Any, **k: Any) -> None:
         ids = list(ids)
         fetched.extend(ids)
         fetch(self, ids, *a, **k)
 
-    monkeypatch.setattr(firstcheckout.Contents, "fetch", counted)
+    monkeypatch.setattr(first_checkout.Contents, "fetch", counted)
     report = Workspace.clone(lab.root / "desktop", name="docs", backends=lab.urls("a"), passphrase=PASSPHRASE)
     lab.keep(report.workspace)
     assert tree_of(lab.root / "desktop") == tree_of(w.directory)
@@ -279,13 +280,13 @@ def test_what_the_user_makes_while_a_part_is_placed(lab: Lab, parted: None, monk
 def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is not empty goes by one checkout."""
     w = published(lab)
-    arrive = joining.arrive
+    arrive = admission.arrive
 
     def late(s: Any, **k: Any) -> Any:
         write(lab.root / "desktop", {"a/x": b"in a", "a-b": b"mine", "mine": b"my own"})
         return arrive(s, **k)
 
-    monkeypatch.setattr(joining, "arrive", late)
+    monkeypatch.setattr(admission, "arrive", late)
     report = cloned(lab)
     now = tree_of(lab.root / "desktop")
     assert [c.path for c in report.conflicts] == [b"a-b"]
@@ -345,7 +346,7 @@ def test_nobody_gets_files_who_is_not_let_in(lab: Lab, monkeypatch: pytest.Monke
         assert [p.name for p in (lab.root / "desktop").iterdir()] == [".metasync"]
         raise ExcludedError("revoked")
 
-    monkeypatch.setattr(joining, "_entered", refused)
+    monkeypatch.setattr(admission, "_entered", refused)
     with pytest.raises(ExcludedError):
         cloned(lab)
     assert told
@@ -370,8 +371,8 @@ def test_no_room_is_told_before_anything_comes(lab: Lab, monkeypatch: pytest.Mon
     ("where", "error"),
     [
         (Checkout, WorkspaceError("the disk is full")),
-        (firstcheckout, UnreachableError("no backend answers")),
-        (firstcheckout, WorkspaceError("nothing can be written")),
+        (first_checkout, UnreachableError("no backend answers")),
+        (first_checkout, WorkspaceError("nothing can be written")),
     ],
 )
 def test_what_fails_on_the_way_leaves_what_is_here(
@@ -398,7 +399,7 @@ def test_a_copy_that_changes_while_it_serves_as_a_source(lab: Lab, monkeypatch: 
     write(w.directory, {"a": twice, **{f"d{i:02}": b"%d" % i for i in range(30)}, "z": twice})
     w.push("first")
     small_parts(monkeypatch)
-    place, done = firstcheckout._Parts._place, []
+    place, done = first_checkout._Parts._place, []
 
     def meanwhile(self: Any, part: Any, *a: Any, **k: Any) -> None:
         place(self, part, *a, **k)
@@ -407,7 +408,7 @@ def test_a_copy_that_changes_while_it_serves_as_a_source(lab: Lab, monkeypatch: 
             os.truncate(lab.root / "desktop/a", 0)
             (lab.root / "desktop/a").write_bytes(twice[:-1] + b"!")
 
-    monkeypatch.setattr(firstcheckout._Parts, "_place", meanwhile)
+    monkeypatch.setattr(first_checkout._Parts, "_place", meanwhile)
     report = Workspace.clone(lab.root / "desktop", name="docs", backends=lab.urls("a"), passphrase=PASSPHRASE)
     lab.keep(report.workspace)
     assert (lab.root / "desktop/z").read_bytes() == twice
@@ -421,7 +422,7 @@ def test_what_was_begun_before_a_restart_of_the_workspace_is_this_devices_own(
     """The version begun may be lost with the old era: the newest one comes by one checkout, over what is here."""
     w = published(lab)
     folder = stopped_between_parts(lab, monkeypatch)
-    begun = firstcheckout._begun
+    begun = first_checkout._begun
     asked = []
 
     def in_another_era(s: Any, target: Any) -> Any:
@@ -429,7 +430,7 @@ def test_what_was_begun_before_a_restart_of_the_workspace_is_this_devices_own(
         assert s.db.get(PARTS_KEY) is None
         return asked[-1]
 
-    monkeypatch.setattr(firstcheckout, "_begun", in_another_era)
+    monkeypatch.setattr(first_checkout, "_begun", in_another_era)
     report = cloned(lab)
     assert asked == [None]
     assert report.conflicts == ()

@@ -11,7 +11,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, tree_of, write  # noqa: F
 from metasync.consensus import chain, truncation
 from metasync.consensus.records import entry
 from metasync.errors import ExcludedError
-from metasync.sync import seat
+from metasync.session import agreement
 from metasync.workspace import Workspace
 
 NAMES = ("a", "b", "c")
@@ -26,7 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truncation, "BEHIND_LEAST", 8)
     for task in (truncation.bound_logs,):
         monkeypatch.setattr(task, "__kwdefaults__", {"keep": 16, "grace_s": 0.0})
-    monkeypatch.setattr(seat, "LOGS_KEPT", 16)
+    monkeypatch.setattr(agreement, "LOGS_KEPT", 16)
 
 
 def many(w: Workspace, count: int) -> None:

@@ -13,10 +13,10 @@ from content_kit import noise
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import UnreachableError
+from metasync.session import session
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Segment
-from metasync.sync import session
 from metasync.transfer import download
 from metasync.transfer import download as headstart
 from metasync.transfer.copies import pack_path

@@ -14,10 +14,10 @@ from workspace_kit import Lab, lab, unreadable, write  # noqa: F401
 
 from metasync.consensus import Group
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, UsageError
+from metasync.history import log as history
+from metasync.history.versions import parse
 from metasync.reports.backends import LogItem
 from metasync.reports.history import PathChange
-from metasync.sync import history
-from metasync.sync.versions import parse
 from metasync.workspace import Workspace
 
 TEXT = b"one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
@@ -123,7 +123,7 @@ def test_versions_by_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     times = ["2026-03-01T23:30:00", "2026-03-02T00:30:00", "2026-03-02T14:00:00.7"]
     for n, text in enumerate(times):
         moment = int(dt.datetime.fromisoformat(text).astimezone().timestamp() * 10) * 10**8
-        monkeypatch.setattr("metasync.connections.time.time_ns", lambda moment=moment: moment)
+        monkeypatch.setattr("metasync.session.connections.time.time_ns", lambda moment=moment: moment)
         write(w.directory, {"f": b"%d" % n})
         w.push(text)
     wanted = {

@@ -22,8 +22,8 @@ from metasync.errors import (
 )
 from metasync.keys.invitation import Code, Way, decode_code
 from metasync.reports.members import InviteReport
-from metasync.sync.seat import INVITED_KEY
-from metasync.sync.session import Session
+from metasync.session.agreement import INVITED_KEY
+from metasync.session.session import Session
 from metasync.workspace import Workspace
 
 
@@ -128,7 +128,7 @@ def test_a_clone_by_invitation_that_was_interrupted_goes_on(lab: Lab, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m:
-        m.setattr("metasync.sync.invitation.used_up", dies)
+        m.setattr("metasync.members.invitation.used_up", dies)
         with pytest.raises(KeyboardInterrupt):
             accepted(lab, code)
     assert names(w) == ["laptop", "tablet"]

@@ -12,9 +12,9 @@ from workspace_kit import PASSPHRASE, QUICK_S, Lab, lab, tree_of, write  # noqa:
 from metasync.checkout.checkout import Checkout
 from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
-from metasync.sync import joining
-from metasync.sync.seat import BASE_KEY
-from metasync.sync.session import Session
+from metasync.members import admission
+from metasync.session.agreement import BASE_KEY
+from metasync.session.session import Session
 from metasync.testing.counting import CountingBackend
 from metasync.transfer.contents import Contents
 from metasync.workspace import Workspace
@@ -38,7 +38,7 @@ def agree_on_files(*workspaces: Workspace) -> None:
 def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     published(lab)
     order: list[str] = []
-    entering, fetch = joining._entering, Contents.fetch
+    entering, fetch = admission._entering, Contents.fetch
 
     def watched(*a: Any) -> Any:
         result = yield from entering(*a)
@@ -49,7 +49,7 @@ def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pyt
         order.append("fetch")
         fetch(self, *a, **k)
 
-    monkeypatch.setattr(joining, "_entering", watched)
+    monkeypatch.setattr(admission, "_entering", watched)
     monkeypatch.setattr(Contents, "fetch", fetched)
     apply = Checkout.apply
 
@@ -65,7 +65,7 @@ def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pyt
         assert s.db.get(JOURNAL_KEY) is None
         assert s.base_state() == s.newest_state()
         assert s.db.get(BASE_KEY) == s.newest_state().encode()
-        assert joining.admitted(s, s.devices_of(s.base_state()))
+        assert admission.admitted(s, s.devices_of(s.base_state()))
     assert d.status().newest == 2
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_placed_for_a_device_that_is_not_let_in(lab: Lab, monkeypatch
         raise ExcludedError("the keys were changed since")
         yield
 
-    monkeypatch.setattr(joining, "_entering", excluded)
+    monkeypatch.setattr(admission, "_entering", excluded)
     folder = lab.root / "late"
     with pytest.raises(ExcludedError):
         lab.clone(lab.urls("a", "b", "c"), device="late")
@@ -93,14 +93,14 @@ def test_a_push_beside_it_is_lost_by_nobody(lab: Lab, monkeypatch: pytest.Monkey
         (w.directory / "three").unlink()
         w.push("second")
 
-    real = joining.arrive
+    real = admission.arrive
 
-    def arrive(s: Session, *, read_only: bool) -> joining.Arrival:
+    def arrive(s: Session, *, read_only: bool) -> admission.Arrival:
         arrival = real(s, read_only=read_only)
         push()  # the device may be agreed before it or after it
         return arrival
 
-    monkeypatch.setattr(joining, "arrive", arrive)
+    monkeypatch.setattr(admission, "arrive", arrive)
     d = lab.clone(lab.urls("a", "b", "c"))
     agree_on_files(w, d)
     assert tree_of(d.directory)[b"a/two"].data == b"changed"
@@ -110,14 +110,14 @@ def test_a_push_beside_it_is_lost_by_nobody(lab: Lab, monkeypatch: pytest.Monkey
 def test_a_version_that_was_pushed_first_is_brought_with_the_device(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proposal of the new device is beaten by another one: it begins anew on top, and has that version too."""
     w = published(lab)
-    real = joining._entering
+    real = admission._entering
 
     def beaten(s: Session, *a: Any) -> Any:
         write(w.directory, {"three": b"another"})
         w.push("second")
         return (yield from real(s, *a))
 
-    monkeypatch.setattr(joining, "_entering", beaten)
+    monkeypatch.setattr(admission, "_entering", beaten)
     d = lab.clone(lab.urls("a", "b", "c"))
     assert tree_of(d.directory)[b"three"].data == b"another"
     assert d.status().newest == 3
@@ -148,14 +148,14 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
 def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers were lost, not the entry: the next command finds it, and the device set that only backends hold."""
     w = published(lab)
-    real = joining._entering
+    real = admission._entering
 
     def unnoticed(*a: Any) -> Any:
         yield from real(*a)
         raise NoQuorumError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(joining, "_entering", unnoticed)
+        patched.setattr(admission, "_entering", unnoticed)
         folder = lab.root / "desktop"
         report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
     assert "no answer" in report.problem

@@ -12,8 +12,8 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, lab, tree_of, write  # n
 
 from metasync.errors import DamagedError, PassphraseError
 from metasync.keys import make_slot, ring_path, slot_path
-from metasync.sync import keycopies, keystore, rotation
-from metasync.sync.session import Session
+from metasync.members import key_copies, key_store, rotation
+from metasync.session.session import Session
 from metasync.workspace import Workspace
 
 
@@ -37,14 +37,14 @@ def push(w: Workspace, text: str) -> None:
 def asked_keys(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Filled with the backends that are asked for what lies below `keys/`, from now on."""
     asked: list[str] = []
-    real = keystore.look
+    real = key_store.look
 
-    def look(s: Session, among: object = None) -> keystore.KeyFiles:
+    def look(s: Session, among: object = None) -> key_store.KeyFiles:
         found = real(s, among)  # type: ignore[arg-type]
         asked.extend(sorted(found.names))
         return found
 
-    monkeypatch.setattr(keystore, "look", look)
+    monkeypatch.setattr(key_store, "look", look)
     return asked
 
 
@@ -121,15 +121,15 @@ def test_a_backend_that_takes_nothing_is_not_asked_at_every_push(lab: Lab, monke
     w = lab.reopen(w)
     refused: list[str] = []
 
-    def bring(s: Session, found: keycopies.Copies) -> dict[str, tuple[str, ...]]:
+    def bring(s: Session, found: key_copies.Copies) -> dict[str, tuple[str, ...]]:
         refused.extend(found.lacking)
         return {}
 
-    monkeypatch.setattr(keycopies, "_bring", bring)
+    monkeypatch.setattr(key_copies, "_bring", bring)
     push(w, "1")
     push(w, "2")
     assert refused == ["c"]
-    later = w._machine.wall_ns() + int(1.1e9 * keycopies.AGAIN_S)
+    later = w._machine.wall_ns() + int(1.1e9 * key_copies.AGAIN_S)
     monkeypatch.setattr(type(w._machine), "wall_ns", lambda _: later)
     push(w, "3")
     assert refused == ["c", "c"]
@@ -159,7 +159,7 @@ def test_a_check_while_a_backend_is_away_doubts_no_keys(lab: Lab) -> None:
 
 def test_a_damaged_note_costs_a_look(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, _ = three(lab)
-    w._db.set(keycopies.NOTE_KEY, b"[1]")
+    w._db.set(key_copies.NOTE_KEY, b"[1]")
     asked = asked_keys(lab, monkeypatch)
     push(w, "1")
     push(w, "2")
@@ -190,10 +190,10 @@ def test_an_older_slot_alone_is_not_spread(lab: Lab) -> None:
     with away(lab, "c"):
         w.key_change_passphrase(PASSPHRASE, NEW, kdf=CHEAP)
     with w._session("x") as s:
-        found = keycopies.look(s, s.newest_state(), ["c"])
+        found = key_copies.look(s, s.newest_state(), ["c"])
     assert [kind for kind, _ in found.slots] == []
     with w._session("x") as s:
-        found = keycopies.look(s, s.newest_state(), ["b", "c"])
+        found = key_copies.look(s, s.newest_state(), ["b", "c"])
     assert [kind for kind, _ in found.unclear] == [1]  # one holds this, one that
     assert [kind for kind, _ in found.slots] == [2]
 
@@ -222,7 +222,7 @@ def test_a_ring_of_a_change_that_lost_is_not_spread(lab: Lab) -> None:
     """Two rings of epoch 2, both well made: the one whose admin key the agreed chain has is the one."""
     w, _, _ = three(lab)
     with w._session("lost") as s:
-        opened = keystore.open_admin_key(s, s.ask_newest(), PASSPHRASE)
+        opened = key_store.open_admin_key(s, s.ask_newest(), PASSPHRASE)
         slots = rotation._new_slots(s, opened, PASSPHRASE, CHEAP)
         lost = rotation._make(s, opened, slots, (), s.config)
     rotate(w)
@@ -259,7 +259,7 @@ def test_check_tells_what_follows_from_what_cannot_be_brought(lab: Lab, monkeypa
     rotate(w)
     for path in (ring_of(lab, "b", 1), ring_of(lab, "c", 2), *keys_in(lab, "c", "slot")):
         path.unlink()
-    monkeypatch.setattr(keycopies, "_bring", lambda *_: {})
+    monkeypatch.setattr(key_copies, "_bring", lambda *_: {})
     told = {p.backend: p.problem for p in w.check().meta_problems}
     assert "keyring of epoch 1 is missing: a device that slept" in told["b"]
     assert "keyring of epoch 2 is missing: who reaches this backend alone" in told["c"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.consensus.records.state import Change, State, skip_version, step_back, successor
-from metasync.sync import lineage
+from metasync.session import agreement
 
 LAST = 300
 
@@ -27,7 +27,7 @@ CHAIN = _chain()
 
 def _is_found(newest: State, line: bytes) -> bool:
     """Whether the hash of the next version's `skip` can be had from the newest state and a line alone."""
-    held = {state.hash: state for state in lineage.read(line)}
+    held = {state.hash: state for state in agreement.read(line)}
     state, target = newest, skip_version(newest.v + 1)
     while state.v > target:
         below = step_back(state.v, target)
@@ -43,22 +43,22 @@ def _is_found(newest: State, line: bytes) -> bool:
 def test_who_saw_all_versions_needs_nobody() -> None:
     line = b""
     for state in CHAIN[1:]:
-        line = lineage.extended(line, [state])
+        line = agreement.extended(line, [state])
         assert _is_found(state, line)
-        assert len(lineage.read(line)) == state.v.bit_count()
+        assert len(agreement.read(line)) == state.v.bit_count()
 
 
 @given(st.lists(st.integers(1, LAST - 1), unique=True, min_size=1).map(sorted))
 def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
     line = b""
     for v in seen:
-        line = lineage.extended(line, [CHAIN[v]])
+        line = agreement.extended(line, [CHAIN[v]])
     newest, way = seen[-1], []
     v = newest
     while v:
         way.append(v)
         v = skip_version(v)
-    held = [state.v for state in lineage.read(line)]
+    held = [state.v for state in agreement.read(line)]
     assert held == sorted(held)
     assert held[-1] == newest
     assert set(held) <= set(way) & set(seen)
@@ -66,22 +66,22 @@ def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
 
 def test_a_state_of_another_chain_is_never_taken_for_one_of_this() -> None:
     other = replace(CHAIN[6], master=b"o" * 32)
-    line = lineage.extended(lineage.extended(b"", CHAIN[1:6]), [other])
-    line = lineage.extended(line, [CHAIN[7]])
+    line = agreement.extended(agreement.extended(b"", CHAIN[1:6]), [other])
+    line = agreement.extended(line, [CHAIN[7]])
     assert not _is_found(CHAIN[7], line)
 
 
 def test_a_restart_from_an_earlier_version_begins_its_own_line() -> None:
-    line = lineage.extended(None, CHAIN[1:200])
+    line = agreement.extended(None, CHAIN[1:200])
     again = replace(CHAIN[101], era=1, master=b"a" * 32)
-    line = lineage.extended(line, [again])
-    assert lineage.read(line)[-1] == again
-    assert max(state.v for state in lineage.read(line)) == 101
+    line = agreement.extended(line, [again])
+    assert agreement.read(line)[-1] == again
+    assert max(state.v for state in agreement.read(line)) == 101
 
 
 def test_a_damaged_line_is_none() -> None:
-    line = lineage.extended(None, CHAIN[1:8])
-    assert [state.v for state in lineage.read(line)] == [4, 6, 7]
-    assert lineage.read(line[:-1]) == []
-    assert lineage.read(None) == []
-    assert lineage.extended(b"damaged", [CHAIN[3]]) == lineage.extended(None, [CHAIN[3]])
+    line = agreement.extended(None, CHAIN[1:8])
+    assert [state.v for state in agreement.read(line)] == [4, 6, 7]
+    assert agreement.read(line[:-1]) == []
+    assert agreement.read(None) == []
+    assert agreement.extended(b"damaged", [CHAIN[3]]) == agreement.extended(None, [CHAIN[3]])

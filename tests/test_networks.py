@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from workspace_kit import Lab, lab, tree_of, write
 
-from metasync import connections, ways
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import open_backend, parse_url
@@ -23,6 +22,8 @@ from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.tasks import Runtime
+from metasync.session import connections
+from metasync.session import open_backend as ways
 from metasync.testing.faults import lossy
 from metasync.testing.lagging import LaggingBackend
 from metasync.testing.slow import SlowBackend

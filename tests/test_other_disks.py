@@ -15,7 +15,7 @@ from workdir import DIR, entries, read
 from workdir import Workspace as Directory
 
 from metasync.local import spill
-from metasync.sync import firstcheckout
+from metasync.sync import first_checkout
 
 Make = Callable[..., Pair]
 FOLDING = [Mac, OldMac, Casefold, Windows, Fat, Lowering]
@@ -502,5 +502,5 @@ def test_the_same_where_a_clone_comes_in_parts(
 ) -> None:
     """A twin, or a directory that could not come, may have been in an earlier part."""
     monkeypatch.setattr(spill, "HELD_MAX", 0)
-    monkeypatch.setattr(firstcheckout, "PART_PATHS", 1)
+    monkeypatch.setattr(first_checkout, "PART_PATHS", 1)
     scenario(pair, disk)

@@ -18,8 +18,8 @@ from metasync.errors import GuardError
 from metasync.local.state import TREE_KEY, LocalDb
 from metasync.local.state_keys import KEPT_KEY
 from metasync.reports.sync import Changes
+from metasync.session.agreement import BASE_KEY
 from metasync.sync import pull as pulling
-from metasync.sync.seat import BASE_KEY
 from metasync.workspace import Workspace
 from metasync.worktree import index, quick_scan
 from metasync.worktree.disk import WorkTree

@@ -17,7 +17,7 @@ from metasync.consensus.records.entry import Kind
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.runtime.effects import Sleep
-from metasync.sync.seat import ERA_KEY
+from metasync.session.agreement import ERA_KEY
 from metasync.workspace import Workspace
 
 __all__ = ["lab"]

@@ -15,9 +15,9 @@ from workspace_kit import Lab, Node, lab, tree_of, unreadable, write  # noqa: F4
 
 from metasync.checkout.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_plan
 from metasync.errors import DamagedError, NoQuorumError, UsageError, WorkspaceError
+from metasync.history import conflicts as conflicting
+from metasync.history import restore as restoring
 from metasync.objects.model import Entry, Kind
-from metasync.sync import conflicts as conflicting
-from metasync.sync import restore as restoring
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 from metasync.worktree.scan import Scan

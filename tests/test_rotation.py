@@ -31,11 +31,11 @@ from metasync.keys import Cost, make_slot, read_ring, slot_path
 from metasync.keys.device_set import open_logins
 from metasync.local import device_keys
 from metasync.local.state_keys import KEPT_KEY
+from metasync.members import admission, devices, key_store, rotation
 from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
-from metasync.sync import devices, joining, keystore, rotation
+from metasync.session.session import Session
 from metasync.sync import push as pushing
-from metasync.sync.session import Session
 from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
 
@@ -515,16 +515,16 @@ def test_a_device_revoked_by_the_other_while_it_revokes(lab: Lab, monkeypatch: p
 def test_a_device_that_joins_while_the_keys_change(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds a certificate by the admin key of before: it begins anew, by itself."""
     w, _, _ = three(lab)
-    real = joining.arrive
+    real = admission.arrive
     turns: list[int] = []
 
-    def arrive(s: Session, *, read_only: bool) -> joining.Arrival:
+    def arrive(s: Session, *, read_only: bool) -> admission.Arrival:
         turns.append(1)
         if len(turns) == 1:
             rotate(w)
         return real(s, read_only=read_only)
 
-    monkeypatch.setattr(joining, "arrive", arrive)
+    monkeypatch.setattr(admission, "arrive", arrive)
     late = lab.clone(lab.urls("a", "b", "c"), device="late")
     assert len(turns) == 2
     write(late.directory, {"x": b"1"})
@@ -592,13 +592,13 @@ def test_without_a_quorum_nothing_is_changed(lab: Lab) -> None:
 
 def test_the_new_ring_on_too_few_backends_is_not_proposed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, p = three(lab)
-    real = keystore.store
+    real = key_store.store
 
     def store(s: Session, config: Any, files: Any) -> Any:
         with away(lab, "b", "c"):
             return real(s, config, files)
 
-    monkeypatch.setattr(keystore, "store", store)
+    monkeypatch.setattr(key_store, "store", store)
     with pytest.raises(NoQuorumError, match="1 voting backends of 2"):
         revoke(w, "phone")
     p.pull()
@@ -741,7 +741,7 @@ def test_the_cost_of_a_slot_is_the_callers(lab: Lab) -> None:
     w, _, _ = three(lab)
     w.key_rotate(PASSPHRASE, kdf=Cost(16, 1, 1))
     with w._session("x") as s:
-        costs = {keystore.read_slot(data).cost.memory_kib for data in keystore.look(s).slots.values()}
+        costs = {key_store.read_slot(data).cost.memory_kib for data in key_store.look(s).slots.values()}
     assert costs == {16}
 
 
@@ -783,7 +783,7 @@ def test_old_slots_that_could_not_be_deleted_lead_nobody_astray(lab: Lab, monkey
     """They lie on more backends than the new ones, and the same passphrase opens both."""
     w, _, _ = three(lab)
     with away(lab, "c"), monkeypatch.context() as m:
-        m.setattr(keystore, "remove", lambda *_: ("a", "b"))
+        m.setattr(key_store, "remove", lambda *_: ("a", "b"))
         assert rotate(w).old_slots == ("a", "b", "c")
     late = lab.clone(lab.urls("a", "b", "c"), device="late")
     write(late.directory, {"x": b"1"})
@@ -798,8 +798,8 @@ def test_slots_that_are_not_agreed_are_not_tried(lab: Lab, monkeypatch: pytest.M
         data, _ = make_slot(1, WRONG, ns_id=ns_id, name="docs", entropy=bytes([n]) * 96, cost=CHEAP)
         (keys_in(lab, "a", "slot")[0].parent / slot_path(data).rpartition("/")[2]).write_bytes(data)
     tries: list[bytes] = []
-    real = keystore.open_slot
-    monkeypatch.setattr(keystore, "open_slot", lambda data, text: tries.append(data) or real(data, text))
+    real = key_store.open_slot
+    monkeypatch.setattr(key_store, "open_slot", lambda data, text: tries.append(data) or real(data, text))
     with pytest.raises(PassphraseError):
         rotate(w, WRONG)
     assert len(tries) == 1

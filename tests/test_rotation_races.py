@@ -20,7 +20,7 @@ from metasync.consensus import Group
 from metasync.consensus.records.block_replay import Blocks
 from metasync.errors import NoQuorumError, RevokedError
 from metasync.runtime.effects import Gather
-from metasync.sync.session import Session
+from metasync.session.session import Session
 from metasync.workspace import Workspace
 
 

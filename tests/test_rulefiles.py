@@ -440,7 +440,7 @@ def test_status_tells_what_is_ignored(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     assert "Ignored, and not agreed: 2 paths\n  new.log\n  out\n" in told
     document = lab.cli("status", "--json").json
     assert (document["ignored"], document["ignored_total"], document["ignored_agreed"]) == (["new.log", "out"], 2, 2)
-    monkeypatch.setattr("metasync.sync.status.IGNORED_MAX", 1)
+    monkeypatch.setattr("metasync.maintenance.status.IGNORED_MAX", 1)
     assert "  new.log\n  ... and 1 more\n" in lab.cli("status", "--verbose").out
     document = json.loads(lab.cli("push", "--json").out)
     assert len(document["warnings"]) == 1

@@ -29,7 +29,6 @@ from answers_kit import (
     xml,
 )
 
-from metasync import ways
 from metasync.backends._shared import obstore
 from metasync.backends.api import Digest
 from metasync.backends.registry import open_backend, parse_url
@@ -38,6 +37,7 @@ from metasync.errors import BackendError, FullError, NotFoundError, RefusedError
 from metasync.local import settings
 from metasync.runtime.effects import Op, Task, Urgency
 from metasync.runtime.tasks import Runtime
+from metasync.session import open_backend as ways
 
 pytest.importorskip("obstore")
 

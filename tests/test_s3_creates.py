@@ -15,9 +15,9 @@ from answers_kit import (
     xml,
 )
 
-from metasync import ways
 from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, UnreachableError
+from metasync.session import open_backend as ways
 
 pytest.importorskip("obstore")
 

@@ -15,8 +15,8 @@ from metasync.errors import MetaSyncError
 from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
+from metasync.session.session import Session
 from metasync.sync import push as pushing
-from metasync.sync.session import Session
 from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
 from metasync.worktree.disk import WorkTree
@@ -199,7 +199,7 @@ def test_a_push_that_failed_notes_nothing(pushed: Workspace, monkeypatch: pytest
         raise MetaSyncError("gone")
 
     with monkeypatch.context() as m:
-        m.setattr("metasync.sync.session.Session.propose", lost)
+        m.setattr("metasync.session.session.Session.propose", lost)
         with pytest.raises(MetaSyncError, match="gone"):
             pushed.push()
     assert pushed._db.get(TREE_KEY) is None

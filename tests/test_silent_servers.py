@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from workspace_kit import Lab, lab, run_cli  # noqa: F401  # a fixture
 
-from metasync import ways
 from metasync.backends._shared.race_probe import keeps_creates
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import UnreachableError
+from metasync.session import open_backend
 from metasync.testing.faults import FaultyBackend
 
 pytest.importorskip("requests")
@@ -22,8 +22,8 @@ SECRET = "hunter2"
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of a server that the system accepts connections for, and nobody answers."""
-    monkeypatch.setattr(ways, "FIRST_ANSWER_S", 0.3)
-    monkeypatch.setattr(ways, "_opening", {})
+    monkeypatch.setattr(open_backend, "FIRST_ANSWER_S", 0.3)
+    monkeypatch.setattr(open_backend, "_opening", {})
     monkeypatch.setenv("METASYNC_WEBDAV_USER", "anna")
     monkeypatch.setenv("METASYNC_WEBDAV_PASSWORD", SECRET)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -18,11 +18,11 @@ from metasync.errors import FullError, UsageError
 from metasync.events import Event, Notice
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Now, Op
+from metasync.session import space
+from metasync.session.open_backend import NewBackend
 from metasync.store.index import PackRecord
 from metasync.store.packs import SealedPack
 from metasync.store.placement import Placement, Target
-from metasync.sync import space
-from metasync.sync.found import NewBackend
 from metasync.testing.quota import Quota
 from metasync.transfer.copies import TREES_BYTES_MAX, Place, Transfer
 from metasync.transfer.free_space import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes

@@ -42,10 +42,20 @@ def test_the_package_alone_loads_next_to_nothing(tmp_path: Path) -> None:
 
 UNUSED = {
     *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
-    *("metasync.commands.members", "metasync.consensus.founding", "metasync.enrol", "metasync.reports.members"),
-    *("metasync.sync.found", "metasync.sync.reconfigure", "metasync.sync.recover", "metasync.sync.rotation"),
     *(
-        "metasync.sync.status",
+        "metasync.commands.members",
+        "metasync.consensus.founding",
+        "metasync.members.clone_passphrase",
+        "metasync.reports.members",
+    ),
+    *(
+        "metasync.members.found",
+        "metasync.maintenance.reconfigure",
+        "metasync.maintenance.recover",
+        "metasync.members.rotation",
+    ),
+    *(
+        "metasync.maintenance.status",
         "metasync.testing",
         "metasync.backends.wrappers.trace",
         "ctypes",
@@ -53,14 +63,19 @@ UNUSED = {
         "zstandard",
     ),
     *(
-        "metasync.sync.session",
+        "metasync.session.session",
         "metasync.sync.push",
         "metasync.sync.pull",
         "metasync.worktree.scan",
         "metasync.merge.trees",
     ),
     *("metasync.reports.backends", "metasync.backends.wrappers.pace"),
-    *("metasync.checkout.checkout", "metasync.transfer.late_copies", "metasync.sync.space", "metasync.sync.keycopies"),
+    *(
+        "metasync.checkout.checkout",
+        "metasync.transfer.late_copies",
+        "metasync.session.space",
+        "metasync.members.key_copies",
+    ),
     *("metasync.transfer.copies", "metasync.transfer.contents", "metasync.store.index", "metasync.objects.walk"),
     *(
         "cryptography",

@@ -38,8 +38,8 @@ from crash_kit import (
     same_trees,
 )
 
-from metasync import ways
 from metasync.backends.memory import forget_stores
+from metasync.session import open_backend
 from metasync.testing.faults import FaultyBackend, Plan
 from metasync.workspace import Workspace
 from metasync.worktree import disk
@@ -172,13 +172,13 @@ class World:
         self.pushed: dict[str, int] = {}
         self.kept: set[tuple[str, bytes]] = set()
         self.stores = {n: Store(n) for n in (f"s{i}" for i in range(self.rng.choice([3, 3, 4])))}
-        opened = ways.opened
+        opened = open_backend.opened
 
         def wrapped(name: str, url: Any, *, create: bool) -> Any:
             inner = opened(name, url, create=create)
             return Mortal(inner, self.stores[url.host], getattr(here, "fate", None))
 
-        patch.setattr(ways, "opened", wrapped)
+        patch.setattr(open_backend, "opened", wrapped)
         self.urls = [store.url for store in self.stores.values()]
         self.devices: list[Device] = []
         first = Device("d0", root / "d0")

@@ -14,14 +14,14 @@ from typing import TypeVar
 import pytest
 from workspace_kit import Lab, lab, write  # noqa: F401  # a fixture
 
-from metasync import ways
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.wrappers.wrapper import Call, Wrapper
 from metasync.consensus import Ref, chain, participant
 from metasync.consensus.records.entry import with_refs
 from metasync.local.state import LocalDb
-from metasync.sync import lineage, quiet
-from metasync.sync.seat import BASE_KEY
+from metasync.session import agreement, open_backend
+from metasync.session.agreement import BASE_KEY
+from metasync.sync import no_change
 
 T = TypeVar("T")
 LONG_S = 20.0  # for what begins at once where it is not waited for in vain
@@ -34,12 +34,12 @@ class Watched:
         self.begun: list[str] = []
         self.hold: Callable[[str], None] = lambda _: None
         self._changed = threading.Condition()
-        really = ways.opened
+        really = open_backend.opened
 
         def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
             return _Seen(really(name, url, create=create), self)
 
-        monkeypatch.setattr(ways, "opened", opened)
+        monkeypatch.setattr(open_backend, "opened", opened)
 
     def call(self, call: Call) -> None:
         what = f"{call.kind} {call.path}"
@@ -142,7 +142,7 @@ def test_the_folder_is_walked_while_news_are_asked_for(
     w.push()
     w = lab.reopen(w)
     walked = threading.Event()
-    really = quiet.differences
+    really = no_change.differences
 
     def differences(*args: object) -> object:
         watched.await_("/px/")
@@ -150,7 +150,7 @@ def test_the_folder_is_walked_while_news_are_asked_for(
         walked.set()
         return differing
 
-    monkeypatch.setattr(quiet, "differences", differences)
+    monkeypatch.setattr(no_change, "differences", differences)
     late: list[str] = []
 
     def hold(what: str) -> None:
@@ -178,17 +178,17 @@ def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPat
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == []
-    assert len(lineage.read(w._db.get(lineage.LINE_KEY))) == 1, "of 16 on there is one way back"
-    w._db.set(lineage.LINE_KEY, b"damaged")
+    assert len(agreement.read(w._db.get(agreement.LINE_KEY))) == 1, "of 16 on there is one way back"
+    w._db.set(agreement.LINE_KEY, b"damaged")
     for v in range(17, 21):
         write(w.directory, {"x": b"%d" % v})
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == [], "what was damaged is begun anew"
-    w._db.set(lineage.LINE_KEY, None)
+    w._db.set(agreement.LINE_KEY, None)
     for v in range(21, 25):
         write(w.directory, {"x": b"%d" % v})
-        w._db.set(lineage.LINE_KEY, None)
+        w._db.set(agreement.LINE_KEY, None)
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == ["the state of version 22", "the state of version 20"]

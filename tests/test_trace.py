@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from workspace_kit import Lab, lab, run_process, write
 
-from metasync import ways
 from metasync.backends.api import Backend
 from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.trace import TEXT_CHARS_MAX, Traced, file_sink, redacted
 from metasync.errors import NotFoundError, UnreachableError, UsageError
+from metasync.session import open_backend
 from metasync.testing.faults import FaultyBackend
 
 __all__ = ["lab"]
@@ -271,7 +271,7 @@ def test_a_trace_that_cannot_be_written_is_said(lab: Lab, monkeypatch: pytest.Mo
 def test_an_opening_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METASYNC_TRACE", str(tmp_path / "trace"))
     with pytest.raises(UnreachableError, match="x: the folder"):
-        ways.opened("x", parse_url(f"file://{tmp_path}/gone"), create=False)
+        open_backend.opened("x", parse_url(f"file://{tmp_path}/gone"), create=False)
     fields = (tmp_path / "trace").read_text().rstrip("\n").split("\t")
     assert fields[1:3] == ["x", "open"]
     assert fields[5].startswith("UnreachableError: the folder")
@@ -279,5 +279,5 @@ def test_an_opening_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_without_the_variable_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("METASYNC_TRACE", raising=False)
-    opened: Backend = ways.opened("x", parse_url(f"file://{tmp_path}"), create=False)
+    opened: Backend = open_backend.opened("x", parse_url(f"file://{tmp_path}"), create=False)
     assert not isinstance(opened, Traced)

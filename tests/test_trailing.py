@@ -320,7 +320,7 @@ def test_a_backend_that_is_away_gets_its_copies_later(lab: Lab) -> None:
 
 def test_it_is_noted_before_it_is_agreed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies in the midst of agreeing leaves a note behind; what was never agreed is dropped later."""
-    from metasync.sync.session import Session
+    from metasync.session.session import Session
 
     w = lab.init(lab.urls("a", "b", "c"))
     write(w.directory, {"f": os.urandom(100_000)})

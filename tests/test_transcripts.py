@@ -16,8 +16,8 @@ import pytest
 from transcripts import FOLDER, Player, Step, play, read, rewrite
 from workspace_kit import CHEAP, PASSPHRASE, Lab, lab, run_cli, run_process  # noqa: F401
 
-from metasync import ways
 from metasync.cli import cli
+from metasync.session import open_backend
 from metasync.testing import contract
 from metasync.workspace import Workspace
 
@@ -32,7 +32,7 @@ def test_transcript(lab: Lab, path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     work.mkdir()
     lab.hurry()
     monkeypatch.setitem(Workspace.init.__func__.__kwdefaults__, "kdf", CHEAP)
-    monkeypatch.setattr(ways, "default_device_name", lambda: "laptop")
+    monkeypatch.setattr(open_backend, "default_device_name", lambda: "laptop")
     monkeypatch.setattr(contract, "QUICK", replace(contract.QUICK, kills=1))
     monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
     monkeypatch.chdir(work)

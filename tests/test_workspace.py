@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import pytest
 from workspace_kit import PASSPHRASE, Lab, flip, lab, tree_of, write  # noqa: F401
 
-from metasync import ways
 from metasync.backends.api import BackendUrl, LogForm
 from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import parse_url
 from metasync.errors import GuardError, MetaSyncError, UnreachableError, UsageError
 from metasync.events import Event, Notice
+from metasync.session import open_backend
 from metasync.workspace import Workspace
 
 FILES = {"notes.txt": b"one\ntwo\nthree\n", "d/photo.bin": os.urandom(20_000), "d/e/f": b"deep"}
@@ -507,7 +507,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, BackendUrl]:
 def test_new_backends_are_probed_side_by_side(probed: dict[str, BackendUrl], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probed, "verdicts", iter(["none", "none", "log"]), raising=False)
     events: list[Event] = []
-    new = ways.new_backends({name: Probed() for name in probed}, probed, events.append)
+    new = open_backend.new_backends({name: Probed() for name in probed}, probed, events.append)
     assert [b.name for b in new] == ["a", "b", "c"]
     assert sorted(b.form for b in new) == ["log", "none", "none"]
     told = [b.name for b in new if b.form == "none"]
@@ -517,4 +517,4 @@ def test_new_backends_are_probed_side_by_side(probed: dict[str, BackendUrl], mon
 def test_a_probe_that_fails_is_told(probed: dict[str, BackendUrl], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probed, "verdicts", iter(["log", UnreachableError("gone"), "log"]), raising=False)
     with pytest.raises(UnreachableError, match="gone"):
-        ways.new_backends({name: Probed() for name in probed}, probed, [].append)
+        open_backend.new_backends({name: Probed() for name in probed}, probed, [].append)

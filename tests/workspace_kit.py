@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from metasync import ways
 from metasync.backends.api import Backend, BackendUrl
 from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost
-from metasync.sync import status
-from metasync.sync.seat import Seat
+from metasync.maintenance import status
+from metasync.session import open_backend
+from metasync.session.agreement import Seat
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 from metasync.testing.quota import Quota, QuotaBackend
@@ -103,9 +103,9 @@ class Lab:
         self.open_workspaces: list[Workspace] = []
         self._by_location: dict[str, str] = {}
         self._id = uuid.uuid4().hex[:8]
-        self._open = ways.opened
+        self._open = open_backend.opened
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(ways, "opened", self._opened)
+        monkeypatch.setattr(open_backend, "opened", self._opened)
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
 

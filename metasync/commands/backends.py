@@ -6,10 +6,11 @@ from typing import Literal
 
 import click
 
-from metasync import render, ways
+from metasync import render
 from metasync.backends.registry import parse_bytes, parse_url
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UnreachableError
+from metasync.session import open_backend
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -170,7 +171,7 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
             console.event(told)
 
     try:
-        ways.refuse_silent(parsed)
+        open_backend.refuse_silent(parsed)
         report = contract.run(
             contract.Store.at(parsed.location),
             folder,

@@ -10,8 +10,8 @@ import click
 from metasync import render, render_history
 from metasync.console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
+from metasync.history.versions import is_version_name
 from metasync.reports.history import Listing
-from metasync.sync.versions import is_version_name
 from metasync.workspace import Workspace
 from metasync.worktree.paths import path_from
 

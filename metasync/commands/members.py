@@ -11,10 +11,10 @@ from metasync import render_members
 from metasync.console import Console, Options, common, opened
 from metasync.errors import UsageError
 from metasync.keys.device_set import EXPIRES_AFTER
+from metasync.members.devices import ID_DIGITS_LEAST
+from metasync.members.invitation import EXPIRES_MAX
 from metasync.passphrase import new_passphrase, passphrase
 from metasync.reports.members import InvitationInfo
-from metasync.sync.devices import ID_DIGITS_LEAST
-from metasync.sync.invitation import EXPIRES_MAX
 
 
 @click.group()

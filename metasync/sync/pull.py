@@ -24,10 +24,10 @@ from metasync.merge.trees import Merge, merge
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.sync import Changes, ConflictReport, PullReport, Skipped
-from metasync.sync.delivery import ChangedMeanwhile, deliver, read_here, whole
-from metasync.sync.eras import rebased
-from metasync.sync.seat import BASE_KEY
-from metasync.sync.session import Agreed, Session
+from metasync.session.agreement import BASE_KEY
+from metasync.session.eras import rebased
+from metasync.session.session import Agreed, Session
+from metasync.sync.fetch import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
 from metasync.worktree import case

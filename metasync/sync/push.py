@@ -22,19 +22,20 @@ from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY
 from metasync.local.state_keys import KEPT_KEY
+from metasync.members import admission
 from metasync.merge import guard
 from metasync.objects import walk
 from metasync.objects.model import MESSAGE_BYTES_MAX, Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.paths import split
 from metasync.objects.snapshot import encode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped
-from metasync.sync import health, joining, space
-from metasync.sync.eras import rebased
-from metasync.sync.indexing import storing_index
+from metasync.session import health, space
+from metasync.session.agreement import BASE_KEY, local_value
+from metasync.session.eras import rebased
+from metasync.session.session import Agreed, Session
+from metasync.session.write_index import storing_index
+from metasync.sync.no_change import Begun, Walk
 from metasync.sync.pull import changed, integrate, noted, summary, summary_of_new
-from metasync.sync.quiet import Begun, Walk
-from metasync.sync.seat import BASE_KEY, local_value
-from metasync.sync.session import Agreed, Session
 from metasync.transfer import late_copies
 from metasync.transfer import resume as kept
 from metasync.transfer.upload import Upload, known_in
@@ -320,7 +321,7 @@ def _upload_of(s: Session, base: Agreed, a: _Attempts) -> Upload:
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
     by_stats = _by_stats(s, base, a)
-    joins = not joining.admitted(s, base.devices)
+    joins = not admission.admitted(s, base.devices)
     if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
         return _news(s, base, a) or replace(
             _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
@@ -366,7 +367,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         upload.nearly_finish(s.runtime.clock)
         s.listener(Phase("agree"))
         with s.preparing(base.state):
-            devices = joining.changed_devices(s, base.state, base.devices)
+            devices = admission.changed_devices(s, base.state, base.devices)
             upload.finish()
             stored_as = stored()
     late_copies.note(s.db, upload.trails())  # before others may name them: nothing that is promised is forgotten

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 from unittest import mock
 
-from metasync import config, connections, consensus
+from metasync import config, consensus
 from metasync.consensus import learner, proposer
 from metasync.consensus.acceptors import log as logform
 from metasync.consensus.instance import Instance
@@ -28,6 +28,7 @@ from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Op, Reply, Task
+from metasync.session import connections
 from metasync.testing.simulation.network import SimStore
 from metasync.testing.simulation.plan import Plan, Pounce
 

@@ -7,7 +7,7 @@ room for a pack counts as full before it says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
+from metasync.config import BackendEntry, Config
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
@@ -22,12 +23,31 @@ from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.store import pack_format
 from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack
-from metasync.store.placement import Placement
+from metasync.store.placement import Placement, placement_of
 from metasync.transfer.estimates import Estimates, timed
 from metasync.transfer.free_space import Room
 
 if TYPE_CHECKING:
     pass
+
+
+def transfer_of(
+    config: Config,
+    previous: Config | None,
+    names: Mapping[bytes, str],
+    form: PackFormat,
+    check: Callable[[ObjectKind, bytes | memoryview], bytes],
+    estimates: Estimates,
+) -> Transfer:
+    """Moves packs under one config; reads also where the one before has them. `names`: the ways, by backend id."""
+    entries = {b.backend_id: b for c in (previous, config) if c is not None for b in c.backends if b.storage}
+    places = {i: _place(names[i], b) for i, b in entries.items() if i in names}
+    before = placement_of(previous) if previous is not None else None
+    return Transfer(placement_of(config), places, form, check, before=before, estimates=estimates)
+
+
+def _place(name: str, entry: BackendEntry) -> Place:
+    return Place(name, entry.backend_id, tuple(s.storage_id for s in entry.storage))
 
 
 class Begun(NamedTuple):

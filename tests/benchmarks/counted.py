@@ -6,12 +6,13 @@ import json
 import sys
 from pathlib import Path
 
-from metasync import cli, ways
+from metasync import cli
 from metasync.backends.api import Backend, BackendUrl
+from metasync.session import open_backend
 from metasync.testing.counting import CountingBackend
 
 _opened: list[tuple[str, CountingBackend]] = []
-_really_opened = ways.opened
+_really_opened = open_backend.opened
 
 
 def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
@@ -22,7 +23,7 @@ def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
 
 def main() -> None:
     out = Path(sys.argv[1])
-    ways.opened = opened
+    open_backend.opened = opened
     try:
         cli.main(sys.argv[2:])
     finally:

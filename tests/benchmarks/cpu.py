@@ -135,9 +135,10 @@ def _show(step: str, calls: list[tuple[str, str, str, float, float]]) -> None:
 
 def delayed(out: Path, words: list[str]) -> None:
     """Runs the command line with every call on a store delayed, and writes down when each began and ended."""
-    from metasync import cli, ways
+    from metasync import cli
     from metasync.backends.api import Backend, BackendUrl
     from metasync.backends.wrappers.wrapper import Call, Wrapper
+    from metasync.session import open_backend
 
     calls: list[tuple[str, str, str, float, float]] = []
     lock = threading.Lock()
@@ -158,12 +159,12 @@ def delayed(out: Path, words: list[str]) -> None:
                 with lock:
                     calls.append((self.name, call.kind, call.path, begin, time.monotonic()))
 
-    really_opened = ways.opened
+    really_opened = open_backend.opened
 
     def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
         return Delayed(really_opened(name, url, create=create), name)
 
-    ways.opened = opened
+    open_backend.opened = opened
     try:
         cli.main(words)
     finally:

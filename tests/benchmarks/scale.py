@@ -131,12 +131,13 @@ class Steps:
 
 def counted(out: Path, mode: str, words: list[str]) -> None:
     """Runs the command line and writes down how many calls it made on stores, and the bytes of objects they moved."""
-    from metasync import cli, ways
+    from metasync import cli
     from metasync.backends.api import Backend, BackendUrl
+    from metasync.session import open_backend
     from metasync.testing.counting import CountingBackend
 
     backends: list[CountingBackend] = []
-    really_opened = ways.opened
+    really_opened = open_backend.opened
 
     def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
         backend: Backend = really_opened(name, url, create=create)
@@ -144,7 +145,7 @@ def counted(out: Path, mode: str, words: list[str]) -> None:
         backends.append(backend)
         return backend
 
-    ways.opened = opened
+    open_backend.opened = opened
     try:
         cli.main(words)
     finally:

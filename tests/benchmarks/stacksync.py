@@ -43,13 +43,13 @@ from measure import differences
 from peers import ALL
 from stacksync_trace import Action, content_of, trace
 
-from metasync import ways
 from metasync.backends.api import Backend, BackendUrl, Listed
 from metasync.backends.memory import forget_stores
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.codec import padme
 from metasync.keys.slots import Cost
 from metasync.objects.model import ObjectKind
+from metasync.session import open_backend
 from metasync.store import packs
 from metasync.store.packs import SealedPack
 from metasync.workspace import Workspace
@@ -215,7 +215,7 @@ def new_content(actions: Sequence[Action]) -> int:
 
 def session(actions: Sequence[Action], batch: int, work: Path, backends: int, check: bool) -> Result:
     """Plays the trace, a push after every `batch` actions."""
-    wire, packed, really_opened = Wire(), Packed(), ways.opened
+    wire, packed, really_opened = Wire(), Packed(), open_backend.opened
 
     def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
         return Counted(really_opened(name, url, create=create), wire)
@@ -224,7 +224,7 @@ def session(actions: Sequence[Action], batch: int, work: Path, backends: int, ch
     urls = [f"memory://{root.name}-{i}?name=b{i}" for i in range(backends)]
     cheap = Cost(memory_kib=8, iterations=1, lanes=1)
     watched = (
-        mock.patch.object(ways, "opened", opened),
+        mock.patch.object(open_backend, "opened", opened),
         mock.patch.object(packs, "seal_pack", packed.seal),
         mock.patch.object(packs, "padme", packed.padme),
     )

@@ -19,7 +19,6 @@ from content_kit import digest
 
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
-from metasync import connections
 from metasync.backends._shared.obstore_errors import backend_error, status_of
 from metasync.backends.azure import AzureBackend
 from metasync.backends.gcs import GcsBackend
@@ -40,10 +39,10 @@ from metasync.local import device_keys
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import Conflict, LocalDb, ReplacedFile
 from metasync.objects.model import Entry, Kind
-from metasync.sync import space
-from metasync.sync.enrolment import Link, decode_links, encode_links, load_secret, required
-from metasync.sync.seat import local_value
-from metasync.sync.session import Session
+from metasync.session import connections, space
+from metasync.session.agreement import local_value
+from metasync.session.folder import Link, decode_links, encode_links, load_secret, required
+from metasync.session.session import Session
 from metasync.worktree import fs_probe
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.worktree.names import ANY

@@ -12,8 +12,8 @@ import pytest
 import s3
 from crash_kit import CHEAP, PASSPHRASE, edit_some, make_tree, quiet_environment, read_past, read_tree, same_trees
 
-from metasync import ways
 from metasync.errors import NoQuorumError
+from metasync.session import open_backend
 from metasync.testing.counting import CountingBackend
 from metasync.workspace import Workspace
 
@@ -41,13 +41,13 @@ def servers(s3_keys: dict[str, str], tmp_path: Path) -> Iterator[list[s3.S3Serve
 def counters(monkeypatch: pytest.MonkeyPatch) -> list[CountingBackend]:
     """Every backend that is opened from now on, counted."""
     out: list[CountingBackend] = []
-    opened = ways.opened
+    opened = open_backend.opened
 
     def counted(*args: Any, **kwargs: Any) -> CountingBackend:
         out.append(CountingBackend(opened(*args, **kwargs)))
         return out[-1]
 
-    monkeypatch.setattr(ways, "opened", counted)
+    monkeypatch.setattr(open_backend, "opened", counted)
     return out
 
 

@@ -21,7 +21,7 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
-from metasync.sync.seat import BASE_KEY
+from metasync.session.agreement import BASE_KEY
 from metasync.testing.simulation.db import Tables, copied
 from metasync.testing.simulation.disk import Volume
 from metasync.testing.simulation.machine import CHEAP, PASSPHRASE, Secret, SimMachine, url_of, workspace

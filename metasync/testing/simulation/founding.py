@@ -9,11 +9,12 @@ from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.members.found import Founded, found
 from metasync.runtime.effects import Task
-from metasync.sync.enrolment import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
-from metasync.sync.found import Founded, NewBackend, found
-from metasync.sync.identity import PLACE_KEY
-from metasync.sync.seat import BASE_KEY, CLONING_KEY, META_KIND
+from metasync.session.agreement import BASE_KEY, CLONING_KEY, META_KIND
+from metasync.session.folder import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
+from metasync.session.identity import PLACE_KEY
+from metasync.session.open_backend import NewBackend
 from metasync.testing.simulation.db import Tables, empty_tables
 from metasync.testing.simulation.disk import Node, Volume
 from metasync.testing.simulation.machine import CHEAP, PASSPHRASE, Secret, url_of

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from metasync.backends.api import Backend, BackendUrl
-from metasync.connections import Machine
 from metasync.errors import UnreachableError
 from metasync.events import Notice
 from metasync.keys.device_set import Certificate, DeviceIdentity
@@ -18,7 +17,8 @@ from metasync.keys.slots import Cost
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.runtime.tasks import Runtime
-from metasync.sync.enrolment import Link
+from metasync.session.connections import Machine
+from metasync.session.folder import Link
 from metasync.testing.simulation.db import SimDb, Tables
 from metasync.testing.simulation.disk import SimDisk, Volume
 from metasync.testing.simulation.network import Lines, SimStore, Store

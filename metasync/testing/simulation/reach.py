@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from metasync import ways
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import open_object
 from metasync.consensus.records.state import ZERO_HASH, State
@@ -15,6 +14,7 @@ from metasync.objects import walk
 from metasync.objects.ids import Ids
 from metasync.objects.model import Kind, ObjectKind
 from metasync.objects.snapshot import decode_snapshot
+from metasync.session import open_backend
 from metasync.store import pack_format
 from metasync.store.index import decode_root, decode_segment
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
@@ -66,7 +66,7 @@ class Library:
         config = self.config(state)
         form = PackFormat(
             keys=WorkspacePackKeys(self.keys),
-            chains=tuple(ways.chain_of(names) for names in config.chains),
+            chains=tuple(open_backend.chain_of(names) for names in config.chains),
             epoch=self.keys.epoch,
             level=config.compression_level,
             segment_bytes=config.segment_bytes,

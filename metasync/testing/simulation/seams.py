@@ -27,14 +27,15 @@ from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import Kind
 from metasync.consensus.records.log_replay import NEVER
 from metasync.runtime.effects import Task
-from metasync.sync import seat
-from metasync.sync.session import Session
+from metasync.session import agreement
+from metasync.session.session import Session
 from metasync.testing.simulation import runtime
 from metasync.testing.simulation.world import World
 
 _LAYERS: Final = ("consensus", "keys", "objects", "store", "sync", "translators")
 _WAITING: Final = (
-    "metasync.transfer.download", "metasync.transfer.upload", "metasync.sync.check", "metasync.sync.reconfigure",
+    "metasync.transfer.download", "metasync.transfer.upload", "metasync.maintenance.check",
+    "metasync.maintenance.reconfigure",
 )  # fmt: skip
 _FLOOR_STEP: Final = 4  # versions between floors where there are floors: 1024 in earnest
 _LOGS_KEPT: Final = 6  # and 10,000
@@ -86,7 +87,7 @@ def _shorten(stack: contextlib.ExitStack) -> None:
     for module, name in ((entries, "VERSIONS_PER_FOLDER"), (chain, "VERSIONS_PER_FOLDER"), (floors_, "STEP"),
                          (floors_, "BEHIND_LEAST")):  # fmt: skip
         stack.enter_context(mock.patch.object(module, name, _FLOOR_STEP))
-    stack.enter_context(mock.patch.object(seat, "LOGS_KEPT", _LOGS_KEPT))
+    stack.enter_context(mock.patch.object(agreement, "LOGS_KEPT", _LOGS_KEPT))
     stack.enter_context(mock.patch.dict(floors_.bound_logs.__kwdefaults__, keep=_LOGS_KEPT))
 
 

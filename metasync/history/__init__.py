@@ -1,0 +1,1 @@
+"""What was: log, versions, diff, restore, export, conflicts."""

@@ -1,0 +1,320 @@
+"""The agreed past as this device can read it, always through the newest index (CONSENSUS 6.2), and `metasync log`.
+
+A snapshot names its parents, so a history is read one step after the other. Snapshots are small and kept in the local
+cache; where many are missing, all that the index names are fetched side by side first, and each brings the directories
+that lie beside it in its pack. Beside the line of agreed snapshots stand *kept* ones: second parents, which hold what a
+merge by lines replaced (`texts.kept_snapshot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from metasync.codec import Reader
+from metasync.consensus import ZERO_HASH
+from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError, UnreachableError, UsageError
+from metasync.events import Notice
+from metasync.local.state_keys import KEPT_KEY
+from metasync.merge.changes import Pair, counts, described
+from metasync.objects import walk
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
+from metasync.objects.snapshot import decode_snapshot
+from metasync.reports.backends import LogItem
+from metasync.reports.history import Counts, PathChange
+from metasync.session.session import Agreed, Session
+from metasync.sync.push import VERSION_TAG
+from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
+
+AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
+AHEAD_BATCH = 256  # fetched ahead in one go
+NEAR_MAX = 512  # steps through cached snapshots, 20 us each, before the chain of states is asked instead
+KEPT_MAX = 1024  # kept snapshots behind one version: each merge that no push had carried yet adds one
+
+
+class Moment(NamedTuple):
+    """A snapshot with its id."""
+
+    id: bytes
+    snapshot: Snapshot
+
+
+def version_of(snapshot: Snapshot) -> int:
+    """The version that a snapshot was agreed as; 0 if it does not say."""
+    for tag, data in snapshot.tags:
+        if tag == VERSION_TAG:
+            try:
+                return Reader(data, "version tag").u64()
+            except FormatError:
+                return 0
+    return 0
+
+
+class History:
+    """Snapshots and trees of one workspace.
+
+    `newest` is the version through which all is read: the newest that can be learned, or with `ask` false the one this
+    folder is at, for which nobody is asked. `problem`: why it is not known to be the newest.
+    """
+
+    def __init__(self, s: Session, *, ask: bool = True) -> None:
+        self.s = s
+        self.problem: NoQuorumError | None = None
+        self.newest: Agreed = self._learned() if ask else s.base()
+        at_hand = {}
+        if s.db.get(KEPT_KEY) is not None:
+            at_hand = {i: (ObjectKind(kind), data) for i, kind, data in s.db.staged()}
+        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime.start, at_hand, clock=s.runtime.clock)
+        self.whole = False  # the caller goes through all of it
+        self._last: Moment | None = None
+        self._fetched = 0
+        self._ahead: list[bytes] | None = []  # what may be fetched ahead; None: it was
+
+    def _learned(self) -> Agreed:
+        try:
+            return self.s.load(self.s.ask_newest())
+        except NoQuorumError as e:
+            self.problem = e
+            self.s.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
+            return self.s.newest_seen()
+
+    @cached_property
+    def devices(self) -> dict[bytes, str]:
+        """Names of devices by id."""
+        return {c.device_id: c.name for c in self.newest.devices.certificates}
+
+    def author(self, snapshot: Snapshot) -> str:
+        return self.devices.get(snapshot.device, snapshot.device.hex()[:8])
+
+    # ---- snapshots
+
+    def snapshot(self, snapshot_id: bytes) -> Snapshot:
+        """A snapshot by its id. `DamagedError`, `UnreachableError` if it can be had from nowhere."""
+        if self._last is None or self._last.id != snapshot_id:
+            if self.s.db.get_object(snapshot_id) is None:
+                self._fetched += 1
+                self._fetch_ahead()
+            data = self.contents.load(ObjectKind.SNAPSHOT, [snapshot_id])[snapshot_id]
+            self._last = Moment(snapshot_id, decode_snapshot(data))
+        return self._last.snapshot
+
+    def _fetch_ahead(self) -> None:
+        """Fetches the snapshots that are not here side by side, once that is no dearer than going on one by one."""
+        if self._fetched <= AHEAD_AFTER or self._ahead is None:
+            return
+        if not self._ahead:
+            known = self.newest.index.ids(ObjectKind.SNAPSHOT)
+            self._ahead = [i for i in known if self.s.db.get_object(i) is None]
+        if not self.whole and self._fetched * PACKS_IN_FLIGHT < len(self._ahead):
+            return
+        ids, self._ahead = self._ahead, None
+        for start in range(0, len(ids), AHEAD_BATCH):
+            try:
+                self.contents.load(ObjectKind.SNAPSHOT, ids[start : start + AHEAD_BATCH])
+            except (DamagedError, UnreachableError):
+                return  # whoever needs the one that is missing will say so
+
+    def line(self, start: bytes | None = None, *, cached: bool = False) -> Iterator[Moment]:
+        """Snapshots along first parents, newest first, from `start` or the newest agreed one.
+
+        Ends where history is no longer kept. `cached`: also where a snapshot is not here.
+        """
+        current = self.newest.state.master if start is None else start
+        while current != ZERO_HASH and current in self.contents:
+            if cached and self.s.db.get_object(current) is None:
+                return
+            snapshot = self.snapshot(current)
+            yield Moment(current, snapshot)
+            if not snapshot.parents:
+                return
+            current = snapshot.parents[0]
+
+    def kept_beside(self, snapshot: Snapshot) -> Iterator[Moment]:
+        """The kept snapshots behind a version's further parents, newest first."""
+        todo = list(snapshot.parents[:0:-1])
+        seen: set[bytes] = set()
+        while todo and len(seen) < KEPT_MAX:
+            current = todo.pop()
+            if current in seen or current not in self.contents:
+                continue
+            seen.add(current)
+            kept = self.snapshot(current)
+            if version_of(kept):
+                continue
+            yield Moment(current, kept)
+            todo += kept.parents[:0:-1]
+
+    def staged(self) -> Iterator[Moment]:
+        """The kept snapshots that no push has carried yet."""
+        first = self.s.db.get(KEPT_KEY)
+        if first is not None and first in self.contents:
+            kept = self.snapshot(first)
+            yield Moment(first, kept)
+            yield from self.kept_beside(kept)
+
+    def ids_like(self, prefix: str) -> list[bytes]:
+        """The ids of snapshots that begin so."""
+        staged = [first] if (first := self.s.db.get(KEPT_KEY)) is not None else []
+        return sorted({i for i in [*self.newest.index.ids(ObjectKind.SNAPSHOT), *staged] if i.hex().startswith(prefix)})
+
+    def master_at(self, v: int) -> bytes:
+        """The id of the snapshot agreed at version `v`, which a version that is no push has from the one before."""
+        if v == self.newest.state.v:
+            return self.newest.state.master
+        if v == 0:
+            return ZERO_HASH
+        for steps, moment in enumerate(self.line(cached=True)):
+            agreed = version_of(moment.snapshot)
+            if 0 < agreed <= v:
+                return moment.id
+            if not agreed or steps >= NEAR_MAX:
+                break
+        try:
+            state = self.s.runtime.run(self.s.group.state_at(self.newest.state, v))
+            return bytes(state.master)
+        except (
+            NoQuorumError,
+            DamagedError,
+            BackendError,
+        ):  # the chain of states can't be read now, but snapshots say what they were agreed as
+            return next((m.id for m in self.line() if 0 < version_of(m.snapshot) <= v), ZERO_HASH)
+
+    # ---- trees
+
+    def find(self, root: bytes | None, path: bytes, trail: walk.Trail | None = None) -> walk.Found:
+        """What is at a path of a tree; only what lies on the way is read."""
+        return self.contents.walk(walk.find(root, path, trail))
+
+    def subtree(self, root: bytes | None, path: bytes) -> dict[bytes, Entry]:
+        """What is at a path and below, the root itself left out; empty if nothing is there."""
+        entry = self.find(root, path).entry
+        if entry is None:
+            return {}
+        out = {path: _bare(entry)} if path else {}
+        if entry.kind is Kind.DIR:
+            below = self.contents.walk(walk.flatten(entry.content))
+            out.update((_join(path, name), e) for name, e in below.items())
+        return out
+
+    def pairs(self, a: bytes | None, b: bytes | None, paths: tuple[bytes, ...] = (b"",)) -> list[Pair]:
+        """What differs between two trees at these paths and below. Directories that are equal stay shut."""
+        out: list[Pair] = []
+        for path in paths:
+            x, y = self.find(a, path).entry, self.find(b, path).entry
+            if x == y:
+                continue
+            if path and (x is None or y is None or _bare(x) != _bare(y)):
+                out.append((path, _bare(x) if x else None, _bare(y) if y else None))
+            x_dir, y_dir = (e.content if e is not None and e.kind is Kind.DIR else None for e in (x, y))
+            below = self.contents.walk(walk.diff(x_dir, y_dir))
+            out += ((_join(path, name), p, q) for name, (p, q) in below.items())
+        return out
+
+
+def _bare(entry: Entry) -> Entry:
+    return entry._replace(content=b"") if entry.kind is Kind.DIR else entry
+
+
+def _join(path: bytes, name: bytes) -> bytes:
+    return path + b"/" + name if path else name
+
+
+# ---- the log
+
+
+def log(history: History, path: bytes | None, *, limit: int | None, with_counts: bool = False) -> list[LogItem]:
+    """Agreed versions, newest first; with a path those in which it changed, and what was kept of it beside them."""
+    history.whole = limit is None
+    if path is not None:
+        return _log_of(history, path, limit)
+    out: list[LogItem] = []
+    for moment in history.line():
+        if limit is not None and len(out) >= limit:
+            break
+        out.append(_item(history, moment, counts=_counted(history, moment) if with_counts else None))
+    return out
+
+
+def _item(
+    history: History,
+    moment: Moment,
+    changes: tuple[PathChange, ...] | None = None,
+    counts: Counts | None = None,
+    *,
+    kept: bool = False,
+) -> LogItem:
+    s = moment.snapshot
+    version = 0 if kept else version_of(s)
+    return LogItem(version, moment.id, history.author(s), s.time_ns, s.message, changes, counts, kept)
+
+
+def _root_before(history: History, snapshot: Snapshot) -> bytes | None:
+    """The root of the version before; None: this is the first, or the one before is no longer kept."""
+    first = next(iter(snapshot.parents), None)
+    return history.snapshot(first).root if first is not None and first in history.contents else None
+
+
+def _counted(history: History, moment: Moment) -> Counts:
+    return counts(described(history.pairs(_root_before(history, moment.snapshot), moment.snapshot.root)))
+
+
+def _log_of(history: History, path: bytes, limit: int | None) -> list[LogItem]:
+    out: list[LogItem] = [
+        item for moment in history.staged() if (item := _kept_item(history, moment, path)) is not None
+    ]
+    versions, seen = 0, bool(out)
+    trail: walk.Trail = {}
+    later: Moment | None = None
+    after: Entry | None = None
+    for moment in history.line():
+        found = history.find(moment.snapshot.root, path, trail)
+        trail = found.trail
+        if later is not None and found.entry != after:
+            out.append(_item(history, later, _changes_at(history, moment.snapshot.root, later.snapshot.root, path)))
+            versions += 1
+        if later is not None:
+            out += _kept_items(history, later, path)
+        seen = seen or found.entry is not None or bool(out)
+        if limit is not None and versions >= limit:
+            return out
+        later, after = moment, found.entry
+    if later is not None and after is not None:
+        before = _root_before(history, later.snapshot)
+        out.append(_item(history, later, _changes_at(history, before, later.snapshot.root, path)))
+    if later is not None:
+        out += _kept_items(history, later, path)
+    if not out and not seen:
+        raise UsageError(
+            f"nothing was ever agreed at {path.decode('utf-8', 'surrogateescape')}",
+            next_step="`metasync ls -r` lists the newest version; `metasync log` all versions.",
+        )
+    return out
+
+
+def _changes_at(history: History, before: bytes | None, after: bytes, path: bytes) -> tuple[PathChange, ...]:
+    """What changed at a path and below between two versions; files that came from elsewhere or went there are named."""
+    pairs = history.pairs(before, after, (path,))
+    if before is not None and any((a is None) != (b is None) for _, a, b in pairs):
+        pairs = history.pairs(before, after)  # the other end of a rename may be anywhere
+    return tuple(c for c in described(pairs) if is_below(c.path, path) or (c.was is not None and is_below(c.was, path)))
+
+
+def is_below(path: bytes, top: bytes) -> bool:
+    """Whether a path is `top` or below it."""
+    return not top or path == top or path.startswith(top + b"/")
+
+
+def _kept_items(history: History, moment: Moment, path: bytes) -> list[LogItem]:
+    items = (_kept_item(history, kept, path) for kept in history.kept_beside(moment.snapshot))
+    return [item for item in items if item is not None]
+
+
+def _kept_item(history: History, kept: Moment, path: bytes) -> LogItem | None:
+    """What a kept snapshot holds at a path and below, against the version it was based on; None if nothing."""
+    held = {p: e for p, e in history.subtree(kept.snapshot.root, path).items() if e.kind is not Kind.DIR}
+    if not held:
+        return None
+    root = _root_before(history, kept.snapshot)
+    pairs = [(p, history.find(root, p).entry, e) for p, e in held.items()]
+    return _item(history, kept, described(pairs), kept=True)

@@ -1,0 +1,1 @@
+"""What keeps a workspace sound: check, status, changing backends, recovery."""

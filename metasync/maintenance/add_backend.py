@@ -1,0 +1,287 @@
+"""`Workspace`'s methods that change the agreed backends: opens what is to be added, and says what each change means.
+
+What only these operations need is imported by them: a push does not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from metasync.backends.api import Probes
+from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
+from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
+from metasync.errors import BackendError, UsageError
+from metasync.session import open_backend
+from metasync.session.folder import Link
+
+if TYPE_CHECKING:
+    from metasync.backends.api import Backend, BackendUrl, LogForm
+    from metasync.config import Config, Form
+    from metasync.events import Listener
+    from metasync.maintenance.reconfigure import Wanted
+    from metasync.reports.backends import BackendChange
+    from metasync.session.connections import Connections
+    from metasync.session.open_backend import NewBackend
+    from metasync.session.session import Session
+
+BIRTH_ANSWER_MAX: Final = 1024
+
+
+class BackendChanges:
+    """Part of `Workspace`. One backend per change: each step keeps a quorum of the voting backends."""
+
+    directory: Path
+    on_event: Listener
+    _connections: Connections
+    _operation: Callable[[str], AbstractContextManager[Session]]
+
+    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
+        """Adds a store to the agreed backends; this device is linked to it, others with `link`.
+
+        `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
+        New packs go there as it is due; what is stored already stays where it is until it is moved. `UsageError`: it is
+        one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
+        `NoQuorumError`.
+        """
+        from metasync.maintenance.reconfigure import change
+        from metasync.members.found import NS_BYTES
+
+        with self._changing("backend add") as s:
+            names = [e.name for e in s.newest().config.backends]
+            name, parsed = _named(url, names)
+            open_backend.refuse_inside(self.directory, {name: parsed})
+            leaving = _entry(s.newest().config, replaces) if replaces is not None else None
+            machine = self._connections.machine
+            if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
+                new = _yet_to_be(name, parsed, machine.entropy)
+                return change(s, _in_place_of(_adding(new, machine.entropy), leaving), dry_run=True)
+            with contextlib.closing(machine.opened(name, parsed, create=not dry_run)) as backend:
+                new = open_backend.new_backend(name, parsed, backend, self.on_event)
+                self._refuse_known(s.config, name, backend, leaving)
+                wanted = _in_place_of(_adding(new, machine.entropy), leaving)
+                if dry_run:
+                    return change(s, wanted, dry_run=True)
+                backend_id = _id_of(wanted, s.config)
+                link = Link(parsed.location, machine.entropy(NS_BYTES).hex(), backend.identity().hex())
+            self._connections.join(name, backend_id, link, machine.reached(name, parsed, link))
+            report = change(s, replace(wanted, joins=name))
+            self._connections.has_joined()
+            return report
+
+    def backend_remove(self, name: str, *, dry_run: bool = False) -> BackendChange:
+        """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
+
+        `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
+        not moved yet. `NoQuorumError`.
+        """
+        from metasync.maintenance.reconfigure import Wanted, change
+
+        with self._changing("backend remove") as s:
+            entry = _entry(s.newest().config, name)
+
+            def make(config: Config) -> Config:
+                return config.with_backends([b for b in config.backends if b.backend_id != entry.backend_id])
+
+            return change(s, Wanted(name, make, leaves=entry.backend_id), dry_run=dry_run)
+
+    def backend_set(
+        self,
+        name: str,
+        *,
+        capacity_bytes: int | None = None,
+        new_name: str | None = None,
+        role: Literal["both", "storage"] | None = None,
+        dry_run: bool = False,
+    ) -> BackendChange:
+        """Changes what is agreed of a backend: its capacity, its name, whether it votes (`both`) or not (`storage`).
+
+        A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
+        """
+        from metasync.maintenance.reconfigure import Wanted, change
+
+        with self._changing("backend set") as s:
+            entry = _entry(s.newest().config, name)
+            wanted = Wanted(new_name or name, lambda config: config)
+            acceptor = entry.acceptor if role != "storage" else None
+            if role == "both" and acceptor is None:
+                acceptor = self._new_acceptor(s, entry, wanted)
+
+            def make(config: Config) -> Config:
+                now = config.backend(entry.backend_id)
+                if now is None:
+                    raise UsageError(f"{name} was removed by another device meanwhile")
+                then = replace(
+                    now,
+                    name=new_name or now.name,
+                    capacity_bytes=capacity_bytes or now.capacity_bytes,
+                    acceptor=acceptor if role is not None else now.acceptor,
+                )
+                others = [b for b in config.backends if b.backend_id != entry.backend_id]
+                if then.name in {b.name for b in others}:
+                    raise UsageError(f"another backend is called {then.name!r}", next_step="Choose another name.")
+                return config.with_backends([*others, then])
+
+            wanted.make = make
+            return change(s, wanted, dry_run=dry_run)
+
+    @contextlib.contextmanager
+    def _changing(self, what: str) -> Iterator[Session]:
+        """An operation after which the ways to the backends are opened anew: they may have other names."""
+        try:
+            with self._operation(what) as s:
+                yield s
+        finally:
+            self._connections.close()
+
+    def _refuse_known(self, config: Config, name: str, backend: Backend, leaving: BackendEntry | None) -> None:
+        """`UsageError` for a store that takes part already; one that leaves may be made anew where it was."""
+        identity = backend.identity()
+        links = self._connections.links
+        for e in config.backends:
+            if leaving is not None and e.backend_id == leaving.backend_id:
+                continue
+            linked = e.name in links and bytes.fromhex(links[e.name].identity) == identity
+            if linked or e.identity == identity:
+                raise UsageError(
+                    f"{name} is the store of the backend {e.name} of this workspace",
+                    next_step="Name another store: the loss of one must not be the loss of two copies.",
+                )
+        for listed in backend.list(""):
+            for e in config.backends if listed.size is None else ():
+                if _is_root_of(backend, listed.name, e):
+                    raise UsageError(
+                        f"what is at {name} holds the backend {e.name} of this workspace already",
+                        next_step=f"To link this device to it: metasync backend link {e.name} URL",
+                    )
+
+    def _new_acceptor(self, s: Session, entry: BackendEntry, wanted: Wanted) -> Acceptor:
+        backend = self._connections.backends.get(entry.name)
+        if backend is None:
+            raise UsageError(
+                f"this device has no way to {entry.name}", next_step=f"metasync backend link {entry.name} URL"
+            )
+        form = backend.form
+        if form != "none" and isinstance(backend, Probes):
+            form = backend.probe()
+        if form == "none":
+            why = getattr(backend, "form_reason", "") if backend.form == "none" else ""
+            raise UsageError(
+                f"{entry.name} may not vote: {why or 'it has no atomic create'}", next_step="It goes on holding data."
+            )
+        _refuse_form(s.config, entry.name, form)
+        return _drawn_acceptor(wanted, s.entropy, form)
+
+
+def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
+    """The name of a new backend and its URL."""
+    ((base, parsed),) = open_backend.parsed_urls([url]).items()
+    name, n = base, 2
+    while name in names:
+        if parsed.name:
+            raise UsageError(
+                f"a backend of this workspace is called {name!r}", next_step="Give it another: name= in its URL."
+            )
+        name, n = f"{base}-{n}", n + 1
+    return name, parsed
+
+
+def _yet_to_be(name: str, url: BackendUrl, entropy: Callable[[int], bytes]) -> NewBackend:
+    """A folder that is not there."""
+    from metasync.members.found import ID_BYTES
+    from metasync.session.open_backend import NewBackend
+
+    capacity = url.capacity_bytes or DEFAULT_CAPACITY
+    return NewBackend(name, url.scheme, capacity, "log", entropy(2 * ID_BYTES), url.role == "both")
+
+
+def _entry(config: Config, name: str) -> BackendEntry:
+    entry = config.named(name)
+    if entry is None:
+        names = ", ".join(b.name for b in sorted(config.backends, key=lambda b: b.name))
+        raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
+    return entry
+
+
+def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
+    """The same, with one backend gone in the same step."""
+    if leaving is None:
+        return wanted
+
+    def make(config: Config) -> Config:
+        rest = [b for b in config.backends if b.backend_id != leaving.backend_id]
+        return wanted.make(config.with_backends(rest)) if rest else wanted.make(config)
+
+    return replace(wanted, make=make, leaves=leaving.backend_id)
+
+
+def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
+    from metasync.maintenance.reconfigure import Wanted
+    from metasync.members.found import ID_BYTES
+
+    wanted = Wanted(new.name, lambda config: config)
+    storage_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
+    wanted.births[storage_id] = nonce
+    form = new.form if new.role_both else "none"
+    entry = BackendEntry(
+        backend_id=entropy(ID_BYTES),
+        name=new.name,
+        scheme=new.scheme,
+        capacity_bytes=new.capacity_bytes,
+        identity=new.identity,
+        storage=(Storage(storage_id, birth_digest(nonce)),),
+        acceptor=_drawn_acceptor(wanted, entropy, form) if form != "none" else None,
+    )
+
+    def make(config: Config) -> Config:
+        if config.named(entry.name) is not None:
+            raise UsageError(f"another device has added a backend {entry.name!r} meanwhile")
+        _refuse_form(config, entry.name, form)
+        if any(b.identity == entry.identity for b in config.backends):
+            raise UsageError(f"another device has added the store of {entry.name} meanwhile")
+        return config.with_backends([*config.backends, entry])
+
+    wanted.make = make
+    return wanted
+
+
+def _refuse_form(config: Config, name: str, form: LogForm) -> None:
+    if form == "block" and config.mode == "bft":
+        raise UsageError(
+            f"{name}: a backend without an atomic create cannot vote where some may lie",
+            next_step="Add it with role=storage in its URL.",
+        )
+
+
+def _drawn_acceptor(wanted: Wanted, entropy: Callable[[int], bytes], form: Form) -> Acceptor:
+    """A new vote: whatever lay on the same store before is another acceptor's."""
+    from metasync.members.found import ID_BYTES
+
+    acceptor_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
+    wanted.births[acceptor_id] = nonce
+    return Acceptor(acceptor_id, form, birth_digest(nonce))
+
+
+def _id_of(wanted: Wanted, config: Config) -> bytes:
+    """The id of the backend that a change adds."""
+    before = {b.backend_id for b in config.backends}
+    return next(b.backend_id for b in wanted.make(config).backends if b.backend_id not in before)
+
+
+def _is_root_of(backend: Backend, folder: str, entry: BackendEntry) -> bool:
+    """Whether a folder of a store is where an agreed backend's data or votes lie."""
+    where = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+    if entry.acceptor is not None:
+        where.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+    for place, birth in where:
+        try:
+            if birth_matches(backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_MAX), place, birth):
+                return True
+        except BackendError as e:
+            if e.retryable:
+                raise  # else one store would be taken for two because an answer got lost
+    return False

@@ -1,0 +1,363 @@
+"""Has another set of backends agreed: `backend add`, `remove`, `set` (CONSENSUS 1.9, 6.2).
+
+The order of things: the new root is written and the new acceptors get all they need, the change is agreed by the old
+ones, the old instance is closed, and an empty version on the new config shows that it works. Whoever lost a version to
+somebody else makes the change anew on top of that. Moving the data is a matter of its own: until it is done, what
+changed hands is read where it was (`places`), and no second change of the mapping is begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
+from metasync.consensus import (
+    BIRTH_NONCE_BYTES,
+    JOURNAL_KEY,
+    ZERO_HASH,
+    Change,
+    Ref,
+    State,
+    birth_digest,
+    birth_path,
+    check_step,
+    encode_birth,
+)
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
+from metasync.events import Notice, Phase
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.members import key_copies
+from metasync.members.found import ID_BYTES, take_away
+from metasync.reports.backends import BackendChange, Moving
+from metasync.runtime.effects import Op, Reply
+from metasync.session.agreement import BASE_KEY, META_KIND
+from metasync.session.health import each, named
+from metasync.session.session import Agreed, Session
+from metasync.store import placement
+from metasync.store.index import PackRecord
+from metasync.transfer.copies import OP_TIMEOUT_S, Place, pack_path
+
+ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
+PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for
+
+Make = Callable[[Config], Config]
+"""The wanted backends, from those agreed now. Pure; `UsageError` if they cannot be. May return its argument."""
+
+
+@dataclass
+class Wanted:
+    """A change under way. `joins`: the name of the way to a backend that is added, `leaves`: id of one that goes.
+
+    `births`: nonces by acceptor and storage id, drawn once, so that every attempt means the same new roots.
+    """
+
+    name: str
+    make: Make
+    joins: str = ""
+    leaves: bytes = b""
+    births: dict[bytes, bytes] = field(default_factory=dict)
+    gained: dict[bytes, Storage] = field(default_factory=dict)
+
+
+def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChange:
+    """Has a change of the backends agreed. `UsageError`: it cannot be made, nothing was changed. `NoQuorumError`."""
+    if not dry_run:
+        s.settle_journal()
+    base = s.newest()
+    op_id = s.entropy(ID_BYTES)
+    for _ in range(ATTEMPTS_MAX):
+        old, raw = base.config, wanted.make(base.config)
+        if raw == old:
+            return _report(wanted, old, old, None, base.state, dry_run=dry_run)
+        if _waits(old, raw) and not dry_run and _all_is_moved(s, base):
+            change(s, Wanted("", _settled))
+            base = s.newest()
+            continue
+        new = _complete(s, wanted, base, raw)
+        _check_data(s, wanted, base, new)
+        if dry_run:
+            return _report(wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new))
+        digest = _prepared(s, wanted, base, new)
+        decided = s.propose(base.state, Change(op_id=op_id, config=digest))
+        if decided.mine:
+            s.db.set(JOURNAL_KEY, None)
+            after = _settle(s, base.state, decided.state)
+            return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=_moving(base, old, new))
+        base = s.load(decided.state)
+    raise WorkspaceError(
+        f"others pushed {ATTEMPTS_MAX} times while the backends were to be changed; nothing was changed",
+        next_step="Run again.",
+    )
+
+
+def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:
+    """What `make` wants, with all that follows from it: new storage ids, and what is still to be moved."""
+    old = base.config
+    raw = _outvoting(old, raw)
+    check_step(old, raw)
+    _check_copies(raw)
+    new = raw.tagged(CHANGED_TAG, (base.state.v + 1, base.state.config))
+    if placement.is_same_mapping(old, new):
+        return new.check()
+    if _waits(old, raw):
+        raise UsageError(
+            "what the change of the backends before this one displaced is not moved yet, and is read where it was",
+            next_step="A backend can be renamed meanwhile; adding, removing and resizing wait until all is moved.",
+        )
+    gained = placement.gaining(old, new)
+    for backend_id in sorted(gained - wanted.gained.keys()):
+        storage_id, nonce = s.entropy(ID_BYTES), s.entropy(BIRTH_NONCE_BYTES)
+        wanted.gained[backend_id] = Storage(storage_id, birth_digest(nonce))
+        wanted.births[storage_id] = nonce
+    new = new.with_backends(
+        [replace(b, storage=(*b.storage, wanted.gained[b.backend_id])) if b.backend_id in gained else b
+         for b in new.backends]
+    )  # fmt: skip
+    if not placement.to_move(old, new, base.index.packs().values()):
+        return replace(new, prev_config=None).tagged(MOVING_TAG, None).check()  # nothing to be trimmed either
+    index = base.state.index
+    return replace(new, prev_config=base.state.config).tagged(MOVING_TAG, (index.generation, index.hash)).check()
+
+
+def _outvoting(old: Config, new: Config) -> Config:
+    """As many lying backends allowed for as the new set outvotes: fewer if it must be, more where it costs nothing.
+
+    Who chose to allow for none keeps it so.
+    """
+    copies = min(c.policy.losses for c in new.redundancy) + 1
+    blocks = any(a.form == "block" for _, a in new.acceptors)
+    free = byzantine_f(new.n)
+    if blocks or copies <= free:
+        free = 0
+    impossible = new.f > 0 and (new.n < 3 * new.f + 1 or blocks or copies <= new.f)
+    gained = new.f == 0 and free > 0 and new.n != old.n and not new.trusting
+    return replace(new, mode="bft" if free else "crash", f=free) if impossible or gained else new
+
+
+def _waits(old: Config, new: Config) -> bool:
+    """Whether a change must wait until what the one before it displaced is moved: only two mappings are ever read."""
+    return old.prev_config is not None and not placement.is_same_mapping(old, new)
+
+
+def _settled(config: Config) -> Config:
+    """The trim commit: what the last change displaced is moved, and its old places are read no more."""
+    return replace(config, prev_config=None).tagged(MOVING_TAG, None)
+
+
+def _all_is_moved(s: Session, base: Agreed) -> bool:
+    """Whether every pack has all its copies in places that count (CONSENSUS 6.2), as far as can be asked now.
+
+    On a backend that the config before mapped it to as well, a pack counts under any storage id; on one that gained it,
+    only under the newest: what lies under an older one may be on somebody's list of what to delete.
+    """
+    if s.previous is None:
+        return False
+    before, tasks = placement.placement_of(s.previous), []
+    for record in base.index.packs().values():
+        for backend_id in s.transfer.placement.primary(record.name):
+            place = s.transfer.places.get(backend_id)
+            if place is None:
+                return False
+            if backend_id not in before.primary(record.name):
+                place = place._replace(storage_ids=place.storage_ids[-1:])
+            tasks.append((record, has_copy([place], record)))
+    return not where_not(s, tasks)
+
+
+def _check_copies(new: Config) -> None:
+    storing = sum(bool(b.storage) for b in new.backends)
+    copies = max(placement.placement_of(new).copies, new.survives.copies + 1)
+    if storing < copies:
+        raise UsageError(
+            f"{copies} copies need {copies} backends that hold data, and {storing} would be left",
+            next_step="Add another backend first.",
+        )
+
+
+def _moving(base: Agreed, old: Config, new: Config) -> Moving:
+    if new.prev_config is None or placement.is_same_mapping(old, new):
+        return Moving()
+    return placement.moving(placement.to_move(old, new, base.index.packs().values()))
+
+
+# What must not be lost.
+
+
+def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> None:
+    """`UsageError` when a pack would be left without any copy that can be read."""
+    if not wanted.leaves:
+        return
+    packs = [p for p in base.index.packs().values() if wanted.leaves in s.transfer.home(p.name)]
+    s.listener(Phase("check"))
+    alone = _without_copy(s, packs, wanted.leaves)
+    if alone:
+        raise UsageError(
+            f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
+            f" without {wanted.name} they could not be read",
+            next_step=f"Bring the other backends back, or keep {wanted.name}; `metasync check` lists what is missing.",
+        )
+
+
+def _without_copy(s: Session, packs: Iterable[PackRecord], leaves: bytes) -> list[PackRecord]:
+    """Packs of which no other backend holds a copy of the right size."""
+
+    def others(record: PackRecord) -> list[Place]:
+        return [p for p in s.transfer.read_order(record.name) if p.backend_id != leaves]
+
+    return where_not(s, [(p, has_copy(others(p), p)) for p in packs])
+
+
+def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, bool]]]) -> list[PackRecord]:
+    """Runs questions about packs, some at a time. -> those with the answer no."""
+    todo = iter(tasks)
+    out: list[PackRecord] = []
+    running: dict[Future[Any], PackRecord] = {}
+    while True:
+        for record, task in todo:
+            running[s.runtime.start(task)] = record
+            if len(running) >= PACKS_IN_FLIGHT:
+                break
+        if not running:
+            return out
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        out += [record for future in finished if (record := running.pop(future)) and not future.result()]
+
+
+def has_copy(others: Iterable[Place], record: PackRecord) -> Generator[Any, Any, bool]:
+    for place in others:
+        for storage_id in reversed(place.storage_ids):
+            path = pack_path(storage_id, record.generation, record.name)
+            reply: Reply = yield Op(place.name, "stat", path, timeout_s=OP_TIMEOUT_S)
+            if reply.error is None and reply.value == record.size:
+                return True
+            if isinstance(reply.error, UnreachableError):
+                break
+    return False
+
+
+# Making ready.
+
+
+def _prepared(s: Session, wanted: Wanted, base: Agreed, new: Config) -> bytes:
+    """Writes all that the new config needs. -> its hash. What was begun on a new root is taken away after a failure."""
+    s.listener(Phase("prepare"))
+    try:
+        if wanted.joins:
+            _write_root(s, wanted.joins, base.state)
+        _write_births(s, wanted, new)
+        joining = {a: n for a, n in wanted.births.items() if a in {x.acceptor_id for _, x in new.acceptors}}
+        ways = {a.acceptor_id: _way(s, wanted, e) for e, a in new.acceptors if a.acceptor_id in joining}
+        s.group.follow(base.config, base.state.config, ways)
+        refs = [base.state.index, base.state.retained, *(Ref(*item.ref) for item in base.root.items)]
+        refs = [ref for ref in refs if ref.hash != ZERO_HASH]
+        digest: bytes = s.runtime.run(s.group.prepare_config(base.state, new, joining, refs))
+    except BaseException:
+        if wanted.joins:
+            with contextlib.suppress(MetaSyncError):
+                take_away(s.runtime.run, [wanted.joins])
+        raise
+    s.db.put_objects([(digest, META_KIND, new.encode())])
+    return digest
+
+
+def _way(s: Session, wanted: Wanted, entry: BackendEntry) -> str:
+    return s.names.get(entry.backend_id) or wanted.joins
+
+
+def _write_births(s: Session, wanted: Wanted, new: Config) -> None:
+    ops: dict[str, Op] = {}
+    for entry in new.backends:
+        for store in entry.storage:
+            if store.storage_id in wanted.births:
+                way = _way(s, wanted, entry)
+                if not way:
+                    raise UsageError(
+                        f"{entry.name} gets more data by this, and this device has no way to it",
+                        next_step=f"metasync backend link {entry.name} URL",
+                    )
+                data = encode_birth(store.storage_id, wanted.births[store.storage_id])
+                ops[entry.name] = Op(way, "put", birth_path(store.storage_id), data)
+    for name, reply in sorted(s.runtime.run(each(ops)).items()):
+        if reply.error is not None:
+            raise named(name, reply.error)
+
+
+def _write_root(s: Session, name: str, state: State) -> None:
+    """Key slots and keyrings, by which `clone` finds the workspace there, and the ballast."""
+    for path, data in key_copies.give(s, state, name).items():
+        _confirmed(s, name, Op(name, "put", path, data))
+    _confirmed(s, name, Op(name, "create", BALLAST_PATH, s.entropy(BALLAST_BYTES)))
+
+
+def _confirmed(s: Session, name: str, op: Op) -> None:
+    reply: Reply = s.runtime.run(each({"": op}))[""]
+    if reply.error is not None:
+        raise named(name, reply.error)
+
+
+# After it was agreed.
+
+
+def _settle(s: Session, base: State, decided: State) -> State:
+    """Closes the old instance and passes on to the new config. -> the newest state.
+
+    What fails here is no failure of the change: whoever pushes next does it first.
+    """
+    newest = decided
+    try:
+        s.runtime.run(s.group.fence(base, decided))
+        newest = s.propose(decided, Change(op_id=s.entropy(ID_BYTES))).state
+    except NoQuorumError as e:
+        text = f"{e.message}. The change is agreed; the next push goes on from there."
+        s.listener(Notice(text, warning=True))
+    s.db.set(JOURNAL_KEY, None)
+    with contextlib.suppress(BackendError, NoQuorumError):
+        s.runtime.run(s.group.write_hint(base, decided, now=True, everywhere=True))
+    with contextlib.suppress(NoQuorumError):
+        if s.base_state().master == newest.master and s.db.get(UNFINISHED_KEY) is None:
+            s.load(newest)
+            s.db.set(BASE_KEY, newest.encode())
+    return newest
+
+
+def _report(
+    wanted: Wanted, old: Config, new: Config, version: int | None, state: State, *, dry_run: bool,
+    moving: Moving | None = None,
+) -> BackendChange:  # fmt: skip
+    moving = moving or Moving()
+    kept = []
+    if moving.packs:
+        kept.append("What lies elsewhere now than it belongs is read where it was; nothing was deleted or moved yet.")
+    if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:
+        kept.append(f"What {wanted.name} holds was left there; keep it until nothing is left to move.")
+    return BackendChange(
+        name=wanted.name,
+        version=version,
+        fingerprint=state.fingerprint,
+        dry_run=dry_run,
+        before=placement.survives(old),
+        after=placement.survives(new),
+        voting=new.n,
+        storing=sum(bool(b.storage) for b in new.backends),
+        moving=moving,
+        kept=tuple(kept),
+    )
+
+
+def still_moving(s: Session, agreed: Agreed | None) -> Moving:
+    """What the change of the backends displaced and the newest index known still names."""
+    if s.config.moving is None or s.previous is None:
+        return Moving()
+    displaced: Mapping[tuple[int, bytes], PackRecord] = {}
+    with contextlib.suppress(MetaSyncError):  # without it all packs count: too many rather than too few
+        displaced = s.index_of(Ref(*s.config.moving)).packs()
+    index = agreed.index if agreed is not None else s.index_at_hand()
+    if index is None:
+        return placement.moving(placement.to_move(s.previous, s.config, displaced.values()))
+    packs = [p for key, p in index.packs().items() if not displaced or key in displaced]
+    return placement.moving(placement.to_move(s.previous, s.config, packs))

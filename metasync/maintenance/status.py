@@ -1,0 +1,101 @@
+"""What differs here, and how the backends fare (`metasync status`). Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from metasync.errors import MetaSyncError
+from metasync.maintenance.reconfigure import still_moving
+from metasync.members import key_copies
+from metasync.members.devices import withdrawals
+from metasync.merge import guard
+from metasync.objects.paths import split
+from metasync.reports.backends import BackendState, Status
+from metasync.reports.members import Withdrawal
+from metasync.reports.sync import ConflictReport
+from metasync.session import evidence, health
+from metasync.session.agreement import SHORT_KEY
+from metasync.session.session import Session
+from metasync.store.placement import survives
+from metasync.sync.pull import changed, noted, summary
+from metasync.transfer import late_copies
+from metasync.worktree.disk import WorkTree
+from metasync.worktree.survey import survey
+
+IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
+DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
+
+
+def status(s: Session, backends: Sequence[BackendState]) -> Status:
+    """Compares the folder with the version it is at, and asks the backends for news."""
+    base = s.base_state()
+    names = [b.name for b in backends]
+    newest: int | None = None
+    problem, error = "", None
+    try:
+        agreed = s.base()
+        before = s.flat(agreed)
+    except MetaSyncError as e:
+        return Status(
+            s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
+            survives=survives(s.config), evidence=evidence.of(s.db, names),
+        )  # fmt: skip
+    try:
+        newest = s.ask_newest(deadline_s=DEADLINE_S).v
+    except MetaSyncError as e:  # of whatever kind: what is here can be shown all the same
+        problem, error = e.message, e
+    ailing = health.standings(s) if error is None else health.noted_standings(s)
+    heads = health.check_heads(s, s.newest_state()) if error is None else ()
+    backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
+    seen = survey(s.tree, s.db, before, s.ingest())
+    waiting = [c for c in s.db.conflicts() if c.copy in seen.tree or _is_there(s.tree, c.copy)]
+    differing = changed(before, seen.tree)
+    stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
+    return Status(
+        name=s.name,
+        version=base.v,
+        newest=newest,
+        fingerprint=base.fingerprint,
+        changes=summary((p, before.get(p), seen.tree.get(p)) for p in differing),
+        backends=tuple(backends),
+        conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in waiting),
+        unreadable=noted(seen.unreadable),
+        skipped=noted(seen.skipped),
+        unplaced=noted(sorted(s.db.unplaced().items())),
+        under_replicated=int(s.db.get(SHORT_KEY) or b"0"),
+        survives=survives(s.config),
+        problem=problem,
+        error=error,
+        ignored=tuple(seen.ignored[:IGNORED_MAX]),
+        ignored_total=len(seen.ignored),
+        ignored_agreed=len(seen.held),
+        evidence=evidence.of(s.db, names),
+        moving=still_moving(s, agreed),
+        warnings=(
+            *seen.warnings,
+            *heads,
+            *key_copies.warnings(s),
+            *([guard.warning(stop)] if stop is not None else []),
+        ),
+        withdraw=_withdraw(s),
+        trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
+    )
+
+
+def _withdraw(s: Session) -> tuple[Withdrawal, ...]:
+    """Logins to withdraw, as of the newest state known; none where that cannot be had now."""
+    try:
+        return withdrawals(s.devices_of(s.newest_state()))
+    except MetaSyncError:
+        return ()
+
+
+def _is_there(tree: WorkTree, path: bytes) -> bool:
+    """Whether something stands at a path that the scan did not take in: an ignored one, say."""
+    parent, name = split(path)
+    try:
+        return tree.disk.look(name, tree.dir(parent)) is not None
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""Who belongs to a workspace: founding, cloning, invitations, devices, keys."""

@@ -1,0 +1,197 @@
+"""How this device comes to stand in the agreed device set: by its certificate, or by an invitation, once (D11)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
+from metasync.consensus.key_epochs import exclusion
+from metasync.errors import BackendError, ExcludedError, MetaSyncError, NoQuorumError
+from metasync.keys.device_set import DeviceSet, expired, joined, used_by, without_invitations
+from metasync.keys.invitation import SECRET_BYTES
+from metasync.members.newcomers import asking, may_enter
+from metasync.runtime.effects import Gather, Task
+from metasync.session.agreement import INVITED_KEY, LOOK_S, META_KIND
+from metasync.session.session import Agreed, Session
+from metasync.store.index import decode_root
+
+if TYPE_CHECKING:
+    from metasync.session.health import Heads
+
+AHEAD_BYTES: Final = 16 << 20  # of index segments that are read before they are asked for: held all at once
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a new device brings to its folder, while it is being agreed. `finish` is called once, from the same thread.
+
+    `newest`: the newest version, loaded. `finish` waits until the device is agreed, where it can be, and returns the
+    newest state then and why it is not known whether that is the newest, "" if it is. `ExcludedError`: not let in.
+    """
+
+    newest: Agreed
+    finish: Callable[[], tuple[State, str]]
+
+
+def arrive(s: Session, *, read_only: bool) -> Arrival:
+    """Gets the newest version, and has a new device agreed, where it can be.
+
+    By a certificate, that goes on beside what the caller does: the newest version is read before, and what it names can
+    be brought meanwhile. Whoever is not let in finds out with `finish`, so that nothing may be placed before.
+    """
+    try:
+        with asking(s):  # what is newest may be unknown to this device alone: those who are in take it in all the same
+            enters = not read_only and may_enter(s)
+        if not enters:
+            return _arrived(s, s.newest())
+        if s.db.get(INVITED_KEY) is not None:
+            with asking(s):
+                enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
+            from metasync.members.invitation import used_up
+
+            used_up(s)
+            return _arrived(s, s.load(s.newest_state()))
+        with asking(s), _reading_index(s, s.newest_state()):
+            state = s.ask_newest()
+        if admitted(s, devices := s.devices_of(state)):
+            s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
+            return _arrived(s, s.load(state))
+        entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
+        return Arrival(s.load(state), partial(_entered, s, entering))
+    except NoQuorumError as e:  # better an older version than none, if that is said
+        return _arrived(s, s.newest_seen(), e.message)
+
+
+@contextlib.contextmanager
+def _reading_index(s: Session, state: State) -> Iterator[None]:
+    """Reads the index of a decided state into the local cache meanwhile: the newest one has much of it in common.
+
+    What failed is met again by whoever needs it.
+    """
+    begun = s.runtime.start(_index_files(s.group, state.index))
+    yield
+    with contextlib.suppress(MetaSyncError):
+        s.db.put_objects((digest, META_KIND, data) for digest, data in begun.result().items())
+
+
+def _index_files(group: Group, ref: Ref) -> Task:
+    """-> an index root and the segments that it names, by hash; of a very large one the first of them."""
+    if ref.hash == ZERO_HASH:
+        return {}
+    root: bytes = yield from group.get_meta(ref)
+    listed = decode_root(root).items
+    sizes = accumulate(i.size for i in listed)
+    tasks = {
+        i.ref.hash: group.get_meta(Ref(*i.ref)) for i, upto in zip(listed, sizes, strict=True) if upto <= AHEAD_BYTES
+    }
+    got: dict[str, bytes] = yield Gather({digest.hex(): task for digest, task in tasks.items()})
+    return {ref.hash: root, **{bytes.fromhex(digest): data for digest, data in got.items()}}
+
+
+def _arrived(s: Session, newest: Agreed, problem: str = "") -> Arrival:
+    return Arrival(newest, lambda: (newest.state, problem or _apart(s, newest.state)))
+
+
+def _apart(s: Session, newest: State, heads: Heads | None = None) -> str:
+    """What other devices have synchronised and the backends do not show; "" if all agree."""
+    from metasync.session.health import check_heads
+
+    return "; ".join(check_heads(s, newest, heads))
+
+
+def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
+    """Has a device set agreed after `state`. -> (Decided, what other devices have synchronised of it if it is ours)."""
+    prepared = _if_it_can(s.group.prepare(state))
+    done = yield Gather({"stored": s.group.put_const(state, devices), "prepared": prepared})
+    decided: Decided = yield from s.proposing(state, Change(op_id=op_id, devices=done["stored"]))
+    if not decided.mine:
+        return decided, None
+    hint = _if_it_can(s.group.write_hint(state, decided.state, now=True))
+    looked = s.group.check_heads(decided.state, sorted(s.names.values()))
+    return decided, (yield Gather({"heads": looked, "hint": hint}))["heads"]
+
+
+def _if_it_can(task: Task) -> Task:
+    """A task that is done where it can be: what failed is met again, or missed by nobody."""
+    with contextlib.suppress(BackendError, NoQuorumError):
+        return (yield from task)
+
+
+def _entered(s: Session, entering: Future[tuple[Decided, Heads | None]]) -> tuple[State, str]:
+    """Waits for `_entering`, and begins anew where others were faster."""
+    try:
+        with asking(s):
+            try:
+                decided, heads = entering.result()
+            finally:
+                s.note_standings()
+            s.remember(decided.state)
+            s.db.set(JOURNAL_KEY, None)
+            if not decided.mine:
+                enrol(s)
+        return s.newest_state(), _apart(s, s.newest_state(), heads)
+    except NoQuorumError as e:
+        return s.newest_state(), e.message
+
+
+def enrol(s: Session) -> None:
+    """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`, `ExcludedError`.
+
+    Starts from the newest state known: what is agreed on top of it is learned by trying. With an invitation all
+    backends within reach are read first: nothing below the version it was made at is believed anyhow.
+    """
+    op_id = s.entropy(16)
+    state = s.newest_state()
+    if s.db.get(INVITED_KEY) is not None:
+        s.runtime.run(s.group.newest_seen(state, deadline_s=LOOK_S))
+        state = s.ask_newest()
+    if not s.devices_of(state).admits(s.certificate) or admitted(s, s.devices_of(state)):
+        state = s.ask_newest()  # the keys were changed since, or an earlier process had this device agreed
+    while not admitted(s, devices := s.devices_of(state)):
+        digest = s.put_const(state, _joined(s, state, devices).encode())
+        decided = s.propose(state, Change(op_id=op_id, devices=digest))
+        if decided.mine:
+            with contextlib.suppress(BackendError, NoQuorumError):
+                s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+        state = decided.state if decided.mine else s.ask_newest()
+    s.db.set(JOURNAL_KEY, None)
+
+
+def admitted(s: Session, devices: DeviceSet) -> bool:
+    """True when this device stands in a device set. `ExcludedError`: another one does, by the same invitation."""
+    if devices.get(s.device.device_id) is None:
+        return False
+    kept = s.db.get(INVITED_KEY)
+    if kept is not None and not used_by(devices, s.device.device_id, kept[:SECRET_BYTES]):
+        raise ExcludedError(
+            f"this invitation was used before, on another device that is {s.device.name} now",
+            next_step=f"If that was not you, run on a device of yours: metasync device revoke {s.device.name}",
+        )
+    return True
+
+
+def _joined(s: Session, state: State, devices: DeviceSet) -> DeviceSet:
+    """The device set of a decided state with this device. `ExcludedError` when it is not admitted."""
+    kept = s.db.get(INVITED_KEY)
+    if kept is not None:
+        return joined(devices, s.certificate, state.v, kept[:SECRET_BYTES])
+    if not devices.admits(s.certificate):
+        raise exclusion(s.group.member, devices, state.v)
+    return devices.with_device(s.certificate)
+
+
+def changed_devices(s: Session, state: State, devices: DeviceSet) -> bytes | None:
+    """The device set that a push on top of a decided state has agreed with it, stored; None for the same one.
+
+    With this device, if it is new, and without the invitations that expired.
+    """
+    new = devices if admitted(s, devices) else _joined(s, state, devices)
+    if gone := expired(new, state.v):
+        new = without_invitations(new, gone)
+    return None if new is devices else s.put_const(state, new.encode())

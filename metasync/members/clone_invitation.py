@@ -1,0 +1,191 @@
+"""Makes a folder a new device of a workspace by an invitation: the first half of `clone --invite`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from metasync.backends.api import Backend, BackendUrl
+from metasync.backends.registry import parse_url
+from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.config import BackendEntry, Config, decode_config
+from metasync.consensus import birth_matches, birth_path, decode_state
+from metasync.errors import FormatError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
+from metasync.events import Listener, Notice
+from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
+from metasync.keys.invitation import (
+    INVITATION_BYTES_MAX,
+    SECRET_BYTES,
+    Code,
+    Invite,
+    decode_code,
+    invitation_name,
+    is_code,
+    open_invite,
+)
+from metasync.keys.keyring import decode_keys
+from metasync.members.clone_passphrase import check_empty, opened_all
+from metasync.members.search import FOLDER, FOLDERS_MAX
+from metasync.runtime.effects import Op
+from metasync.runtime.tasks import Runtime
+from metasync.session import open_backend
+from metasync.session.agreement import INVITED_KEY, MEMORY_KEY
+from metasync.session.folder import Link, is_unfinished, new_folder, write_local
+from metasync.session.health import each
+from metasync.session.open_backend import ASK_TIMEOUT_S
+
+CODE_FILE_BYTES_MAX: Final = 1 << 20
+GET_TIMEOUT_S: Final = 30.0
+
+
+def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listener) -> None:
+    """Makes `folder` the device that an invitation is for, unless that was begun before and interrupted.
+
+    `invite`: the code, or a file that holds it. `backends`: URLs in place of those in the code, or beside them.
+    """
+    if is_unfinished(folder, None):
+        return
+    code = decode_code(_read(invite))
+    check_empty(new_folder(folder, "invited"))
+    urls = _urls(code, backends, on_event)
+    with contextlib.ExitStack() as stack:
+        opened = opened_all(stack, urls)
+        runtime = stack.enter_context(open_backend.bare_runtime(opened))
+        folders = _folders(runtime, opened, code)
+        made = _fetched(runtime, folders, opened, code)
+        config = decode_config(made.config)
+        links = _links(runtime, urls, opened, folders, config)
+    _require_quorum(config, links, opened, code)
+    state = decode_state(made.state)
+    try:
+        keys, device = decode_keys(made.keys), decode_identity(made.identity)
+        certificate, devices = decode_certificate(made.certificate), decode_device_set(made.devices, made.ns_id)
+        if keys.ns_id != made.ns_id or state.ns_id != made.ns_id or not devices.admits(certificate):
+            raise FormatError("its parts do not belong together")
+    except FormatError as e:
+        raise WorkspaceError(f"the invitation cannot be used: {e.message}", next_step="Ask for a new one.") from e
+    mine = os.urandom(SECRET_BYTES) + code.invitation_id
+    write_local(
+        folder, made.name, keys, device, certificate, config, devices, links, state,
+        unfinished=True, more={INVITED_KEY: mine, MEMORY_KEY: made.memory},
+    )  # fmt: skip
+
+
+def _read(invite: str) -> str:
+    """The code itself: given, or from a file."""
+    if is_code(invite):
+        return invite
+    try:
+        with open(invite, "rb") as f:
+            text = f.read(CODE_FILE_BYTES_MAX).decode("utf-8", "replace")
+        words = text.split() if not is_code(text) else []  # a mail, or what `invite` printed
+        return next((word for word in words if is_code(word)), text)
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "no path"
+        raise UsageError(
+            f"{invite[:60]!r} is neither an invitation nor a file that holds one: {why}",
+            next_step="Give all of the code, or the file that `metasync invite --out` wrote.",
+        ) from e
+
+
+def _urls(code: Code, backends: Sequence[str], on_event: Listener) -> dict[str, BackendUrl]:
+    """The ways to try: those of the code, and those given, which go first where the name or place is the same."""
+    given = open_backend.parsed_urls(backends) if backends else {}
+    out = dict(given)
+    for way in code.ways:
+        try:
+            url = parse_url(way.url)
+        except MetaSyncError as e:  # a kind of backend that is not installed here, say
+            on_event(Notice(f"{way.name}: {e.message}", warning=True))
+            continue
+        if way.name not in out and url.location not in {u.location for u in given.values()}:
+            out[way.name] = url
+    return out
+
+
+def _folders(runtime: Runtime, opened: Mapping[str, Backend], code: Code) -> dict[str, list[str]]:
+    """Where on each backend the workspace may lie: as the code says, else all folders that look like one."""
+    known = {w.folder for w in code.ways}
+    listed = runtime.run(each({n: Op(n, "list", "", timeout_s=ASK_TIMEOUT_S) for n in opened}))
+    out = {}
+    for n, reply in listed.items():
+        if reply.error is None:
+            names = [e.name for e in reply.value if e.size is None and FOLDER.fullmatch(e.name)][:FOLDERS_MAX]
+            out[n] = sorted(names, key=lambda x: (x not in known, x))
+    return out
+
+
+def _fetched(
+    runtime: Runtime, folders: Mapping[str, Sequence[str]], opened: Mapping[str, Backend], code: Code
+) -> Invite:
+    """The invitation's object, opened: from the first backend that has it intact."""
+    name = invitation_name(code.invitation_id)
+    asked = 0
+    for n, inside in folders.items():
+        for folder in inside:
+            get = Op(n, "get", f"{folder}/keys/{name}", max_bytes=INVITATION_BYTES_MAX, timeout_s=GET_TIMEOUT_S)
+            reply = runtime.run(each({n: get}))[n]
+            asked += 1
+            if reply.error is None:
+                with contextlib.suppress(FormatError):
+                    return open_invite(reply.value, code.invitation_id, code.secret)
+    if not folders:
+        reasons = "; ".join(f"{n}: {b.why.message}" for n, b in sorted(opened.items()) if isinstance(b, AbsentBackend))
+        raise NoQuorumError(
+            f"none of the workspace's backends can be reached from here ({reasons or 'no answer'})",
+            next_step="Give the way from this device: --backend URL, once for each.",
+        )
+    raise WorkspaceError(
+        f"the invitation is not on {', '.join(sorted(folders))} (any more): it was used, taken back, or ended",
+        next_step="Ask for a new one: `metasync invite` on a device of the workspace.",
+    )
+
+
+def _links(
+    runtime: Runtime,
+    urls: Mapping[str, BackendUrl],
+    opened: Mapping[str, Backend],
+    folders: Mapping[str, Sequence[str]],
+    config: Config,
+) -> dict[str, Link]:
+    """Which agreed backend is which of those within reach: their births tell."""
+    links: dict[str, Link] = {}
+    for n, inside in folders.items():
+        found = next(
+            ((e, f) for f in inside for e in config.backends if e.name not in links and _is(runtime, n, f, e)), None
+        )
+        if found is not None:
+            entry, folder = found
+            links[entry.name] = Link(urls[n].location, folder, opened[n].identity().hex())
+    return links
+
+
+def _is(runtime: Runtime, n: str, folder: str, entry: BackendEntry) -> bool:
+    """True when a folder of a backend holds the births that the config knows for an agreed backend."""
+    places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
+    if entry.acceptor is not None:
+        places.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
+    for i, birth in places:
+        get = Op(n, "get", f"{folder}/{birth_path(i)}", max_bytes=1024, timeout_s=ASK_TIMEOUT_S)
+        reply = runtime.run(each({n: get}))[n]
+        if reply.error is not None or not birth_matches(reply.value, i, birth):
+            return False
+    return True
+
+
+def _require_quorum(config: Config, links: Mapping[str, Link], opened: Mapping[str, Backend], code: Code) -> None:
+    """An invitation is used up by an agreement, so a quorum must be within reach."""
+    voters = [e.name for e, _ in config.acceptors]
+    reached = [n for n in voters if n in links]
+    if len(reached) >= config.quorum:
+        return
+    urls = {w.name: w.url for w in code.ways}
+    missing = "; ".join(f"{n} ({urls.get(n, 'of unknown place')})" for n in voters if n not in links)
+    raise NoQuorumError(
+        f"an invitation is used up by an agreement, which takes {config.quorum} voting backends, and {len(reached)} "
+        f"can be reached from here. Missing: {missing}",
+        next_step="Give the way from this device: --backend URL, once for each; check your logins there.",
+    )

@@ -1,0 +1,209 @@
+"""Who may write: lists devices and invitations, and what the user has still to do at the providers (D11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from metasync.consensus import JOURNAL_KEY, Change, State
+from metasync.errors import NoQuorumError, UsageError, WorkspaceError
+from metasync.keys.device_set import (
+    Certificate,
+    DeviceSet,
+    Invitation,
+    OpenLogins,
+    invitations,
+    open_logins,
+    with_logins,
+    without_invitations,
+)
+from metasync.keys.invitation import invitation_name
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.members import key_store
+from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
+from metasync.session.agreement import BASE_KEY
+from metasync.session.session import Session
+
+ID_DIGITS_LEAST: Final = 4  # of a device id given in place of a name
+ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
+
+_LOGINS: Final = {
+    "file": "access to the folder or disk, if the device can still reach it",
+    "memory": "nothing: it is gone with its process",
+    "s3": "its access key (make a new one for your other devices if they share it)",
+    "dropbox": "the app's access: Settings, Apps connected",
+    "gdrive": "the app's access: Google Account, Security, Third-party apps",
+    "box": "the app's access: Account Settings, Apps",
+    "onedrive": "the app's access: Microsoft account, Privacy, Apps and services",
+    "swift": "its user or application credential",
+    "azure": "its key or shared access signature (rotate the account key if they share it)",
+    "gcs": "its service account key",
+    "webdav": "its password or app password",
+    "webdav+http": "its password or app password",
+    "sftp": "its SSH key: remove it from authorized_keys; change the password if there is one",
+}
+_OTHER: Final = "its login, token or key"
+
+
+def listing(s: Session) -> DeviceList:
+    """Devices, open invitations and logins to withdraw, as of the newest version that can be learned of."""
+    problem = ""
+    try:
+        state = s.ask_newest()
+    except NoQuorumError as e:
+        state, problem = s.newest_state(), e.message
+    devices = s.devices_of(state)
+    return DeviceList(
+        version=state.v,
+        epoch=state.epoch,
+        devices=_infos(s, devices),
+        invitations=tuple(
+            InvitationInfo(i.invitation_id.hex(), i.name, i.expires or None)
+            for i in invitations(devices)
+            if i.is_open(state.v)
+        ),
+        withdraw=withdrawals(devices),
+        problem=problem,
+    )
+
+
+def _infos(s: Session, devices: DeviceSet) -> tuple[DeviceInfo, ...]:
+    mine = s.device.device_id
+    out = [DeviceInfo(c.device_id.hex(), c.name, c.device_id == mine, "admitted") for c in devices.certificates]
+    if devices.get(mine) is None:
+        out.append(DeviceInfo(mine.hex(), s.device.name, True, "revoked" if mine in devices.revoked_ids else "joining"))
+    names = {item.device_id: item.name for item in open_logins(devices)}
+    out += [DeviceInfo(i.hex(), names[i], False, "revoked") for i in devices.revoked_ids if i in names and i != mine]
+    return tuple(sorted(out, key=lambda d: (d.state != "admitted", d.name, d.device_id)))
+
+
+def withdrawals(devices: DeviceSet, only: Iterable[bytes] | None = None) -> tuple[Withdrawal, ...]:
+    """The logins that revoked devices (all of them, or these) still have as far as anybody has said."""
+    wanted = None if only is None else set(only)
+    return tuple(
+        Withdrawal(item.name, backend, scheme, _LOGINS.get(scheme, _OTHER))
+        for item in open_logins(devices)
+        if wanted is None or item.device_id in wanted
+        for backend, scheme in item.backends
+    )
+
+
+def chosen(s: Session, devices: DeviceSet, words: Sequence[str]) -> tuple[Certificate, ...]:
+    """The admitted devices that these names or ids mean. `UsageError` for none, several, or this one."""
+    out: dict[bytes, Certificate] = {}
+    for word in words:
+        found = [c for c in devices.certificates if c.name == word] or [
+            c for c in devices.certificates if _is_id(word, c.device_id)
+        ]
+        if not found:
+            raise _unknown(devices, word)
+        if len(found) > 1:
+            ids = ", ".join(c.device_id.hex()[:8] for c in found)
+            raise UsageError(f"{len(found)} devices are called {word!r}", next_step=f"Give the id of one: {ids}.")
+        if found[0].device_id == s.device.device_id:
+            raise UsageError(
+                f"{word} is this device, and it can't revoke itself: nobody would be left here to have that agreed",
+                next_step="Run this on another device. To stop using this one, delete its folder and its logins.",
+            )
+        out[found[0].device_id] = found[0]
+    return tuple(out.values())
+
+
+def _unknown(devices: DeviceSet, word: str) -> UsageError:
+    if any(item.name == word or _is_id(word, item.device_id) for item in open_logins(devices)):
+        return UsageError(
+            f"{word} was revoked already",
+            next_step="`metasync device list` shows what is still to be withdrawn at the providers; "
+            "`metasync key rotate` gives a new recovery phrase if you did not see it.",
+        )
+    names = ", ".join(sorted({c.name for c in devices.certificates}))
+    return UsageError(f"no device of this workspace is called {word!r}", next_step=f"They are: {names}.")
+
+
+def _is_id(word: str, device_id: bytes) -> bool:
+    return len(word) >= ID_DIGITS_LEAST and device_id.hex().startswith(word.lower())
+
+
+def invited(devices: DeviceSet, word: str, v: int) -> Invitation | None:
+    """The open invitation that a name or id means, if it is one."""
+    still_open = [i for i in invitations(devices) if i.is_open(v)]
+    found = [i for i in still_open if i.name == word] or [i for i in still_open if _is_id(word, i.invitation_id)]
+    if len(found) > 1:
+        ids = ", ".join(i.invitation_id.hex()[:8] for i in found)
+        raise UsageError(f"{len(found)} invitations are for {word!r}", next_step=f"Give the id of one: {ids}.")
+    return found[0] if found else None
+
+
+def take_back(s: Session, words: Sequence[str], *, dry_run: bool = False) -> NoteReport:
+    """Takes open invitations back: their devices are admitted never more. Needs no passphrase."""
+    named: list[Invitation] = []
+
+    def less(state: State, devices: DeviceSet) -> DeviceSet:
+        named[:] = [_require_invited(devices, word, state.v) for word in words]
+        return without_invitations(devices, named)
+
+    state = change_devices(s, less, dry_run=dry_run)
+    if not dry_run:
+        key_store.remove(s, {invitation_name(i.invitation_id): tuple(s.names.values()) for i in named})
+    return NoteReport(state.v if state is not None else None, tuple(i.name for i in named))
+
+
+def _require_invited(devices: DeviceSet, word: str, v: int) -> Invitation:
+    found = invited(devices, word, v)
+    if found is None:
+        raise UsageError(f"{word!r} is no open invitation any more", next_step="See `metasync device list`.")
+    return found
+
+
+def confirm(s: Session, word: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
+    """Takes the user's word that a revoked device's logins were withdrawn: those for `backends`, or all of them."""
+    done: list[OpenLogins] = []
+    left: list[DeviceSet] = []
+
+    def less(_state: State, devices: DeviceSet) -> DeviceSet:
+        items = open_logins(devices)
+        found = [i for i in items if i.name == word] or [i for i in items if _is_id(word, i.device_id)]
+        if not found:
+            raise UsageError(
+                f"no login of a revoked device {word!r} is to be withdrawn", next_step="See `metasync device list`."
+            )
+        if len(found) > 1:
+            ids = ", ".join(i.device_id.hex()[:8] for i in found)
+            raise UsageError(f"{len(found)} revoked devices are called {word!r}", next_step=f"Give an id: {ids}.")
+        item = found[0]
+        names = {name for name, _ in item.backends}
+        if unknown := sorted(set(backends) - names):
+            raise UsageError(
+                f"nothing is to be withdrawn for {word} at {', '.join(unknown)}",
+                next_step=f"Left are: {', '.join(sorted(names))}.",
+            )
+        done[:] = [item]
+        rest = tuple(b for b in item.backends if backends and b[0] not in backends)
+        left[:] = [with_logins(devices, [replace(i, backends=rest) if i is item else i for i in items])]
+        return left[0]
+
+    state = change_devices(s, less, dry_run=dry_run)
+    return NoteReport(
+        state.v if state is not None else None, (done[0].name,), withdrawals(left[0], [done[0].device_id])
+    )
+
+
+def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *, dry_run: bool = False) -> State | None:
+    """Has the device set changed by what `make` makes of it, on top of whatever is agreed; None in a dry run."""
+    s.settle_journal()
+    op_id = s.entropy(16)
+    state = s.ask_newest()
+    for _ in range(ATTEMPTS_MAX):
+        new = make(state, s.devices_of(state))
+        if dry_run:
+            return None
+        digest = s.put_const(state, new.encode())
+        decided = s.propose(state, Change(op_id=op_id, devices=digest))
+        if decided.mine:
+            if s.base_state().hash == state.hash and s.db.get(UNFINISHED_KEY) is None:
+                s.db.set(BASE_KEY, decided.state.encode())
+            s.db.set(JOURNAL_KEY, None)
+            return decided.state
+        state = s.ask_newest()
+    raise WorkspaceError(f"others were faster {ATTEMPTS_MAX} times; nothing was changed", next_step="Run again.")

@@ -1,0 +1,264 @@
+"""Founds a workspace on its backends (`metasync init`): keys, config, device set, and state 0 (CONSENSUS 1.1, D11).
+
+Everything lies under a random folder per backend. Key slots are written last: without one, a founding that was cut
+short is not a workspace to anybody, only some unreadable bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from metasync import consensus
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.config import (
+    NO_LIMIT,
+    TRUSTING_TAG,
+    Acceptor,
+    BackendEntry,
+    ChunkingClass,
+    Config,
+    Form,
+    RedundancyClass,
+    Replicate,
+    Storage,
+    byzantine_f,
+)
+from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
+from metasync.errors import UnreachableError, UsageError
+from metasync.keys.admin import AdminChain
+from metasync.keys.derive import sha256, sign_public
+from metasync.keys.device_set import (
+    DEVICE_ENTROPY_BYTES,
+    Certificate,
+    DeviceIdentity,
+    DeviceSet,
+    make_device_set,
+    new_device,
+)
+from metasync.keys.keyring import (
+    FIRST_EPOCH,
+    RING_ENTROPY_BYTES,
+    WorkspaceKeys,
+    make_ring,
+    new_keys,
+    open_keys,
+    ring_path,
+)
+from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
+from metasync.runtime.effects import Op, Reply, Task
+from metasync.session.health import all_of, each, named
+from metasync.session.open_backend import NewBackend
+
+ID_BYTES: Final = 16
+NS_BYTES: Final = 16
+DEFAULT_COPIES: Final = 2
+SEGMENT_BYTES: Final = 1 << 20  # text compresses by a tenth better than in 256 KiB, and a range is still one request
+
+CHUNKING: Final = (
+    ChunkingClass(64 << 20, "cdc", 64 << 10, 256 << 10, 1 << 20),
+    ChunkingClass(NO_LIMIT, "cdc", 256 << 10, 1 << 20, 4 << 20),  # larger chunks cost memory and gain little
+)
+
+
+@dataclass(frozen=True)
+class Founded:
+    """A new workspace, as its first device needs it."""
+
+    keys: WorkspaceKeys
+    config: Config
+    devices: DeviceSet
+    device: DeviceIdentity
+    certificate: Certificate
+    state: State
+    recovery_phrase: str
+
+
+Lying: TypeAlias = bool | Callable[[int], bool | None] | None
+"""Whether voting backends that lie are allowed for (None: where it costs nothing), or whom to ask, told how many."""
+
+
+def make_config(
+    backends: Sequence[NewBackend],
+    births: Mapping[str, tuple[bytes, bytes]],
+    copies: int,
+    *,
+    encrypted: bool,
+    entropy: Callable[[int], bytes],
+    byzantine: bool | None = None,
+) -> Config:
+    """The first config. `births`: (for the acceptor, for the storage) nonces by name. `byzantine`: see `lying_allowed`.
+
+    `UsageError` if none may vote.
+    """
+    entries = []
+    for b in backends:
+        voter, holder = births[b.name]
+        form: Form | None = b.form if b.role_both and b.form != "none" else None
+        entries.append(
+            BackendEntry(
+                backend_id=entropy(ID_BYTES),
+                name=b.name,
+                scheme=b.scheme,
+                capacity_bytes=b.capacity_bytes,
+                identity=b.identity,
+                storage=(Storage(entropy(ID_BYTES), birth_digest(holder)),),
+                acceptor=Acceptor(entropy(ID_BYTES), form, birth_digest(voter)) if form is not None else None,
+            )
+        )
+    if not any(e.acceptor for e in entries):
+        raise UsageError(
+            "none of the backends may vote: each holds data only",
+            next_step="Give at least one that may: a plain folder, S3.",
+        )
+    blocks = sorted(e.name for e in entries if e.acceptor is not None and e.acceptor.form == "block")
+    if blocks and byzantine:
+        raise UsageError(
+            f"{', '.join(blocks)}: a backend without an atomic create cannot vote where some may lie",
+            next_step="Give it with role=storage in its URL, or choose crash mode.",
+        )
+    voters = sum(e.acceptor is not None for e in entries)
+    f = lying_allowed(voters, copies, False if blocks else byzantine)
+    return Config(
+        mode="bft" if f else "crash",
+        f=f,
+        backends=tuple(sorted(entries, key=lambda e: e.backend_id)),
+        redundancy=(RedundancyClass(NO_LIMIT, Replicate(copies)),),
+        encrypted=encrypted,
+        segment_bytes=SEGMENT_BYTES,
+        chunking=CHUNKING,
+        tags=((TRUSTING_TAG, b""),) if byzantine is False else (),
+    ).check()
+
+
+def lying_wanted(backends: Sequence[NewBackend], byzantine: Lying) -> bool | None:
+    """What a user wants of backends that lie. Who is to be asked is asked where the answer may be yes."""
+    forms = [b.form for b in backends if b.role_both and b.form != "none"]
+    if callable(byzantine):
+        return byzantine(len(forms)) if "block" not in forms else None
+    return byzantine
+
+
+def lying_allowed(voters: int, copies: int, byzantine: bool | None) -> int:
+    """How many voting backends may lie. `byzantine`: None where it costs nothing, True at the cost of an outage.
+
+    `UsageError` when it is asked for and cannot be. A liar may hold a copy, so there must be one more of each.
+    """
+    if byzantine is None:
+        free = byzantine_f(voters)
+        return free if copies > free else 0
+    f = byzantine_f(voters, at_cost=True) if byzantine else 0
+    if byzantine and not f:
+        raise UsageError(
+            f"{voters} voting backends cannot outvote one that lies; that takes 4", next_step="Add backends."
+        )
+    if copies <= f:
+        raise UsageError(
+            f"{copies} copies are too few where {f} of the backends may lie", next_step=f"Give --replicas {f + 1}."
+        )
+    return f
+
+
+def found(
+    backends: Sequence[NewBackend],
+    *,
+    name: str,
+    passphrase: str,
+    copies: int,
+    encrypted: bool,
+    device_name: str,
+    entropy: Callable[[int], bytes],
+    run: Callable[[Task], Any],
+    cost: Cost = COST,
+    byzantine: bool | None = None,
+) -> Founded:
+    """Writes all that makes a workspace; every backend must confirm its part. Paths are relative to its folder there.
+
+    `run` runs a task. When a backend fails, what was written is taken away again as far as possible.
+    """
+    admin_private = entropy(32)
+    chain = AdminChain((sign_public(admin_private),))
+    keys = new_keys(chain.ns_id, entropy(96)) if encrypted else open_keys(chain.ns_id, FIRST_EPOCH)
+    device = new_device(device_name, entropy(DEVICE_ENTROPY_BYTES))
+    certificate = device.certified(admin_private, keys.ns_id)
+    phrase = make_phrase(entropy(16))
+    slots = [
+        make_slot(kind, text, ns_id=keys.ns_id, name=name, entropy=entropy(SLOT_ENTROPY_BYTES), cost=cost)
+        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
+    ]
+    births = {b.name: (entropy(BIRTH_NONCE_BYTES), entropy(BIRTH_NONCE_BYTES)) for b in backends}
+    config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy, byzantine=byzantine)
+    devices = make_device_set(chain, [(secret.kind, secret.public) for _, secret in slots], [certificate])
+    ring = make_ring(
+        keys,
+        chain,
+        admin_private=admin_private,
+        signer_private=admin_private,
+        devices=[certificate.seal_public],
+        slots=[secret.public for _, secret in slots],
+        entropy=entropy(RING_ENTROPY_BYTES),
+    )
+    voters = {e.name: e.acceptor for e in config.backends if e.acceptor is not None}
+    stores = {e.name: (birth_path(e.storage[0].storage_id), e.storage[0].storage_id) for e in config.backends}
+    try:
+        _confirmed(run, {n: Op(n, "create", path, encode_birth(i, births[n][1])) for n, (path, i) in stores.items()})
+        _confirmed(run, {n: Op(n, "put", ring_path(ring), ring) for n in stores})
+        _confirmed(run, {n: Op(n, "create", BALLAST_PATH, entropy(BALLAST_BYTES)) for n in stores})
+        made = run(
+            consensus.found(
+                keys,
+                config,
+                devices,
+                chain,
+                admin_private=admin_private,
+                keyring=sha256(ring),
+                births={v.acceptor_id: births[n][0] for n, v in voters.items()},
+                links={v.acceptor_id: n for n, v in voters.items()},
+            )
+        )
+        for data, _ in slots:
+            _confirmed(run, {n: Op(n, "put", slot_path(data), data) for n in stores})
+    except BaseException:
+        take_away(run, [*stores])
+        raise
+    return Founded(keys, config, devices, device, certificate, made.state, phrase)
+
+
+def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
+    """Runs an op per backend; raises when one fails, or when a new random name is taken."""
+    for name, reply in sorted(run(each(ops)).items()):
+        if reply.error is not None:
+            raise named(name, reply.error)
+        if ops[name].kind == "create" and reply.value is not True:
+            raise UnreachableError(f"{name}: a new random name was taken; this store does not do as it says")
+
+
+def refuse_shared(run: Callable[[Task], Any], within: Callable[[Task], Any], folders: Mapping[str, str]) -> None:
+    """`UsageError` when two of these backends are one store, reached by two addresses or protocols.
+
+    Their identities cannot be compared then. But what has just been written in the folder of one is there by the other.
+    `run` has the stores, `within` the workspace's folders in them, from which all is taken away again.
+    """
+    pairs = [(one, other) for one in sorted(folders) for other in sorted(folders) if one < other]
+    asked = {f"{one} {other}": Op(other, "stat", f"{folders[one]}/{BALLAST_PATH}") for one, other in pairs}
+    replies = run(each(asked))
+    for one, other in pairs:
+        if replies[f"{one} {other}"].error is None:
+            take_away(within, sorted(folders))
+            raise UsageError(f"{one} and {other} are the same store", next_step="Give each store once.")
+
+
+def take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
+    """Deletes what a founding that failed has written, as far as backends let it."""
+
+    def below(name: str, path: str, depth: int) -> Task:
+        listed: Reply = yield Op(name, "list", path, timeout_s=5.0)
+        for item in listed.value or ():
+            full = f"{path}/{item.name}" if path else item.name
+            if item.size is None and depth:
+                yield from below(name, full, depth - 1)
+            elif item.size is not None:
+                yield Op(name, "delete", full, timeout_s=5.0)
+
+    run(all_of({name: below(name, "", 3) for name in names}))

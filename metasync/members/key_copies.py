@@ -1,0 +1,371 @@
+"""Keyrings and key slots on every backend: one that was away when the keys changed gets them later from another (D11).
+
+All of it is sealed and named by its hash, so that copying needs no key and no trust. Which copies count is told by what
+is agreed: the newest ring by the state's hash; an older one by its admin keys, which begin the device set's chain (a
+change of keys that lost has another); a slot by its public key, which the device set lists. Of several slots with one
+public key, of which a new passphrase leaves the older on a backend that was away, the one on a quorum of voting
+backends is in force: a new one is put on a quorum before anything else happens.
+
+A slot is deleted only if an older agreed ring was sealed to it and all slots in force were seen: what nobody agreed on
+may belong to a change that is under way.
+
+An ordinary push asks nobody. It looks at the backends (one listing each) once after every change of the keys that this
+device made or followed, and again when a backend that gave no answer then does so, or after an hour. `check` looks
+always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from metasync.errors import FormatError, MetaSyncError, UpgradeError
+from metasync.events import Notice
+from metasync.keys.derive import sha256
+from metasync.keys.keyring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
+from metasync.keys.slots import RECOVERY
+from metasync.local.state_keys import KEY_COPIES_KEY as NOTE_KEY
+from metasync.members import key_store
+from metasync.members.key_store import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
+from metasync.runtime.effects import Op
+from metasync.session.health import each
+
+if TYPE_CHECKING:
+    from metasync.config import Config
+    from metasync.consensus import State
+    from metasync.keys.device_set import DeviceSet
+    from metasync.keys.keyring import Ring
+    from metasync.members.key_store import KeyFiles
+    from metasync.runtime.effects import Reply
+    from metasync.session.session import Session
+
+AGAIN_S: Final = 3600.0  # a backend that takes no copy, or that is not heard, is tried again after so long
+SAME_EPOCH_MAX: Final = 8  # rings of one epoch that are read: two devices may change the keys at once, not many
+FETCHES_MAX: Final = 256  # rings read in one look: anybody who may write to a store can leave names there
+_RING: Final = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
+
+
+@dataclass
+class Copies:
+    """What a look found: names below `keys/` that every backend is to hold, and what is wrong.
+
+    rings     agreed rings by epoch; an epoch without one has none intact within reach
+    slots     slots in force by (kind, public key)
+    unclear   (kind, public key) of which several slots are there, and none is in force for certain
+    lacking   by backend: names that it does not hold intact
+    old       slots of older epochs: name -> holders
+    stale     slots of an older passphrase: name -> holders
+    """
+
+    files: KeyFiles
+    rings: dict[int, str] = field(default_factory=dict)
+    slots: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    unclear: list[tuple[int, bytes]] = field(default_factory=list)
+    lacking: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    old: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stale: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    bodies: dict[str, bytes | None] = field(default_factory=dict)  # rings that were read; None: no copy is intact
+
+    def wanted(self) -> tuple[str, ...]:
+        return (*self.rings.values(), *self.slots.values())
+
+
+# What is noted between operations.
+
+
+class _Pending(NamedTuple):
+    """A backend that may lack something. `away`: it gave no answer, and is tried as soon as it does; else, and at the
+    latest, after `due_s` (since 1970): it may answer later than the others, and so never be heard."""
+
+    away: bool
+    due_s: float
+
+
+@dataclass
+class _Note:
+    """The epoch that was looked at last, and by id in hex the backends where something is left to do."""
+
+    epoch: int = FIRST_EPOCH
+    pending: dict[str, _Pending] = field(default_factory=dict)
+
+
+def _noted(s: Session) -> _Note:
+    try:
+        told = json.loads(s.db.get(NOTE_KEY) or b"{}")
+        pending = {str(k): _Pending(bool(away), float(due)) for k, (away, due) in told.get("pending", {}).items()}
+        return _Note(int(told.get("epoch", FIRST_EPOCH)), pending)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return _Note(0)  # a note to save requests: damaged, it costs a look
+
+
+def _write_note(s: Session, epoch: int, away: Collection[str], refusing: Collection[str] = ()) -> None:
+    ids = {name: backend_id.hex() for backend_id, name in s.names.items()}
+    due_s = s.wall_ns() / 1e9 + AGAIN_S
+    told = {ids[n]: _Pending(n in away, due_s) for n in (*away, *refusing) if n in ids}
+    s.db.set(NOTE_KEY, json.dumps({"epoch": epoch, "pending": told}).encode())
+
+
+def note(s: Session, epoch: int, names: Iterable[str]) -> None:
+    """After this device changed keys or a slot: these backends do not hold what they should, or may hold too much."""
+    _write_note(s, epoch, tuple(names))
+
+
+def warnings(s: Session) -> tuple[str, ...]:
+    """For `status`, without asking anybody: which backends may lack the newest keys."""
+    names = [n for i, n in s.names.items() if i.hex() in _noted(s).pending]
+    if not names:
+        return ()
+    return (
+        f"{', '.join(sorted(names))}: the newest keyring and key slots may be missing there, so that no new device can "
+        "be cloned from there alone; a push brings them once it answers",
+    )
+
+
+# Bringing what is missing.
+
+
+def bring(s: Session) -> None:
+    """After a push: brings rings and slots where they are missing, if anything says that they may be."""
+    state, noted = s.newest_state(), _noted(s)
+    due = [n for i, n in s.names.items() if i.hex() in noted.pending and _is_due(s, n, noted.pending[i.hex()])]
+    if noted.epoch == state.epoch and not due:
+        return
+    with contextlib.suppress(MetaSyncError):  # nothing waits for it; a later push tries again
+        found = look(s, state, [n for n in s.names.values() if n in due or _answers(s, n)])
+        brought = _bring(s, found)
+        _settle(s, state, found)
+        if brought:
+            s.listener(Notice(_told(brought)))
+
+
+def _is_due(s: Session, name: str, pending: _Pending) -> bool:
+    left_s = pending.due_s - s.wall_ns() / 1e9
+    return (pending.away and _answers(s, name)) or not 0 < left_s <= AGAIN_S
+
+
+def _answers(s: Session, name: str) -> bool:
+    standing = s.group.standings.get(name)
+    well = standing is None or standing.kind in ("ok", "unknown")
+    return well and name not in s.down and name not in s.transfer.down
+
+
+def _settle(s: Session, state: State, found: Copies) -> None:
+    """Deletes what is old, and notes where something is left to do."""
+    left = key_store.remove(s, found.old)
+    noted = _noted(s)
+    doubtful = {n for i, n in s.names.items() if i.hex() in noted.pending or noted.epoch != state.epoch}
+    silent = doubtful - found.files.names.keys()  # one that had all of it when it was heard last has it still
+    _write_note(s, state.epoch, silent, (*left, *found.lacking))
+
+
+def _bring(s: Session, found: Copies) -> dict[str, tuple[str, ...]]:
+    """Copies what is lacking, one object at a time to all that lack it. -> {backend: names}; the rest stays lacking."""
+    brought: dict[str, list[str]] = {}
+    for name in found.wanted():
+        lack = [b for b, names in found.lacking.items() if name in names]
+        data = (found.files.slots.get(name) or _ring_of(s, found, name)) if lack else None
+        if data is None:
+            continue
+        ops = {b: Op(b, "put", f"{FOLDER}/{name}", data, timeout_s=PUT_TIMEOUT_S) for b in lack}
+        for b, reply in s.runtime.run(each(ops)).items():
+            if reply.error is None:
+                brought.setdefault(b, []).append(name)
+    for b, names in brought.items():
+        rest = tuple(n for n in found.lacking[b] if n not in names)
+        found.lacking = {**found.lacking, b: rest} if rest else {k: v for k, v in found.lacking.items() if k != b}
+    return {b: tuple(names) for b, names in brought.items()}
+
+
+def give(s: Session, state: State, name: str) -> dict[str, bytes]:
+    """What a backend that is added gets: {path: bytes}. Where several slots may be in force, the most common one."""
+    found = look(s, state, [n for n in s.names.values() if n != name and n not in s.down])
+    out: dict[str, bytes] = {}
+    for public in found.unclear:
+        same = [x for x, data in found.files.slots.items() if key_store.public_of(data) == public]
+        found.slots[public] = max(same, key=lambda x: (len(found.files.holders(x)), x))
+    for wanted in found.wanted():
+        data = found.files.slots.get(wanted) or _ring_of(s, found, wanted)
+        if data is not None:
+            out[f"{FOLDER}/{wanted}"] = data
+    return out
+
+
+# Looking.
+
+
+def look(s: Session, state: State, names: Collection[str], *, read_data: bool = False) -> Copies:
+    """Finds out what these backends hold of what all should hold. `read_data` reads every copy."""
+    devices, config = s.devices_of(state), s.config_of(state)
+    found = Copies(key_store.look(s, names))
+    _find_rings(s, state, devices, found)
+    _find_slots(devices, config, found)
+    altered = _altered(s, found) if read_data else {}
+    for b, held in found.files.names.items():
+        bad = altered.get(b, ())
+        if lack := tuple(n for n in found.wanted() if n not in held or n in bad):
+            found.lacking[b] = lack
+    if len(found.slots) == len(devices.slots):
+        _find_old(s, state, devices, found)
+    return found
+
+
+def _find_rings(s: Session, state: State, devices: DeviceSet, found: Copies) -> None:
+    by_epoch: dict[int, list[str]] = {}
+    for name in {n for names in found.files.names.values() for n in names}:
+        if match := _RING.fullmatch(name):
+            by_epoch.setdefault(int(match[1]), []).append(name)
+    for epoch in range(FIRST_EPOCH, state.epoch):
+        names = sorted(by_epoch.get(epoch, ()), key=lambda n: (-len(found.files.holders(n)), n))
+        if len(names) == 1 and len(found.files.holders(names[0])) == len(found.files.names):
+            found.rings[epoch] = names[0]  # one and the same everywhere: nothing is to be copied
+            continue
+        for name in names[:SAME_EPOCH_MAX]:
+            ring = _read(_ring_of(s, found, name))
+            if ring is not None and ring.chain.keys == devices.chain.keys[:epoch]:
+                found.rings[epoch] = name
+                break
+    newest = ring_place(state.epoch, state.keyring).rpartition("/")[2]
+    if newest in by_epoch.get(state.epoch, ()):
+        found.rings[state.epoch] = newest
+
+
+def _ring_of(s: Session, found: Copies, name: str) -> bytes | None:
+    """A ring's bytes, from the first backend that has them intact; each is fetched once."""
+    if name not in found.bodies and len(found.bodies) < FETCHES_MAX:
+        found.bodies[name] = None
+        for b in found.files.holders(name):
+            get = Op(b, "get", f"{FOLDER}/{name}", max_bytes=RING_BYTES_MAX, timeout_s=ASK_TIMEOUT_S)
+            reply: Reply = s.runtime.run(each({"": get}))[""]
+            if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+                found.bodies[name] = reply.value
+                break
+    return found.bodies.get(name)
+
+
+def _read(data: bytes | None) -> Ring | None:
+    if data is None:
+        return None
+    try:
+        return read_ring(data)
+    except (FormatError, UpgradeError):
+        return None
+
+
+def _find_slots(devices: DeviceSet, config: Config, found: Copies) -> None:
+    """Which slots are in force. None is, as far as can be seen, while fewer backends than a quorum were heard."""
+    voters = {e.name for e, _ in config.acceptors}
+    heard = len(voters & found.files.names.keys()) >= config.quorum
+    for public in devices.slots:
+        names = [n for n, data in sorted(found.files.slots.items()) if key_store.public_of(data) == public]
+        on_quorum = [n for n in names if len(voters.intersection(found.files.holders(n))) >= config.quorum]
+        if len(names) == 1 and heard:
+            found.slots[public] = names[0]
+        elif len(on_quorum) == 1:
+            found.slots[public] = on_quorum[0]
+            found.stale |= {n: found.files.holders(n) for n in names if n != on_quorum[0]}
+        elif names:
+            found.unclear.append(public)
+
+
+def _find_old(s: Session, state: State, devices: DeviceSet, found: Copies) -> None:
+    """Slots that open agreed rings of older epochs only. Reads those rings if there are slots of no known use."""
+    strange = {
+        n: public[1]
+        for n, data in found.files.slots.items()
+        if (public := key_store.public_of(data)) is not None and public not in devices.slots
+    }
+    for epoch in range(state.epoch - 1, 0, -1):
+        if not strange:
+            return
+        ring = _read(_ring_of(s, found, found.rings[epoch])) if epoch in found.rings else None
+        if ring is None or ring.chain.keys != devices.chain.keys[:epoch]:
+            continue
+        opens = {public for public, _ in ring.admin_wraps}
+        for name in [n for n, public in strange.items() if public in opens]:
+            found.old[name] = found.files.holders(name)
+            del strange[name]
+
+
+def _altered(s: Session, found: Copies) -> dict[str, set[str]]:
+    """Copies whose bytes are not those of their name, or cannot be read, by backend."""
+    out: dict[str, set[str]] = {}
+    for name in found.wanted():
+        path = f"{FOLDER}/{name}"
+        ops = {
+            b: Op(b, "get", path, max_bytes=RING_BYTES_MAX, timeout_s=ASK_TIMEOUT_S) for b in found.files.holders(name)
+        }
+        for b, reply in s.runtime.run(each(ops)).items():
+            if reply.error is not None or sha256(reply.value).hex() != name.rpartition("-")[2]:
+                out.setdefault(b, set()).add(name)
+    return out
+
+
+# Checking.
+
+
+def check(
+    s: Session, state: State, ill: Collection[str], *, read_data: bool
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """For `check`: (what is wrong as (backend, what follows from it), what was seen or put right). Skips `ill` ones."""
+    names = [n for n in s.names.values() if n not in s.down and n not in ill]
+    found = look(s, state, names, read_data=read_data)
+    brought = _bring(s, found)
+    _settle(s, state, found)
+    problems = [(b, _missing(s, found, b)) for b in sorted(found.lacking)]
+    problems += [("all backends", text) for text in _nowhere(s, state, found)]
+    notes = [_told(brought)] if brought else []
+    for name, holders in sorted(found.stale.items()):
+        kind = _kind(name)
+        notes.append(
+            f"{', '.join(holders)}: an older {kind} still opens a key slot there; `metasync key change-passphrase` "
+            "again, with the passphrase of today as the new one, removes it"
+        )
+    return problems, notes
+
+
+def _missing(s: Session, found: Copies, backend: str) -> str:
+    lack = found.lacking[backend]
+    newest = max(found.rings, default=0)
+    texts = []
+    for epoch, name in sorted(found.rings.items()):
+        if name in lack:
+            who = "who reaches" if epoch == newest else "a device that slept since then and reaches"
+            texts.append(f"the keyring of epoch {epoch} is missing: {who} this backend alone cannot get these keys")
+    kinds = [_kind(name) for name in found.slots.values() if name in lack]
+    if kinds:
+        texts.append(f"the key slot of the {' and of the '.join(kinds)} is missing: it opens nothing there")
+    return "; ".join(texts)
+
+
+def _nowhere(s: Session, state: State, found: Copies) -> list[str]:
+    """What no backend that answers holds."""
+    texts = []
+    gone = [e for e in range(FIRST_EPOCH, state.epoch + 1) if e not in found.rings]
+    for epoch in gone:
+        who = "no device can follow or be cloned" if epoch == state.epoch else "devices that slept since cannot follow"
+        texts.append(f"no intact keyring of epoch {epoch} is on any backend that answers: {who}")
+    for kind, public in s.devices_of(state).slots:
+        what = "recovery phrase" if kind == RECOVERY else "passphrase"
+        if (kind, public) in found.unclear:
+            texts.append(
+                f"which key slot of the {what} is in force cannot be told: backends hold different ones; "
+                "`metasync key change-passphrase` makes one of them"
+            )
+        elif (kind, public) not in found.slots and len(found.files.names) > len(found.files.failed):
+            texts.append(
+                f"no key slot of the {what} is on any backend that answers: it opens nothing; `metasync key rotate` "
+                "with the other secret makes new ones"
+            )
+    return texts
+
+
+def _kind(slot: str) -> str:
+    return "recovery phrase" if slot.startswith(f"slot-{RECOVERY}-") else "passphrase"
+
+
+def _told(brought: Mapping[str, tuple[str, ...]]) -> str:
+    return f"brought keyrings and key slots to {', '.join(sorted(brought))}, where they were missing"

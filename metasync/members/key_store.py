@@ -1,0 +1,169 @@
+"""What lies under `keys/` on the backends, as an open workspace sees it: finds, opens, stores and removes slots.
+
+A slot is worth a try only if the agreed device set lists its public key: what a provider puts there beside costs
+nothing. "Wrong passphrase" is said only after all reachable slots were tried (D11).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from metasync.config import Config
+from metasync.consensus import State
+from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, PassphraseError, UpgradeError
+from metasync.keys.derive import sha256
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.keyring import open_admin, read_ring
+from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.runtime.effects import Op, Reply
+from metasync.session.health import each
+from metasync.session.session import Session
+
+FOLDER: Final = "keys"
+ASK_TIMEOUT_S: Final = 10.0
+PUT_TIMEOUT_S: Final = 30.0
+SLOT_FILES_MAX: Final = 64  # looked at on one backend; a workspace has two, and a few of changes that were cut short
+_SLOT: Final = re.compile(r"slot-[12]-([0-9a-f]{64})")
+
+
+@dataclass
+class KeyFiles:
+    """What was found. `names`: by backend; `slots`: intact slots by name; `failed`: backends that did not answer."""
+
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    slots: dict[str, bytes] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def holders(self, name: str) -> tuple[str, ...]:
+        return tuple(sorted(b for b, names in self.names.items() if name in names))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a passphrase opened: the slot, and the admin key of the state it was opened for."""
+
+    state: State
+    devices: DeviceSet
+    secret: SlotSecret
+    admin_private: bytes
+    files: KeyFiles
+
+
+def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
+    """Lists `keys/` on all backends this device has a way to, or on those in `among`, and fetches each slot once."""
+    out = KeyFiles()
+    asked_for = s.names.values() if among is None else among
+    ops = {n: Op(n, "list", FOLDER, timeout_s=ASK_TIMEOUT_S) for n in asked_for}
+    for n, reply in s.runtime.run(each(ops)).items():
+        if isinstance(reply.error, NotFoundError):
+            out.names[n] = ()
+        elif reply.error is not None:
+            out.failed[n] = reply.error.message
+        else:
+            out.names[n] = tuple(sorted(e.name for e in reply.value))
+    for n, names in sorted(out.names.items()):
+        wanted = [x for x in names if _SLOT.fullmatch(x) and x not in out.slots][:SLOT_FILES_MAX]
+        asked = {x: Op(n, "get", f"{FOLDER}/{x}", max_bytes=SLOT_BYTES_MAX, timeout_s=ASK_TIMEOUT_S) for x in wanted}
+        for x, reply in s.runtime.run(each(asked)).items():
+            if reply.error is None and sha256(reply.value).hex() == x.rpartition("-")[2]:
+                out.slots[x] = reply.value
+    return out
+
+
+def public_of(data: bytes) -> tuple[int, bytes] | None:
+    """(kind, public key) of a slot; None for what is none that this program could open."""
+    try:
+        slot = read_slot(data)
+    except (FormatError, UpgradeError):
+        return None
+    return slot.kind, slot.public
+
+
+def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
+    """Opens the admin key of `state`'s epoch with the passphrase or the recovery phrase.
+
+    `PassphraseError` once all slots within reach were tried, `NoQuorumError` or `DamagedError` when there is none.
+    """
+    devices = s.devices_of(state)
+    files = look(s)
+    ring: bytes = s.runtime.run(s.group.get_ring(state))
+    candidates = [data for _, data in sorted(files.slots.items()) if public_of(data) in devices.slots]
+    tried = 0
+    for data in candidates:
+        text = passphrase
+        if data[1] == RECOVERY:
+            try:
+                text = normalise_phrase(passphrase)
+            except PassphraseError:
+                continue
+        tried += 1
+        try:
+            secret = open_slot(data, text)
+            if read_ring(ring, state.ns_id).epoch == state.epoch and secret.ns_id == state.ns_id:
+                admin = open_admin(ring, secret.private, state.ns_id)
+                return Opened(state, devices, secret, admin, files)
+        except (PassphraseError, FormatError):
+            continue
+    raise _closed(files, len(candidates), tried)
+
+
+def _closed(files: KeyFiles, found: int, tried: int) -> Exception:
+    away = f" ({', '.join(sorted(files.failed))} did not answer)" if files.failed else ""
+    if found:
+        slots = "the key slot" if tried == 1 else f"any of the {tried} key slots"
+        return PassphraseError(
+            f"wrong passphrase: it does not open {slots} of the workspace{away}"
+            if tried
+            else f"the recovery phrase is wrong, and no key slot for a passphrase can be had{away}",
+            next_step="Try again, or give the recovery phrase in its place. If another device changed the passphrase "
+            "or the keys a moment ago, give the new one.",
+        )
+    if files.failed:
+        return NoQuorumError(
+            f"no key slot of the workspace can be had{away}", next_step="Run again when more backends are reachable."
+        )
+    return DamagedError(
+        "no backend holds a key slot of the workspace", next_step="See `metasync key show`; `metasync backend link`."
+    )
+
+
+def store(s: Session, config: Config, files: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
+    """Puts objects on all backends within reach. Returns those that do not hold all of them, and why.
+
+    `NoQuorumError` when the backends of fewer voters than a quorum hold them: nothing may build on them then.
+    """
+    linked = set(s.names.values())
+    away = [e.name for e in config.backends if e.name not in linked]
+    missing = {name: s.down.get(name, "this device has no way to it") for name in away}
+    ops = {
+        f"{n} {path}": Op(n, "put", path, data, timeout_s=PUT_TIMEOUT_S)
+        for n in sorted(linked)
+        for path, data in files.items()
+    }
+    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+    for key, reply in sorted(replies.items()):
+        if reply.error is not None:
+            missing.setdefault(key.partition(" ")[0], reply.error.message)
+    good = sum(e.name not in missing for e, _ in config.acceptors)
+    if good < config.quorum:
+        reasons = "; ".join(f"{n}: {why}" for n, why in sorted(missing.items()))
+        raise NoQuorumError(
+            f"the new keys are on {good} voting backends of {config.quorum} needed ({reasons}); nothing was agreed",
+            next_step="Run again when more backends are reachable.",
+        )
+    return tuple(sorted(missing.items()))
+
+
+def remove(s: Session, holders: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Deletes objects below `keys/`, as far as backends let it: {name: backends}. Returns where one is left."""
+    ops = {
+        f"{n} {name}": Op(n, "delete", f"{FOLDER}/{name}", timeout_s=ASK_TIMEOUT_S)
+        for name, backends in holders.items()
+        for n in backends
+    }
+    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+    bad = (k for k, reply in replies.items() if reply.error is not None and not isinstance(reply.error, NotFoundError))
+    return tuple(sorted({key.partition(" ")[0] for key in bad}))

@@ -1,0 +1,124 @@
+"""Taking devices in where they cannot do so themselves: with block acceptors, a device that is not in writes nothing.
+
+A newcomer that finds no quorum of acceptors in log form leaves its head on the backends, with the certificate that the
+passphrase gave it. A device that is in and pushes looks for such heads and has the newcomers agreed. A listing says
+only whom to look at: who is admitted, the certificate says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from metasync.consensus import JOURNAL_KEY, Change
+from metasync.errors import BackendError, FormatError, NoQuorumError
+from metasync.events import Notice
+from metasync.keys.device_set import decode_certificate
+from metasync.runtime.effects import Op
+from metasync.session.health import each
+
+if TYPE_CHECKING:
+    from metasync.config import Config
+    from metasync.keys.device_set import Certificate
+    from metasync.session.session import Session
+
+NEWCOMERS_MAX: Final = 64  # looked at in one push: anybody who may write to a store can leave names there
+LIST_TIMEOUT_S: Final = 10.0
+ROUNDS_MAX: Final = 10  # others commit meanwhile; the next push tries again
+_DEVICE = re.compile(r"[0-9a-f]{32}")
+
+
+def logs_suffice(config: Config) -> bool:
+    """True when acceptors in log form make a quorum alone: a new device then enters by itself."""
+    return sum(a.form == "log" for _, a in config.acceptors) >= config.quorum
+
+
+def may_enter(s: Session) -> bool:
+    """True when this device is in, or may have itself agreed. Else it asks those who are in, and says so."""
+    if logs_suffice(s.config) or s.devices_of(s.ask_newest()).get(s.device.device_id) is not None:
+        return True
+    ask(s)
+    text = "this device can read, but not push yet: run `metasync push` on one that can, which takes this one in"
+    s.listener(Notice(text, warning=True))
+    return False
+
+
+@contextlib.contextmanager
+def asking(s: Session) -> Iterator[None]:
+    """What a device does that may not be in: where it finds no quorum, it asks those who are in."""
+    try:
+        yield
+    except NoQuorumError:
+        state = s.newest_state()
+        if _has_blocks(s.config) and s.devices_of(state).get(s.device.device_id) is None:
+            ask(s)
+        raise
+
+
+def _has_blocks(config: Config) -> bool:
+    return any(a.form == "block" for _, a in config.acceptors)
+
+
+def _logs_work(s: Session) -> bool:
+    """True when acceptors in log form that were not found to be out make a quorum alone."""
+    standings = s.group.standings
+    fine = [e.name for e, a in s.config.acceptors if a.form == "log" and standings[e.name].kind in ("ok", "unknown")]
+    return len(fine) >= s.config.quorum
+
+
+def ask(s: Session) -> None:
+    """Leaves this device's certificate where a device that is in will find it."""
+    state = s.newest_state()
+    head = s.group.write_head(state, head=state.master, prev=state.master, backends=sorted(s.names.values()))
+    with contextlib.suppress(BackendError, NoQuorumError):
+        s.runtime.run(head)
+
+
+def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
+    """Has those agreed who ask to be let in. -> their names. One listing per backend; nothing where they need none.
+
+    `late`: after a push, which tells which backends are out: for those who could enter by themselves otherwise.
+    """
+    if logs_suffice(s.config) and not (late and _has_blocks(s.config) and not _logs_work(s)):
+        return ()
+    if late and not logs_suffice(s.config):
+        return ()  # that was done before
+    state = s.newest_state()
+    devices = s.devices_of(state)
+    if devices.get(s.device.device_id) is None:
+        return ()
+    backends = sorted(s.names.values())
+    replies = s.runtime.run(each({b: Op(b, "list", "devices", timeout_s=LIST_TIMEOUT_S) for b in backends}))
+    listed = {e.name for r in replies.values() if r.error is None for e in r.value if _DEVICE.fullmatch(e.name)}
+    strangers = [d for d in sorted(map(bytes.fromhex, listed)) if devices.get(d) is None]
+    found: list[Certificate] = []
+    for device in strangers[:NEWCOMERS_MAX]:
+        head = s.runtime.run(s.group.read_head(state, device, backends))
+        with contextlib.suppress(FormatError):
+            if head is not None and devices.admits(certificate := decode_certificate(head.certificate)):
+                found.append(certificate)
+    return _agreed(s, found) if found else ()
+
+
+def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
+    op_id = s.entropy(16)
+    state = s.ask_newest()
+    for _ in range(ROUNDS_MAX):
+        devices = s.devices_of(state)
+        new = [c for c in found if devices.get(c.device_id) is None and devices.admits(c)]
+        if not new:
+            break
+        for certificate in new:
+            devices = devices.with_device(certificate)
+        decided = s.propose(state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
+        s.db.set(JOURNAL_KEY, None)
+        if decided.mine:
+            with contextlib.suppress(BackendError, NoQuorumError):
+                s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+            names = tuple(sorted(c.name for c in new))
+            s.listener(Notice(f"took in {'a new device' if len(names) == 1 else 'new devices'}: {', '.join(names)}"))
+            return names
+        state = s.ask_newest()
+    return ()

@@ -1,0 +1,254 @@
+"""New keys: rotation, and the revocation of devices, as one commit (D11).
+
+The passphrase opens the admin key of today. With it: a new admin key certified by it, a new epoch key in a keyring
+sealed to the devices that remain and to new slots, all certificates anew, the revoked ids and keys. Ring and slots lie
+on a quorum's backends at least before the state that names them is proposed; so whoever learns of that state can open
+it. Others may be faster: then all is made anew on top of what they agreed, with the devices that joined meanwhile.
+
+Once it is decided, the logs of that version are closed (`reconfig.fence`): until then a revoked device still has a
+vote there, and a thief's program could use it against the rules. A crash at any point leaves either the old keys in
+force, with a ring and slots that nothing names, or the new ones; what is left to do then, the next operation of this
+device does, and every device that follows to the new keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from metasync.config import Config
+from metasync.consensus import JOURNAL_KEY, Change, Decided, State
+from metasync.errors import BackendError, NoQuorumError, PassphraseError, UsageError, WorkspaceError
+from metasync.keys.admin import CHAIN_MAX, AdminChain
+from metasync.keys.derive import sha256, sign_public
+from metasync.keys.device_set import (
+    Certificate,
+    DeviceSet,
+    OpenLogins,
+    invitations,
+    make_device_set,
+    open_logins,
+    recertified,
+    with_invitations,
+    with_logins,
+)
+from metasync.keys.invitation import invitation_name
+from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
+from metasync.keys.slots import (
+    COST,
+    PASSPHRASE,
+    RECOVERY,
+    SLOT_ENTROPY_BYTES,
+    Cost,
+    SlotSecret,
+    make_phrase,
+    make_slot,
+    slot_path,
+)
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.members import key_copies, key_store
+from metasync.members.devices import chosen, withdrawals
+from metasync.members.key_store import Opened, open_admin_key
+from metasync.reports.members import RotationReport
+from metasync.session.agreement import BASE_KEY
+from metasync.session.session import Session
+
+ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
+PHRASE_ENTROPY_BYTES: Final = 16
+FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """New slots: their files by path, what they open to, and the recovery phrase."""
+
+    files: dict[str, bytes]
+    secrets: tuple[SlotSecret, ...]
+    phrase: str
+
+
+@dataclass(frozen=True)
+class _Made:
+    """All that one attempt is about to have agreed."""
+
+    ring: bytes
+    devices: DeviceSet
+    gone: tuple[Certificate, ...]
+
+
+def rotate(
+    s: Session,
+    passphrase: str,
+    *,
+    new_passphrase: str | None,
+    revoke: Sequence[str] = (),
+    dry_run: bool = False,
+    cost: Cost = COST,
+) -> RotationReport:
+    """Has new keys agreed, without the devices named in `revoke`. `new_passphrase` None: the passphrase stays.
+
+    `PassphraseError`, `UsageError` for a device that is none, is this one or is meant by two; `NoQuorumError`: says
+    whether the keys may have been changed all the same.
+    """
+    if new_passphrase is not None and not new_passphrase.strip():
+        raise UsageError("the new passphrase is empty", next_step="Choose one that nobody guesses.")
+    s.settle_journal()
+    state = s.ask_newest()
+    chosen(s, s.devices_of(state), revoke)  # before the passphrase is stretched
+    opened = open_admin_key(s, state, passphrase)
+    if new_passphrase is None and opened.secret.kind != PASSPHRASE:
+        raise UsageError(
+            "with the recovery phrase in place of the passphrase, the passphrase cannot be kept: it is not known",
+            next_step="Choose a new one.",
+        )
+    if opened.devices.chain.epoch >= CHAIN_MAX:
+        raise WorkspaceError(f"the keys were changed {CHAIN_MAX} times, which is the most there can be")
+    if dry_run:
+        return _preview(s, opened, revoke, new_passphrase)
+    slots = _new_slots(s, opened, new_passphrase or passphrase, cost)
+    op_id = s.entropy(16)
+    for _ in range(ATTEMPTS_MAX):
+        config = s.config_of(opened.state)
+        made = _make(s, opened, slots, chosen(s, opened.devices, revoke), config)
+        files = {ring_path(made.ring): made.ring, **slots.files}
+        missing = key_store.store(s, config, files)
+        decided = _propose(s, opened.state, made, op_id)
+        if decided.mine:
+            return _finish(s, opened, decided.state, made, slots, missing, config, new_passphrase is not None)
+        key_store.remove(s, {ring_path(made.ring).rpartition("/")[2]: s.names.values()})
+        state = s.ask_newest()
+        try:
+            opened = _reopened(s, opened, state, passphrase)
+        except BaseException:
+            key_store.remove(s, {path.rpartition("/")[2]: s.names.values() for path in slots.files})
+            raise
+    raise WorkspaceError(f"others were faster {ATTEMPTS_MAX} times; the keys were not changed", next_step="Run again.")
+
+
+def _reopened(s: Session, opened: Opened, state: State, passphrase: str) -> Opened:
+    """The admin key for another base: the same one, unless others changed the keys."""
+    if state.epoch == opened.state.epoch:
+        return Opened(state, s.devices_of(state), opened.secret, opened.admin_private, opened.files)
+    try:
+        return open_admin_key(s, state, passphrase)
+    except PassphraseError as e:
+        raise PassphraseError(
+            "another device changed the keys and the passphrase meanwhile; nothing was changed by this one",
+            next_step="Look with `metasync device list`, then run again with the new passphrase.",
+        ) from e
+
+
+def _new_slots(s: Session, opened: Opened, passphrase: str, cost: Cost) -> _Slots:
+    phrase = make_phrase(s.entropy(PHRASE_ENTROPY_BYTES))
+    made = [
+        make_slot(
+            kind, text, ns_id=s.keys.ns_id, name=opened.secret.name, entropy=s.entropy(SLOT_ENTROPY_BYTES), cost=cost
+        )
+        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
+    ]
+    return _Slots({slot_path(data): data for data, _ in made}, tuple(secret for _, secret in made), phrase)
+
+
+def _make(s: Session, opened: Opened, slots: _Slots, gone: Sequence[Certificate], config: Config) -> _Made:
+    """The ring and the device set of the next epoch, on top of what was opened."""
+    devices = opened.devices
+    admin_private = s.entropy(32)
+    chain: AdminChain = devices.chain.extended(opened.admin_private, sign_public(admin_private))
+    remaining = [c for c in devices.certificates if c not in gone]
+    ring = make_ring(
+        rotated_keys(s.keys, s.entropy(32)),
+        chain,
+        admin_private=admin_private,
+        signer_private=opened.admin_private,
+        devices=[c.seal_public for c in remaining],
+        slots=[secret.public for secret in slots.secrets],
+        entropy=s.entropy(RING_ENTROPY_BYTES),
+    )
+    made = make_device_set(
+        chain,
+        [(secret.kind, secret.public) for secret in slots.secrets],
+        [recertified(c, admin_private) for c in remaining],
+        (*devices.revoked_ids, *(c.device_id for c in gone)),
+        (*devices.revoked_keys, *(c.sign_public for c in gone)),
+        devices.tags,
+    )
+    logins = [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
+    made = with_logins(made, (*open_logins(devices), *logins))
+    return _Made(ring, with_invitations(made, ()), tuple(gone))
+
+
+def _propose(s: Session, base: State, made: _Made, op_id: bytes) -> Decided:
+    digest = s.put_const(base, made.devices.encode())
+    change = Change(op_id, devices=digest, keyring=sha256(made.ring), epoch=made.devices.chain.epoch)
+    try:
+        return s.propose(base, change)
+    except NoQuorumError as e:
+        raise NoQuorumError(
+            e.message,
+            next_step="The keys may have been changed or not; both the old and the new passphrase may be the right "
+            "one. Run again when more backends are reachable; `metasync device list` tells which it is.",
+        ) from e
+
+
+def _finish(
+    s: Session,
+    opened: Opened,
+    state: State,
+    made: _Made,
+    slots: _Slots,
+    missing: tuple[tuple[str, str], ...],
+    config: Config,
+    new_passphrase: bool,
+) -> RotationReport:
+    """What is left once the keys are agreed: closing the version, hints, and the old slots."""
+    base = opened.state
+    complete = False
+    with contextlib.suppress(BackendError, NoQuorumError):
+        s.runtime.run(s.group.fence(base, state, deadline_s=FENCE_S))
+        complete = True
+    with contextlib.suppress(BackendError, NoQuorumError):
+        s.runtime.run(s.group.write_hint(base, state, now=True))
+    if s.base_state().hash == base.hash and s.db.get(UNFINISHED_KEY) is None:
+        s.db.set(BASE_KEY, state.encode())
+    if complete:
+        s.db.set(JOURNAL_KEY, None)  # else the next operation closes the version
+    old = {
+        name: opened.files.holders(name)
+        for name, data in opened.files.slots.items()
+        if key_store.public_of(data) in opened.devices.slots
+    }
+    ended = [i for i in invitations(opened.devices) if i.is_open(base.v)]
+    old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}
+    left = key_store.remove(s, old)
+    old_slots = tuple(sorted({*left, *opened.files.failed}))
+    key_copies.note(s, state.epoch, {*old_slots, *(name for name, _ in missing)})
+    return RotationReport(
+        version=state.v,
+        epoch=state.epoch,
+        revoked=tuple(c.name for c in made.gone),
+        devices=tuple(sorted(c.name for c in made.devices.certificates)),
+        recovery_phrase=slots.phrase,
+        new_passphrase=new_passphrase,
+        withdraw=withdrawals(made.devices, [c.device_id for c in made.gone]),
+        invitations=tuple(i.name for i in ended),
+        missing=missing,
+        old_slots=old_slots,
+        complete=complete,
+    )
+
+
+def _preview(s: Session, opened: Opened, revoke: Sequence[str], new_passphrase: str | None) -> RotationReport:
+    gone = chosen(s, opened.devices, revoke)
+    config = s.config_of(opened.state)
+    logins = [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
+    return RotationReport(
+        version=None,
+        epoch=opened.state.epoch + 1,
+        revoked=tuple(c.name for c in gone),
+        devices=tuple(sorted(c.name for c in opened.devices.certificates if c not in gone)),
+        new_passphrase=new_passphrase is not None,
+        withdraw=withdrawals(with_logins(opened.devices, logins), [c.device_id for c in gone]),
+        invitations=tuple(i.name for i in invitations(opened.devices) if i.is_open(opened.state.v)),
+    )

@@ -1,0 +1,272 @@
+"""Finds a workspace on backends by its passphrase, as a new device does (`metasync clone`, D11).
+
+Nothing on a backend says which workspaces it holds: a key slot that opens does. "Wrong passphrase" is said only after
+every reachable slot was tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final
+
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    FormatError,
+    PassphraseError,
+    UnreachableError,
+    UpgradeError,
+    WorkspaceError,
+)
+from metasync.keys.derive import sha256
+from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
+from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.runtime.effects import Op, Reply, Task
+from metasync.session.health import each
+
+SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
+FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
+SLOTS_MAX: Final = 16  # per workspace
+RINGS_MAX: Final = (
+    64  # of one workspace, newest first: the one in force is the first or, after a change cut short, near
+)
+TRIES_MAX: Final = 512  # slots opened in all: each costs a fifth of a second and 64 MiB
+FOLDER: Final = re.compile(r"[0-9a-f]{32}")
+_SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
+_RING = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
+
+Run = Callable[[Task], Mapping[str, Reply]]
+Start = Callable[[Task], Future[Mapping[str, Reply]]]
+
+
+@dataclass
+class Found:
+    """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
+
+    `secrets`: of that workspace: several where an older slot lies about that the passphrase opens too; `secret`: one.
+    `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
+    backends that were not looked into, because the workspace was found on others before. `closed`: slots that were
+    tried and did not open. `begun`: keyrings that are on their way, by backend and name.
+    """
+
+    secret: SlotSecret | None = None
+    secrets: list[SlotSecret] = field(default_factory=list)
+    folders: dict[str, str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    tried: int = 0
+    failed: dict[str, BackendError] = field(default_factory=dict)
+    newer: UpgradeError | None = None
+    keys: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    unread: dict[str, list[str]] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    begun: dict[tuple[str, str], Future[Mapping[str, Reply]]] = field(default_factory=dict)
+
+
+def search(
+    backends: list[str],
+    name: str,
+    passphrase: str,
+    run: Run,
+    *,
+    everywhere: bool = True,
+    on_folders: Callable[[Mapping[str, Sequence[str]]], None] = lambda _: None,
+    start: Start | None = None,
+) -> Found:
+    """Tries the passphrase on key slots. `run` runs one `Op` per key at a time.
+
+    `on_folders` is told all that may be a workspace's folder, by backend. With `start`, which runs a task beside, keys
+    are being listed by then, and the newest keyring is on its way while a slot is opened.
+
+    A slot is the same on all backends and named by its hash, so that it is fetched and opened once. Unless
+    `everywhere`, the search ends at the first backend that has the workspace; which folders of the others are the same
+    workspace's, its config tells.
+    """
+    out = Found()
+    for n, reply in run(each({n: Op(n, "list", "", timeout_s=SEARCH_TIMEOUT_S) for n in backends})).items():
+        if reply.error is not None:
+            out.failed[n] = reply.error
+            continue
+        folders = [e.name for e in reply.value if e.size is None and FOLDER.fullmatch(e.name)]
+        out.unread[n] = folders[:FOLDERS_MAX]
+    folders_of = dict(out.unread)
+    turns = [list(out.unread)] if everywhere else [[n] for n in out.unread]
+    for number, turn in enumerate(turns):
+        if out.secret is not None:
+            break
+        asked = {
+            f"{n} {folder}": Op(n, "list", f"{folder}/keys", timeout_s=SEARCH_TIMEOUT_S)
+            for n in turn
+            for folder in out.unread.pop(n)
+        }
+        begun = start(each(asked)) if start is not None and number == 0 else None
+        if number == 0:
+            on_folders(folders_of)
+        for key, reply in (run(each(asked)) if begun is None else begun.result()).items():
+            n, _, folder = key.partition(" ")
+            if reply.error is not None:
+                out.failed[n] = reply.error
+            else:
+                out.keys[n, folder] = [e.name for e in reply.value]
+        if start is not None:
+            _begin_ring(start, out)
+        _try_slots(name, passphrase, run, out)
+    return out
+
+
+def _begin_ring(start: Start, out: Found) -> None:
+    """Where one folder was listed, its newest keyring is the one that is needed, if any."""
+    if len(out.keys) == 1:
+        ((n, folder), names) = next(iter(out.keys.items()))
+        for ring in _newest_first(x for x in names if _RING.fullmatch(x))[:1]:
+            out.begun[n, ring] = start(each({n: _get_ring(n, folder, ring)}))
+
+
+def _get_ring(n: str, folder: str, ring: str) -> Op:
+    return Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)
+
+
+def _newest_first(rings: Iterable[str]) -> list[str]:
+    return sorted(rings, key=lambda r: (-int(r.split("-")[1]), r))
+
+
+def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
+    """Opens what the passphrase opens of the slots listed so far."""
+    holders: dict[str, list[tuple[str, str]]] = {}
+    for place, names in out.keys.items():
+        for slot in [x for x in names if _SLOT.fullmatch(x)][:SLOTS_MAX]:
+            holders.setdefault(slot, []).append(place)
+    phrase = _is_phrase(passphrase)
+    for slot in sorted(holders, key=lambda x: (-len(holders[x]), x)):
+        recovery = slot.startswith(f"slot-{RECOVERY}-")
+        places = holders[slot]
+        if slot in out.closed or out.tried >= TRIES_MAX or (recovery and not phrase):
+            continue
+        secret = _open_one(slot, places, passphrase, run, out)
+        if secret is None:
+            continue
+        out.names.add(secret.name)
+        if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
+            out.secret = out.secret or secret
+            out.secrets.append(secret)
+            out.folders.update(places)
+
+
+def _is_phrase(passphrase: str) -> bool:
+    try:
+        normalise_phrase(passphrase)
+    except PassphraseError:
+        return False
+    return True
+
+
+def _open_one(slot: str, places: list[tuple[str, str]], passphrase: str, run: Run, out: Found) -> SlotSecret | None:
+    """Fetches a slot from the first place that has it intact, and tries to open it."""
+    for n, folder in places:
+        path = f"{folder}/keys/{slot}"
+        reply = run(each({n: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)}))[n]
+        if reply.error is None and sha256(reply.value).hex() == slot.rpartition("-")[2]:
+            secret = _open(reply.value, passphrase, out)
+            if secret is None:
+                out.closed.add(slot)
+            return secret
+    return None
+
+
+def _open(data: bytes, passphrase: str, out: Found) -> SlotSecret | None:
+    out.tried += 1
+    try:
+        recovery = read_slot(data).kind == RECOVERY
+        return open_slot(data, normalise_phrase(passphrase) if recovery else passphrase)
+    except UpgradeError as e:
+        out.newer = e
+        return None
+    except (PassphraseError, FormatError):
+        return None
+
+
+def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
+    """The secret that was searched for, or the error that says why there is none."""
+    if out.secret is not None:
+        return out.secret
+    if len(out.failed) == len(backends):
+        failed = sorted(out.failed.items())
+        reasons = "; ".join(f"{n}: {e.message.removeprefix(f'{n}: ')}" for n, e in failed)
+        steps = " ".join(dict.fromkeys(e.next_step for _, e in failed if e.next_step))
+        raise UnreachableError(
+            f"none of the backends answers ({reasons})", next_step=steps or "Check the URLs, then run again."
+        )
+    if out.names:
+        raise WorkspaceError(
+            f"the passphrase opens no workspace named {name!r} there, only {', '.join(sorted(map(repr, out.names)))}",
+            next_step="Give one of these names.",
+        )
+    if out.newer is not None:
+        raise out.newer
+    if out.tried:
+        raise PassphraseError(
+            f"wrong passphrase: it opens none of the {out.tried} key slots on {', '.join(sorted(backends))}",
+            next_step="Try again, or use the recovery phrase in its place.",
+        )
+    raise WorkspaceError(
+        f"there is no workspace on {', '.join(sorted(backends))}",
+        next_step="Check the URLs; `metasync init` makes a new workspace.",
+    )
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a keyring gave: the keys and the admin's private key. `digest`: of the ring's bytes, as a state names it."""
+
+    keys: WorkspaceKeys
+    admin_private: bytes
+    digest: bytes
+
+
+def open_rings(out: Found, run: Run) -> Iterator[Opening]:
+    """What the passphrase opens of the keyrings on the backends found, newest epoch first.
+
+    Which of them is the one in force, an agreed state tells: a change of keys that lost leaves a ring behind that
+    nothing names. `DamagedError` in the end if there was none at all.
+    """
+    newer: UpgradeError | None = None
+    rings: dict[str, list[tuple[str, str]]] = {}
+    for place in out.folders.items():
+        for ring in out.keys[place]:
+            if _RING.fullmatch(ring):
+                rings.setdefault(ring, []).append(place)
+    found = False
+    for ring in _newest_first(rings)[:RINGS_MAX]:
+        data = _fetched(ring, rings[ring], run, out)
+        if data is None:
+            continue
+        for secret in out.secrets:
+            try:
+                keys = open_ring(data, secret.private, secret.ns_id)
+                opening = Opening(keys, open_admin(data, secret.private, secret.ns_id), sha256(data))
+            except UpgradeError as e:
+                newer = e  # or made up: whoever keeps it can give any bytes the name of their hash
+            except (FormatError, PassphraseError):
+                pass  # intact, and not ours: another copy of it is no better
+            else:
+                found = True
+                yield opening
+    if newer is not None and not found:
+        raise newer
+    if not found:
+        raise DamagedError(
+            "no keyring of this workspace is intact on the backends given", next_step="Give more of its backends."
+        )
+
+
+def _fetched(ring: str, places: list[tuple[str, str]], run: Run, out: Found) -> bytes | None:
+    """A ring's bytes from the first place that has them intact."""
+    for n, folder in places:
+        begun = out.begun.pop((n, ring), None)
+        reply = (begun.result() if begun is not None else run(each({n: _get_ring(n, folder, ring)})))[n]
+        if reply.error is None and sha256(reply.value).hex() == ring.rpartition("-")[2]:
+            data: bytes = reply.value
+            return data
+    return None

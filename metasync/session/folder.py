@@ -1,0 +1,186 @@
+"""What makes a folder a device of a workspace: the local state that `init` and `clone` leave behind (D11)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from metasync.backends.names import is_name
+from metasync.codec import Reader, bytes32
+from metasync.config import Config
+from metasync.consensus.records.state import State
+from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
+from metasync.keys.keyring import WorkspaceKeys, decode_keys
+from metasync.local import device_keys
+from metasync.local.state import LocalDb
+from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.session.agreement import BASE_KEY, CLONING_KEY, META_KIND
+
+STATE_DIR: Final = ".metasync"
+DB_FILE: Final = "state.db"
+NAME_KEY: Final = "name"
+CONFIG_KEY: Final = "config"
+LINKS_KEY: Final = "links"  # this device's ways to backends: JSON, name -> url, folder, identity
+NAME_CHARS_MAX: Final = 100
+IDENTITY_BYTES: Final = 32
+_SECRET_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Link:
+    """This device's way to a backend: its URL, the workspace's folder there, its native identity when linked (hex)."""
+
+    url: str
+    folder: str
+    identity: str
+
+
+def encode_links(links: Mapping[str, Link]) -> bytes:
+    body = {n: {"url": k.url, "folder": k.folder, "identity": k.identity} for n, k in sorted(links.items())}
+    return json.dumps(body).encode()
+
+
+def decode_links(data: bytes) -> dict[str, Link]:
+    """`WorkspaceError` when they are damaged."""
+    try:
+        return {n: _link(**k) for n, k in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        raise WorkspaceError(
+            f"the local state in {STATE_DIR} is damaged: this device's ways to the backends cannot be read",
+            next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
+        ) from e
+
+
+def _link(url: str, folder: str, identity: str) -> Link:
+    """`ValueError`, `TypeError` for what no link has."""
+    if not isinstance(url, str) or not is_name(folder) or len(bytes.fromhex(identity)) != IDENTITY_BYTES:
+        raise ValueError("not a link")
+    return Link(url, folder, identity)
+
+
+def required(db: LocalDb, key: str) -> bytes:
+    """A value without which the local state is no use. `WorkspaceError` when it is missing."""
+    value = db.get(key)
+    if value is None:
+        raise WorkspaceError(
+            f"the local state in {STATE_DIR} is incomplete: {key!r} is missing",
+            next_step="Clone the workspace into a new folder; what was pushed is on the backends.",
+        )
+    return value
+
+
+def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
+    """The folder for a new workspace, checked: it is none yet, lies in none, and the name can be used."""
+    folder = Path(directory).absolute()
+    if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
+        raise UsageError(f"a workspace's name has 1 to {NAME_CHARS_MAX} printable characters, not {name!r}")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    for place in (folder, *folder.parents):
+        if (place / STATE_DIR / DB_FILE).exists():
+            where = "is a workspace already" if place == folder else f"lies in the workspace {place}"
+            raise WorkspaceError(f"{folder} {where}", next_step="`metasync status` there tells more.")
+    return folder
+
+
+def is_unfinished(folder: Path, name: str | None) -> bool:
+    """True for a clone of `name` (None: by an invitation) that was interrupted before its end."""
+    if not (folder / STATE_DIR / DB_FILE).is_file():
+        return False
+    with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
+        return db.get(CLONING_KEY) is not None and (name is None or db.get(NAME_KEY) == name.encode())
+
+
+def forget(folder: Path) -> bool:
+    """Removes the local state of a clone that brought no file yet. False: there are files, and nothing was removed."""
+    if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+        return False
+    import shutil
+
+    gone = folder / f"{STATE_DIR}.new"
+    shutil.rmtree(gone, ignore_errors=True)
+    (folder / STATE_DIR).rename(gone)  # at once: half a local state is no use
+    shutil.rmtree(gone, ignore_errors=True)
+    return True
+
+
+def write_local(
+    folder: Path,
+    name: str,
+    keys: WorkspaceKeys,
+    device: DeviceIdentity,
+    certificate: Certificate,
+    config: Config,
+    devices: DeviceSet,
+    links: Mapping[str, Link],
+    state: State,
+    *,
+    unfinished: bool = False,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
+    from metasync.session.identity import PLACE_KEY, place_now
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        building = folder / f"{STATE_DIR}.new"
+        if building.exists():
+            import shutil
+
+            shutil.rmtree(building)
+        building.mkdir(mode=0o700)
+        device_keys.save(building, account(device.device_id), _secret(keys, device, certificate))
+        with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
+            db.set(NAME_KEY, name.encode())
+            db.set("device", device.device_id)
+            db.set(CONFIG_KEY, config.encode())
+            db.set(LINKS_KEY, encode_links(links))
+            db.set(BASE_KEY, state.encode())
+            db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
+            db.set(PLACE_KEY, place_now(building))  # before anybody can copy it
+            db.set(UNFINISHED_KEY, b"1" if unfinished else None)
+            db.set(CLONING_KEY, b"1" if unfinished else None)
+            for key, value in more.items():
+                db.set(key, value)
+        building.rename(folder / STATE_DIR)
+    except OSError as e:
+        raise WorkspaceError(
+            f"{folder / STATE_DIR} cannot be made: {e.strerror}", next_step="Check the folder's rights and space."
+        ) from e
+
+
+def account(device_id: bytes) -> str:
+    """Under which name a device's keys lie in the system's keyring."""
+    return f"device {device_id.hex()}"
+
+
+def save_secret(folder: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> None:
+    """Keeps the device's own keys in place of those it had; the old ones or the new ones are there at any time."""
+    device_keys.save(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
+
+
+def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> bytes:
+    return bytes32(keys.encode()) + bytes32(device.encode()) + bytes32(certificate.encode())
+
+
+def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
+    """The device's own keys."""
+    secret = device_keys.load(folder / STATE_DIR, account(required(db, "device")))
+    try:
+        r = Reader(secret, "device keys")
+        keys = decode_keys(r.bytes32(_SECRET_BYTES_MAX))
+        device = decode_identity(r.bytes32(_SECRET_BYTES_MAX))
+        certificate = decode_certificate(r.bytes32(_SECRET_BYTES_MAX))
+        r.end()
+    except FormatError as e:
+        raise WorkspaceError(
+            f"this device's keys are damaged: {e.message}", next_step="Clone the workspace into a new folder."
+        ) from e
+    return keys, device, certificate

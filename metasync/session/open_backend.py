@@ -1,0 +1,359 @@
+"""Builds concrete things from settings: backends from URLs, translator chains from names. Part of `workspace`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from metasync.backends.api import LogForm, Probes
+from metasync.backends.registry import TRACE_VARIABLE, is_own, open_backend, parse_url
+from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Breaker
+from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.wrapper import layers
+from metasync.config import DEFAULT_CAPACITY
+from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.events import Notice
+from metasync.runtime.effects import DUE
+from metasync.runtime.tasks import Runtime, boottime
+from metasync.translators._base import Chain, Translator
+
+if TYPE_CHECKING:
+    from metasync.backends.api import Backend, BackendUrl
+    from metasync.backends.wrappers.pace import Account
+    from metasync.events import Event, Listener
+    from metasync.session.folder import Link
+
+
+@dataclass(frozen=True)
+class NewBackend:
+    """A backend that is to take part. `form`: how it may vote; `identity`: its native identity, 32 bytes."""
+
+    name: str
+    scheme: str
+    capacity_bytes: int
+    form: LogForm
+    identity: bytes
+    role_both: bool
+
+
+ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
+FIRST_ANSWER_S: Final = 20.0  # names are looked up, TLS and logins agreed, a disk spins up
+FIRST_PATH: Final = "metasync"  # nothing of ours is called so
+AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
+PAUSE_S: Final = 0.2
+ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
+INCARNATION_BYTES: Final = 16
+SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
+UNMETERED: Final = frozenset({"file", "memory"})  # no server that counts requests
+
+_opening: dict[
+    str, threading.Thread
+] = {}  # by location: an opening that hangs is waited for once, not by every command
+_opening_lock = threading.Lock()
+
+
+@lru_cache(maxsize=32)
+def chain_of(names: tuple[str, ...]) -> Chain:
+    """The translator chain that a config names. `UsageError` when a translator is not installed here."""
+    steps: list[Translator] = []
+    for name in names:
+        kind = _translator(name)
+        if kind is None:
+            raise UsageError(
+                f"this workspace uses the translator {name!r}, which is not installed here",
+                next_step="Install the package that provides it.",
+            )
+        steps.append(kind())
+    return Chain(steps)
+
+
+_OWN_TRANSLATORS = {
+    "compress": "metasync.translators.compress:Compress",
+    "encrypt": "metasync.translators.encrypt:Encrypt",
+    "integrity": "metasync.translators.integrity:Integrity",
+}  # asking the installed packages costs 20 ms at every start
+
+
+def _translator(name: str) -> Callable[[], Translator] | None:
+    """The class of a translator, or None if it is not installed."""
+    if name in _OWN_TRANSLATORS:
+        module, _, attribute = _OWN_TRANSLATORS[name].partition(":")
+        return cast(Callable[[], Translator], getattr(importlib.import_module(module), attribute))
+    from importlib.metadata import entry_points
+
+    point = next(iter(entry_points(group="metasync.translators", name=name)), None)
+    return None if point is None else cast(Callable[[], Translator], point.load())
+
+
+def default_device_name() -> str:
+    """What this device is called in the log unless the user says otherwise."""
+    import platform
+
+    return platform.node() or "device"
+
+
+def parsed_urls(texts: Sequence[str]) -> dict[str, BackendUrl]:
+    """Backend URLs by name: the one given, else made from the scheme and the last part of the path."""
+    if not texts:
+        raise UsageError("a workspace needs a backend", next_step="Give --backend URL, several times as a rule.")
+    out: dict[str, BackendUrl] = {}
+    for text in texts:
+        url = parse_url(text)
+        base = url.name or _plain(url.path.rstrip("/").rpartition("/")[2] or url.host or url.scheme)
+        name, n = base, 2
+        while name in out:
+            if url.name:
+                raise UsageError(f"two backends are called {name!r}")
+            name, n = f"{base}-{n}", n + 1
+        for other, given in out.items():
+            if given.location == url.location:  # before anything is made there; `refuse_twins` looks closer
+                raise _same_store(other, name)
+        out[name] = url
+    return out
+
+
+def refuse_inside(folder: Path, urls: Mapping[str, BackendUrl]) -> None:
+    """`UsageError` for a store inside the workspace itself: every push would push what the one before had stored."""
+    top = os.path.realpath(folder)
+    for name, url in urls.items():
+        if url.scheme == "file" and os.path.commonpath([top, os.path.realpath(url.path)]) == top:
+            raise UsageError(
+                f"the backend {name} ({url.path}) lies inside the workspace {folder}",
+                next_step="Name a folder outside of it, best on another disk.",
+            )
+
+
+def _plain(text: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text.lower())[:40]
+    return kept.strip("-.") or "backend"
+
+
+def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
+    """Opens a backend, traced if the environment says so; errors say which one."""
+    trace = os.environ.get(TRACE_VARIABLE)
+    try:
+        if not trace:
+            return open_backend(url, create_root=create)
+        from metasync.backends.wrappers.trace import file_sink, traced  # which nobody else pays for
+
+        return traced(name, lambda: open_backend(url, create_root=create), file_sink(trace))
+    except BackendError as e:
+        e.message = f"{name}: {e.message}"
+        raise
+
+
+def opened_first(name: str, url: BackendUrl, *, create: bool) -> Backend:
+    """Opens a store that is not known yet, and hears one answer of it.
+
+    What follows are many requests, each of which may take a minute: a server that is silent is found out before.
+    """
+
+    def opening() -> Backend:
+        backend = opened(name, url, create=create)
+        if url.scheme not in UNMETERED:
+            with contextlib.suppress(BackendError):  # whatever it says; what follows asks for what it needs
+                backend.get(FIRST_PATH, length=1, max_bytes=1)
+        return backend
+
+    return _in_time(name, url, opening, FIRST_ANSWER_S)
+
+
+def refuse_silent(url: BackendUrl) -> None:
+    """`OpeningHangsError` for a store that gives no answer. Whatever else is wrong is for others to say."""
+    try:
+        opened_first(url.scheme, url, create=False).close()
+    except OpeningHangsError:
+        raise
+    except BackendError:
+        return
+
+
+class OpeningHangsError(UnreachableError):
+    """A backend that was not even opened in time: a mount whose server is gone, say."""
+
+
+def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: bool = False) -> Backend:
+    """Opens a backend that others must not wait for: as `wrapped`, and within a time-out.
+
+    `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago.
+    """
+    account: list[Account] = []
+
+    def opening() -> Backend:
+        backend = opened(name, url, create=False)
+        if link is not None:
+            check_identity(name, backend, link)
+        if url.scheme not in UNMETERED:
+            from metasync.backends.wrappers.pace import account_of
+
+            account.append(account_of(url, _scope(backend, link), boottime))
+        return backend
+
+    backend = _in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S)
+    return wrapped(backend, suspected=suspected, account=account[0] if account else None)
+
+
+def _scope(backend: Backend, link: Link | None) -> bytes:
+    """The endpoint of a store, as far as it is known."""
+    try:
+        identity = backend.identity() if link is None else bytes.fromhex(link.identity)
+    except (BackendError, ValueError):
+        return b""
+    return identity[:SCOPE_BYTES]
+
+
+def wrapped(backend: Backend, *, suspected: bool = False, account: Account | None = None) -> Backend:
+    """A backend as workspaces use it: what fails in a way that may pass is tried again, what hangs is left alone.
+
+    So is an account that asked for fewer requests, for as long as it asked.
+    """
+    inner: Backend = Breaker(backend, suspected=suspected)
+    if account is not None:
+        from metasync.backends.wrappers.pace import Paced
+
+        inner = Paced(inner, account)
+    return Retrying(
+        inner,
+        attempts_max=ATTEMPTS_MAX,
+        deadline_s=AGAIN_WITHIN_S,
+        pause_first_s=PAUSE_S,
+        clock=boottime,
+        due=DUE.get,
+    )
+
+
+def ask_anew(backend: Backend) -> None:
+    """For the begin of an operation: a backend that was left alone in an earlier one is asked again."""
+    for layer in layers(backend):
+        if isinstance(layer, Breaker):
+            layer.again()
+
+
+def is_silent(backend: Backend) -> bool | None:
+    """Whether a backend hangs, as far as this process can tell; None when it cannot."""
+    return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
+
+
+def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> None:
+    """Has it told when calls on a backend are kept off because its account asked for fewer requests."""
+
+    def held(seconds: float) -> None:
+        tell(Notice(f"{name} asked for fewer requests: it is left alone for {seconds:.0f} s"))
+
+    for layer in layers(backend):
+        if hasattr(layer, "on_hold"):  # `_pace.Paced`, which is loaded only where a server counts requests
+            vars(layer)["on_hold"] = held
+
+
+def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds: float) -> Backend:
+    """Opens a backend in a thread that is left behind when it takes too long: it may never come back.
+
+    While it has not, the same backend is not opened again, so that a process leaves at most one such thread for each.
+    """
+    outcome: queue.SimpleQueue[Backend | BaseException] = queue.SimpleQueue()
+
+    def job() -> None:
+        try:
+            outcome.put(opening())
+        except BaseException as e:  # noqa: BLE001  # raised where it is waited for
+            outcome.put(e)
+
+    thread = threading.Thread(target=job, name=f"metasync-open-{name}", daemon=True)
+    with _opening_lock:
+        before = _opening.get(url.location)
+        if before is not None and before.is_alive():
+            raise _opening_hangs(url, f"{name}: an earlier attempt to open it has not come back")
+        _opening.pop(url.location, None)
+        thread.start()
+    try:
+        found = outcome.get(timeout=seconds)
+    except queue.Empty:
+        with _opening_lock:
+            _opening[url.location] = thread
+        raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _opening_hangs(url: BackendUrl, message: str) -> OpeningHangsError:
+    step = "Check the drive or the mount; a network share may have lost its server."
+    if url.scheme not in UNMETERED:
+        step = "Check the address, the server and the network: something may take connections there and say nothing."
+    return OpeningHangsError(message, next_step=step)
+
+
+def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:
+    """A runtime without local state: for `init` and `clone`, before there is any."""
+    return Runtime(backends)
+
+
+def new_backends(
+    backends: Mapping[str, Backend], urls: Mapping[str, BackendUrl], on_event: Listener
+) -> list[NewBackend]:
+    """What the config will say of these backends, in their order. A probe is many requests: they run side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    told: dict[str, list[Event]] = {name: [] for name in backends}
+    with ThreadPoolExecutor(max_workers=max(1, len(backends))) as pool:
+        found = [pool.submit(new_backend, n, urls[n], b, told[n].append) for n, b in backends.items()]
+    out = []
+    for name, future in zip(backends, found, strict=True):
+        for event in told[name]:
+            on_event(event)
+        out.append(future.result())
+    return out
+
+
+def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener) -> NewBackend:
+    """What the config will say of a backend."""
+
+    form = backend.form
+    if url.role == "both" and form != "none" and isinstance(backend, Probes):
+        form = backend.probe()
+    why = getattr(backend, "form_reason", "") if form == backend.form else ""
+    if url.role == "both" and form == "block":
+        text = f"{name} has no atomic create: it votes in block form, which costs more requests"
+        on_event(Notice(f"{text}, and allows for no backend that lies"))
+    if url.role == "both" and form != "none" and not is_own(url.scheme):
+        text = f"{name} votes on the word of the package that provides {url.scheme} URLs: it is not MetaSync's own"
+        on_event(Notice(f"{text}. Try the store: metasync backend check URL; or add role=storage to its URL."))
+    if url.role == "both" and form == "none":
+        text = f"{name} holds data but does not vote: {why or 'it has no atomic create'}"
+        on_event(Notice(text, warning=True))
+    if caution := getattr(backend, "caution", ""):
+        on_event(Notice(f"{name}: {caution}", warning=True))
+    return NewBackend(
+        name, url.scheme, url.capacity_bytes or DEFAULT_CAPACITY, form, backend.identity(), url.role == "both"
+    )
+
+
+def refuse_twins(backends: Sequence[NewBackend]) -> None:
+    """`UsageError` when two URLs lead to one store: its loss would be the loss of two copies."""
+    seen: dict[bytes, str] = {}
+    for b in backends:
+        if b.identity in seen:
+            raise _same_store(seen[b.identity], b.name)
+        seen[b.identity] = b.name
+
+
+def _same_store(one: str, other: str) -> UsageError:
+    return UsageError(f"{one} and {other} are the same store", next_step="Give each store once.")
+
+
+def check_identity(name: str, backend: Backend, link: Link) -> None:
+    """`UnreachableError` when a store in the same scope is not the one that was linked: a copy in its place, say."""
+    now, then = backend.identity(), bytes.fromhex(link.identity)
+    if now[:16] == then[:16] and now[16:] != then[16:]:
+        raise UnreachableError(
+            f"{name}: what is at {link.url} is not the store that was linked (replaced, or a copy?)",
+            next_step=f"If it is right, run: metasync backend link {name} URL",
+        )

@@ -1,0 +1,276 @@
+"""Space on the backends: asked for, kept for a while, compared with what goes there; and the ballast put back.
+
+Backends are asked when the first object of a push is to be stored, while the rest is still being read: a push without
+changes asks nobody. What they told serves later commands for some minutes, as long as it is plenty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.codec import amount
+from metasync.config import DEFAULT_CAPACITY
+from metasync.errors import NotFoundError, UsageError
+from metasync.events import Notice
+from metasync.local.state_keys import GIVEN_UP_KEY
+from metasync.reports.sync import TightBackend
+from metasync.runtime.effects import Op
+from metasync.session.health import each
+from metasync.transfer.free_space import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
+
+if TYPE_CHECKING:
+    from metasync.backends.api import Space
+    from metasync.config import BackendEntry
+    from metasync.local.state import LocalDb
+    from metasync.runtime.effects import Reply, Task
+    from metasync.session.open_backend import NewBackend
+    from metasync.session.session import Session
+    from metasync.store.index import Index
+
+TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]
+FRESH_S: Final = 300.0  # so long what was told serves again
+PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once
+MIB: Final = 1 << 20
+CAPACITY_SHARE: Final = 0.9  # of what is free that is offered as a capacity: others write there, too
+UNEQUAL_FACTOR: Final = 1.5  # space that differs by less is not worth a question
+ASK_TIMEOUT_S: Final = 5.0  # one small request; who does not answer has room until it says otherwise
+PUT_BACK_TIMEOUT_S: Final = 30.0  # 256 KiB at 64 kbit/s
+
+
+def ask(run: Callable[[Task], Any], names: Iterable[str]) -> dict[str, Space]:
+    """What backends tell of their space, all asked at once. Those that do not tell, or do not answer, are left out."""
+    replies: Mapping[str, Reply] = run(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in names}))
+    return {n: r.value for n, r in replies.items() if r.error is None and r.value is not None}
+
+
+def offered(
+    new: Sequence[NewBackend],
+    given: Mapping[str, int | None],
+    told: Mapping[str, Space],
+    by_space: bool | Callable[[Mapping[str, int]], bool],
+) -> list[NewBackend]:
+    """New backends, those to which nobody gave a capacity with one by what is free there, if that is wanted.
+
+    `by_space`: whether it is, or whom to ask, if all tell and their space differs much. `UsageError` if it is wanted
+    and one does not tell.
+    """
+    rest = [b.name for b in new if given[b.name] is None]
+    free = {n: space.free_bytes for n, space in told.items() if space.free_bytes is not None}
+    offer = {n: max(MIB, int(free[n] * CAPACITY_SHARE) // MIB * MIB) for n in rest if n in free}
+    silent = [n for n in rest if n not in offer]
+    if callable(by_space):
+        unequal = len(offer) > 1 and max(offer.values()) >= UNEQUAL_FACTOR * min(offer.values())
+        by_space = not silent and unequal and by_space(offer)
+    if not by_space:
+        return list(new)
+    if silent:
+        raise UsageError(
+            f"{', '.join(silent)}: how much is free there, these backends do not tell",
+            next_step="Give their capacity in the URL: capacity=15GiB.",
+        )
+    return [replace(b, capacity_bytes=offer.get(b.name, b.capacity_bytes)) for b in new]
+
+
+def begin_asking(s: Session, index: Index) -> Callable[[], None]:
+    """Starts to ask where a push may store; what is returned waits for the answers and gives them to the transfer."""
+    room, storing = s.transfer.room, sorted(p.name for p in s.transfer.places.values())
+    told = _told(s)
+    rest = [n for n in storing if n not in told and n not in room.free and n not in s.transfer.down]
+    asked = s.runtime.start(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in rest}))
+
+    def finish() -> None:
+        for name, free in told.items():
+            room.free.setdefault(name, free)
+            room.stale.add(name)
+        now: dict[str, Space] = {n: r.value for n, r in asked.result().items() if r.error is None and r.value}
+        for name, space in now.items():
+            if space.free_bytes is not None:
+                room.told(name, space.free_bytes)
+        put_back(s)
+        for name in given_up(s.db) | s.given_up:
+            room.free.setdefault(name, 0)  # and it does not tell: what is left there is for agreement
+        room.left.update(_left(s, index))
+        _remember(s, now)
+
+    return finish
+
+
+def _left(s: Session, index: Index) -> dict[str, int]:
+    """What is left of the capacities that users gave: agreed bytes less what belongs there."""
+    given = [b for b in s.config.backends if _has_capacity(b)]
+    if not given:
+        return {}
+    placed = placed_bytes(index.packs().values(), s.transfer.placement)
+    return {b.name: b.capacity_bytes - placed.get(b.backend_id, 0) for b in given}
+
+
+def _has_capacity(b: BackendEntry) -> bool:
+    """Whether a user said how much may go there; the default only says that all are equal."""
+    return bool(b.storage) and b.capacity_bytes != DEFAULT_CAPACITY
+
+
+def _told(s: Session) -> dict[str, int]:
+    """Free bytes as told a short while ago, where they were plenty."""
+    now = s.wall_ns()
+    out = {}
+    for name, (when, free, _) in _noted(s.db).items():
+        if 0 <= now - when < FRESH_S * 1e9 and free is not None and free >= PLENTY_BYTES:
+            out[name] = free
+    return {n: f for n, f in out.items() if n in {p.name for p in s.transfer.places.values()}}
+
+
+def _remember(s: Session, told: Mapping[str, Space]) -> None:
+    if told:
+        now = s.wall_ns()
+        s.db.set(TOLD_KEY, json.dumps({**_noted(s.db), **{n: _Note(now, *t) for n, t in told.items()}}).encode())
+
+
+def note_sent(s: Session) -> None:
+    """After a push: what was told is less by what was sent."""
+    known = _noted(s.db)
+    lower = {n: t._replace(free=s.transfer.room.free[n]) for n, t in known.items() if n in s.transfer.room.free}
+    if lower:
+        s.db.set(TOLD_KEY, json.dumps({**known, **lower}).encode())
+
+
+def used(s: Session, index: Index) -> dict[str, int]:
+    """By name: bytes of packs that belong on each backend that stores."""
+    placed = placed_bytes(index.packs().values(), s.transfer.placement)
+    return {b.name: placed[b.backend_id] for b in s.config.backends if b.backend_id in placed}
+
+
+def warning(name: str, capacity: int | None, used_bytes: int | None, space: Space | None) -> str:
+    """A sentence on a backend that is nearly full, or beyond its capacity; "" for one that is well.
+
+    `capacity`: the one that a user gave, or None.
+    """
+    if (
+        capacity is not None
+        and used_bytes is not None
+        and is_nearly_full(capacity - used_bytes, capacity, least_bytes=1)
+    ):
+        left = capacity - used_bytes
+        return f"{name} is nearly at its agreed capacity: {amount(max(0, left))} of {amount(capacity)} are left"
+    if space is not None and space.free_bytes is not None and is_nearly_full(space.free_bytes, space.total_bytes):
+        of = f" of {amount(space.total_bytes)}" if space.total_bytes is not None else ""
+        return f"{name} is nearly full: {amount(space.free_bytes)}{of} are free"
+    return ""
+
+
+def shares_of(s: Session, size: int) -> dict[str, int]:
+    """How many of so many new bytes would go to each backend, were all of them stored as they are: by name, sorted.
+
+    A share is what placement gives on average, and up to one pack more.
+    """
+    names = {p.backend_id: p.name for p in s.transfer.places.values()}
+    try:
+        shares = s.transfer.placement.expected_shares()
+    except UsageError:  # too many backends to compute it: then each might get everything
+        shares = {}
+    return {
+        name: min(size, int(size * shares.get(backend_id, 1)) + s.config.pack_bytes)
+        for backend_id, name in sorted(names.items(), key=lambda item: item[1])
+        if size
+    }
+
+
+def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBackend, ...]:
+    """Backends that would not hold so many new bytes, by name."""
+    if not shares:
+        return ()
+    room = Room(left=_left(s, index))
+    for name, space in ask(s.runtime.run, list(shares)).items():
+        if space.free_bytes is not None:
+            room.told(name, space.free_bytes)
+    fitting = ((name, most, room.of(name)) for name, most in shares.items())
+    return tuple(TightBackend(name, most, fits) for name, most, fits in fitting if fits is not None and most > fits)
+
+
+# --- the ballast
+
+
+def given_up(db: LocalDb) -> set[str]:
+    """Backends that this device knows to be without their ballast."""
+    return {name for name in _json(db, GIVEN_UP_KEY, []) if isinstance(name, str)}
+
+
+def note_given_up(db: LocalDb, names: Iterable[str]) -> None:
+    """Remembers that these backends are without their ballast, until it is put back."""
+    _set_given_up(db, given_up(db) | set(names))
+
+
+def _set_given_up(db: LocalDb, names: set[str]) -> None:
+    if names != given_up(db):
+        db.set(GIVEN_UP_KEY, json.dumps(sorted(names)).encode() if names else None)
+
+
+def put_back(s: Session) -> None:
+    """Where an earlier command gave the ballast up, tries whether there is space again: once in this command."""
+    names = sorted(set(s.names.values()) & given_up(s.db) - s.down.keys() - s.tried)
+    if names:
+        s.tried.update(names)
+        for name in _put_back(s, names):
+            s.listener(Notice(f"{name} has space again: its reserve was put back"))
+
+
+def _put_back(s: Session, names: Sequence[str]) -> list[str]:
+    """Which of them have their ballast again."""
+    told = ask(s.runtime.run, names)
+    free = {n: told[n].free_bytes if n in told else None for n in names}
+    roomy = [n for n in names if (f := free[n]) is None or f >= RESERVE_BYTES]
+    data = s.entropy(BALLAST_BYTES) if roomy else b""
+    ops = {n: Op(n, "create", BALLAST_PATH, data, timeout_s=PUT_BACK_TIMEOUT_S) for n in roomy}
+    replies: Mapping[str, Reply] = s.runtime.run(each(ops))
+    back = [n for n in roomy if replies[n].error is None]
+    _set_given_up(s.db, given_up(s.db) - set(back))
+    return back
+
+
+def check_ballast(s: Session, ill: Iterable[str]) -> tuple[str, ...]:
+    """Looks for the ballast on all backends but `ill` ones, puts it back where there is space, and says so."""
+    names = sorted(set(s.names.values()) - s.down.keys() - set(ill))
+    replies: Mapping[str, Reply] = s.runtime.run(
+        each({n: Op(n, "stat", BALLAST_PATH, timeout_s=ASK_TIMEOUT_S) for n in names})
+    )
+    there = {n for n in names if replies[n].error is None}
+    missing = [n for n in names if isinstance(replies[n].error, NotFoundError)]
+    back = _put_back(s, missing)
+    _set_given_up(s.db, (given_up(s.db) - there) | (set(missing) - set(back)))
+    return tuple(
+        f"{n}: its reserve was missing, and was put back"
+        if n in back
+        else f"{n}: its reserve is missing, and could not be put back; is there space?"
+        for n in missing
+    )
+
+
+class _Note(NamedTuple):
+    """What a backend said of its space, and when, in ns."""
+
+    when: int
+    free: int | None
+    total: int | None
+
+
+def _noted(db: LocalDb) -> dict[str, _Note]:
+    """What backends said. What has another form is as good as nothing."""
+    out = {}
+    for name, note in _json(db, TOLD_KEY, {}).items():
+        sound = isinstance(note, list) and len(note) == 3 and all(type(n) in (int, type(None)) for n in note)
+        if sound and note[0] is not None:
+            out[name] = _Note(*note)
+    return out
+
+
+def _json(db: LocalDb, key: str, empty: Any) -> Any:
+    """A value of the local state that is known from asking: what does not decode is asked for again."""
+    data = db.get(key)
+    try:
+        value = json.loads(data) if data is not None else empty
+    except (ValueError, RecursionError):
+        return empty
+    return value if isinstance(value, type(empty)) else empty

@@ -1,0 +1,276 @@
+"""Brings the first tree of a clone, part by part where it has very many files.
+
+Theory of operation. A checkout holds its plan, and what it knows of each of its files, in memory. So the tree of a
+clone into an empty folder is cut into parts, contiguous in the order of paths (hence nearly in that of the packs), and
+each of them is a checkout of its own: planned, delivered, placed, and recorded in one transaction, which also notes up
+to which path the tree is here (`PARTS_KEY`). The last one sets the folder's base. The tree lies in a temporary file.
+
+Until then the base is the empty tree (`UNFINISHED_KEY`), and nothing else is done in this folder: whoever begins
+something finishes this first. It goes on at the path noted, with the version it was begun with, though there may be
+newer ones: of a folder that holds half of one version and half of another, nobody could tell what the user changed.
+What the user makes or changes meanwhile is in no plan. Where it stands in the way of what comes it becomes a conflict
+copy, like everything that a checkout meets; what is done to parts that are here is a change for the next push.
+
+A checkout that was interrupted is finished or found again as any other: `Checkout.recover`, `Leftovers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+from metasync.checkout.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
+from metasync.codec import Reader, bytes32
+from metasync.consensus import State
+from metasync.consensus.records.state import STATE_BYTES, decode_state
+from metasync.errors import ExcludedError, WorkspaceError
+from metasync.events import Notice, Phase
+from metasync.local.spill import Large, grown
+from metasync.local.state import TREE_KEY
+from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
+from metasync.objects.model import Entry, Kind
+from metasync.objects.walk import PATH_BYTES_MAX
+from metasync.objects.walk_large import gather
+from metasync.reports.sync import ConflictReport, PullReport
+from metasync.session.agreement import BASE_KEY
+from metasync.session.session import Agreed, Session
+from metasync.sync import pull
+from metasync.sync.fetch import ChangedMeanwhile, deliver
+from metasync.transfer.contents import Contents
+from metasync.worktree.index import CONTENT_AT, pack_entry, unpack_entry
+from metasync.worktree.names import STATE_NAME
+from metasync.worktree.survey import store_survey, survey
+
+WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
+PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
+PART_PATHS_LEAST = 15_000  # from then on a part ends where the top of the folder has its next name
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a first checkout came to. `agreed`: the version that is here now; `files`, `size_bytes`: of its tree."""
+
+    report: PullReport
+    agreed: Agreed
+    files: int
+    size_bytes: int
+
+
+@dataclass
+class _Tree:
+    """All paths of an agreed tree: a `Large` where there are many of them."""
+
+    paths: MutableMapping[bytes, Entry] = field(default_factory=dict)
+    files: int = 0
+    size_bytes: int = 0
+
+    def take(self, found: list[tuple[bytes, Entry]]) -> None:
+        self.paths.update(found)
+        self.paths = grown(self.paths, WHOLE_PATHS_MAX, pack_entry, unpack_entry)
+        sizes = [e.size for _, e in found if e.kind is not Kind.DIR]
+        self.files += len(sizes)
+        self.size_bytes += sum(sizes)
+
+
+def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None) -> Brought:
+    """Brings an agreed tree to a folder that has no base, and sets it; or goes on with the one that was begun.
+
+    `before`: see `pull.integrate`. The user's own files in the folder are merged, or become conflict copies.
+    """
+    begun = _begun(s, target)
+    if begun is not None:
+        target = s.load(begun[0])
+    elif s.db.get(UNFINISHED_KEY) is None or not _is_empty(s):
+        return _whole(s, target, before)
+    contents = s.contents(target)
+    try:
+        return _bring(s, target, before, contents, begun[1] if begun is not None else None)
+    finally:
+        s.transfer.begun.clear()
+
+
+def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Contents, last: bytes | None) -> Brought:
+    """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
+    tree = _Tree()
+    contents.walk(
+        gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes))
+    )
+    if last is None and not isinstance(tree.paths, Large):
+        return _whole(s, target, before, tree)
+    if not isinstance(tree.paths, Large):
+        tree.paths = Large(pack_entry, unpack_entry, tree.paths.items())
+    parts = _Parts(s, target, contents, tree, tree.paths, last or b"")
+    try:
+        return parts.bring(before)
+    finally:
+        parts.close()
+
+
+def _begun(s: Session, target: Agreed) -> tuple[State, bytes] | None:
+    """The state whose tree is here in part, and up to which path it is."""
+    note = s.db.get(PARTS_KEY)
+    if note is None or s.db.get(UNFINISHED_KEY) is None:
+        return None
+    r = Reader(note, "note of a clone")
+    state, path = decode_state(r.bytes32(STATE_BYTES)), r.bytes32(PATH_BYTES_MAX)
+    r.end()
+    if state.era == target.state.era:
+        return state, path
+    s.db.set(EXACT_KEY, None)
+    s.db.set(PARTS_KEY, None)  # what it names may be lost: what is here of it counts as this device's own
+    return None
+
+
+def _is_empty(s: Session) -> bool:
+    """Whether nothing is in the folder, and nothing is known of it."""
+    return {*s.tree.disk.names(s.tree.root_fd)} == {STATE_NAME} and not s.db.packed_rows_after(b"", 1)
+
+
+def _whole(s: Session, target: Agreed, before: Callable[[], None], tree: _Tree | None = None) -> Brought:
+    """By one checkout. `tree`: of `target`, where it is known and nothing else is here."""
+    sizes: list[int] = []
+
+    def count(paths: Mapping[bytes, Entry]) -> None:
+        sizes.extend(e.size for e in paths.values() if e.kind is not Kind.DIR)
+
+    base = s.base()
+    news = None if tree is None or base.tree_root is not None else {p: (None, e) for p, e in tree.paths.items()}
+    report = pull.integrate(s, base, target, on_tree=count, before=before, news=news)
+    return Brought(report, target, len(sizes), sum(sizes))
+
+
+class _Parts:
+    """One run of a clone in parts. `last`: up to which path all is here."""
+
+    def __init__(
+        self, s: Session, target: Agreed, contents: Contents, tree: _Tree, paths: Large[Entry], last: bytes
+    ) -> None:
+        self.s = s
+        self.target = target
+        self.contents = contents
+        self.tree = tree
+        self.paths = paths
+        self.last = last
+        self.is_exact = not last or s.db.get(EXACT_KEY) == last
+        self.files_here = self.bytes_here = 0
+        self.applied = Applied()
+        self.repeated: Large[bytes] = Large(bytes, bytes)  # contents of several files -> one that is here, or b""
+        self.has_repeated = False
+
+    def close(self) -> None:
+        self.repeated.close()
+        self.paths.close()
+
+    def bring(self, before: Callable[[], None]) -> Brought:
+        s, applied = self.s, self.applied
+        if not self.last:
+            store_survey(s.db, survey(s.tree, s.db, {}, s.ingest(), {}))  # there is nothing but the folder itself
+        self._look_at_tree()
+        self._check_room()
+        s.listener(Phase("checkout"))
+        for part, is_last in self._cut():
+            self._place(part, before, is_last=is_last)
+            before = _nothing
+        version = self.target.state.v
+        report = PullReport(
+            before=version,
+            version=version,
+            conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
+            skipped=pull.noted(applied.kept),
+            unplaced=pull.noted(applied.unplaced),
+            down=dict(s.down),
+        )
+        return Brought(report, self.target, self.tree.files, self.tree.size_bytes)
+
+    def _look_at_tree(self) -> None:
+        """Finds the contents that several files have, and counts what is here already."""
+        for content in self.paths.repeated(CONTENT_AT, bytes([Kind.FILE])):
+            self.repeated[content] = b""
+        self.has_repeated = any(True for _ in self.repeated)
+        if self.last:
+            for path, entry in self.paths.pairs():
+                if path > self.last:
+                    break
+                self._count(path, entry)
+            self.s.listener(Notice(f"going on with a clone: {self.files_here:,} files are here already"))
+
+    def _count(self, path: bytes, entry: Entry) -> None:
+        """Notes a path that is here."""
+        if entry.kind is not Kind.DIR:
+            self.files_here += 1
+            self.bytes_here += entry.size
+        if self.has_repeated and entry.kind is Kind.FILE and self.repeated.get(entry.content) == b"":
+            self.repeated[entry.content] = path
+
+    def _check_room(self) -> None:
+        """`WorkspaceError` where the disk has no room for what is left, before any of it comes."""
+        if self.s.db.get(PLAN_KEY) is not None:
+            return  # some of it lies there already: each part looks for itself
+        files, size = self.tree.files - self.files_here, self.tree.size_bytes - self.bytes_here
+        check_room(self.s.tree, size + files * FILE_BYTES)
+
+    def _cut(self) -> Iterator[tuple[dict[bytes, Entry], bool]]:
+        """What is not here yet, in parts; and whether a part is the last one."""
+        part: dict[bytes, Entry] = {}
+        for path, entry in self.paths.pairs(self.last):
+            if len(part) >= PART_PATHS or (len(part) >= PART_PATHS_LEAST and b"/" not in path):
+                yield part, False
+                part = {}
+            part[path] = entry
+        yield part, True
+
+    def _place(self, part: dict[bytes, Entry], before: Callable[[], None], *, is_last: bool) -> None:
+        """Brings one part, and notes that it is here."""
+        here: dict[bytes, bytes] = {}
+        if self.has_repeated:
+            found = ((e.content, self.repeated.get(e.content)) for e in part.values() if e.kind is Kind.FILE)
+            here = {content: path for content, path in found if path}
+        try:
+            self._check_out(part, here, before, is_last=is_last)
+        except ChangedMeanwhile as e:
+            if not here:  # what is in no pack
+                raise (e.__cause__ or e) from None
+            self._check_out(part, {}, before, is_last=is_last)
+        for path, entry in part.items():
+            self._count(path, entry)
+
+    def _check_out(
+        self, part: dict[bytes, Entry], here: Mapping[bytes, bytes], before: Callable[[], None], *, is_last: bool
+    ) -> None:
+        s, state = self.s, self.target.state
+        last = next(reversed(part), self.last)
+        commit: dict[str, bytes | None] = {PARTS_KEY: bytes32(state.encode()) + bytes32(last)}
+        if is_last:
+            commit = {BASE_KEY: state.encode(), UNFINISHED_KEY: None, PARTS_KEY: None, EXACT_KEY: None}
+        checkout = Checkout(s.db, s.tree)
+        wanted = checkout.begin((Change(path, new, None) for path, new in part.items()), commit, version=state.v)
+        try:
+            entries = {path: part[path] for path in wanted}
+            deliver(
+                s, checkout, entries, here, self.contents, before_bytes=self.bytes_here, all_bytes=self.tree.size_bytes
+            )
+            before()
+        except (WorkspaceError, ExcludedError):  # the disk has no room, or nothing here is for this device
+            checkout.abandon()
+            raise
+        except BaseException:
+            checkout.pause()  # what came so far need not come again
+            raise
+
+        def commit_too() -> None:
+            put, gone = checkout.rows
+            self.is_exact &= not gone and all((row := put.get(p)) and row.entry == e for p, e in part.items())
+            if not is_last:
+                s.db.set(EXACT_KEY, last if self.is_exact else None)
+            elif self.is_exact and s.db.count_rows() == len(self.paths) + 1 and self.target.tree_root is not None:
+                s.db.set(TREE_KEY, self.target.tree_root)
+
+        applied = checkout.apply(commit_too)
+        self.applied.conflicts += applied.conflicts
+        self.applied.kept += applied.kept
+        self.applied.unplaced += applied.unplaced
+        self.last = last
+
+
+def _nothing() -> None:
+    pass

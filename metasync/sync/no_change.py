@@ -1,0 +1,113 @@
+"""Whether there is anything to do at all: what most pushes and pulls find, at the cost of one look.
+
+Asked for what is new, beside the walk through the folder, and with little more loaded than that takes. Whatever is out
+of the ordinary is left to `push` and `pull`, which say more than "nothing".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from metasync.consensus import JOURNAL_KEY, ZERO_HASH
+from metasync.events import Phase
+from metasync.keys.device_set import decode_device_set
+from metasync.keys.keyring import FIRST_EPOCH
+from metasync.local.state_keys import (
+    GIVEN_UP_KEY,
+    INODES_KEY,
+    KEPT_KEY,
+    KEY_COPIES_KEY,
+    PLAN_KEY,
+    TRAILING_KEY,
+    UNFINISHED_KEY,
+)
+from metasync.members.newcomers import logs_suffice
+from metasync.objects.ids import Ids
+from metasync.objects.model import ObjectKind
+from metasync.objects.snapshot import decode_snapshot
+from metasync.reports.sync import Changes, PullReport, PushReport
+from metasync.session.agreement import ERA_KEY, INVITED_KEY, Seat
+from metasync.worktree.quick_scan import Differing, differences
+
+if TYPE_CHECKING:
+    from metasync.consensus import State
+    from metasync.local.state import LocalDb
+    from metasync.worktree.disk import WorkTree
+
+_TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
+
+
+def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
+    """True when no earlier operation left anything that the next one begins with, or ends with.
+
+    `epoch`: of the newest state that this device knows. When in doubt, there is something.
+    """
+    if any(db.get(key) is not None for key in _TO_GO_ON_WITH) or db.replaced():
+        return False
+    keys = db.get(KEY_COPIES_KEY)
+    if keys is None and epoch != FIRST_EPOCH:
+        return False
+    if keys is not None and keys != json.dumps({"epoch": epoch, "pending": {}}).encode():
+        return False
+    return not tree.disk.names(tree.state_dir(b"tmp"))
+
+
+class Walk(NamedTuple):
+    """What a walk through the folder found: see `settled.differences`."""
+
+    differing: Differing | None
+
+
+class Begun(NamedTuple):
+    """A push that has something to do, or may have: its look for news (`Seat.looking`) is under way, or has ended; the
+    walk, if it has been made."""
+
+    look: Callable[[], State]
+    walk: Walk | None
+
+
+def may_be(s: Seat) -> bool:
+    """False when there is something to do whatever the others did: an earlier operation left it, say."""
+    known = s.newest_state()
+    quiet = known.hash == s.base_state().hash and s.db.get(ERA_KEY) is None and s.db.get(INVITED_KEY) is None
+    return quiet and logs_suffice(s.config) and nothing_left(s.db, s.tree, known.epoch)
+
+
+def push(s: Seat, look: Callable[[], State]) -> PushReport | Begun:
+    """What a push reports that finds nothing changed, here or elsewhere; else what it is to go on with.
+
+    `look` is under way, and waited for where nothing has changed here. `NoQuorumError`.
+    """
+    base = s.base_state()
+    root = _tree_root(s, base)
+    if root is None or not _is_in(s, base):
+        return Begun(look, None)
+    s.listener(Phase("scan"))
+    differing = differences(s.tree, s.db, root)
+    if differing is None or differing or s.told(look).hash != base.hash:
+        return Begun(look, Walk(differing))
+    return PushReport(None, Changes(), down=dict(s.down))
+
+
+def pull(s: Seat, look: Callable[[], State]) -> PullReport | None:
+    """The same for a pull, for which it does not matter what has changed here."""
+    base = s.base_state()
+    if s.told(look).hash != base.hash or s.db.unplaced():
+        return None
+    return PullReport(base.v, base.v, down=dict(s.down))
+
+
+def _tree_root(s: Seat, state: State) -> bytes | None:
+    """The root of a state's tree, where the local cache holds its snapshot."""
+    data = s.db.get_object(state.master) if state.master != ZERO_HASH else None
+    if data is None or Ids(s.keys.id_key).of(ObjectKind.SNAPSHOT, data) != state.master:
+        return None
+    return decode_snapshot(data).root
+
+
+def _is_in(s: Seat, state: State) -> bool:
+    """Whether this device is one of a state's, as far as the local cache knows."""
+    data = s.db.get_object(state.devices)
+    return data is not None and decode_device_set(data, s.keys.ns_id, known=True).get(s.device.device_id) is not None
