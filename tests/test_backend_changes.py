@@ -27,8 +27,7 @@ from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
-from metasync.runtime.effects import Op
-from metasync.session.health import each
+from metasync.runtime.effects import Op, each
 from metasync.session.session import Session
 from metasync.store import placement
 from metasync.store.index import PackRecord

@@ -34,9 +34,8 @@ from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_copies
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
-from metasync.runtime.effects import Op, Reply
+from metasync.runtime.effects import Op, Reply, each, named
 from metasync.session.agreement import BASE_KEY, META_KIND
-from metasync.session.health import each, named
 from metasync.session.session import Agreed, Session
 from metasync.store import placement
 from metasync.store.index import PackRecord

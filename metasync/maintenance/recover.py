@@ -43,9 +43,8 @@ from metasync.members.key_store import Opened, open_admin_key
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.backends import RecoverReport
-from metasync.runtime.effects import Op
+from metasync.runtime.effects import Op, each, named
 from metasync.session.agreement import BASE_KEY
-from metasync.session.health import each, named
 from metasync.session.session import Agreed, Session
 from metasync.session.write_index import store_index
 from metasync.store import index as pack_index

@@ -29,12 +29,11 @@ from metasync.keys.invitation import (
 from metasync.keys.keyring import decode_keys
 from metasync.members.clone_passphrase import check_empty, opened_all
 from metasync.members.search import FOLDER, FOLDERS_MAX
-from metasync.runtime.effects import Op
+from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
 from metasync.session.agreement import INVITED_KEY, MEMORY_KEY
 from metasync.session.folder import Link, is_unfinished, new_folder, write_local
-from metasync.session.health import each
 from metasync.session.open_backend import ASK_TIMEOUT_S
 
 CODE_FILE_BYTES_MAX: Final = 1 << 20

@@ -18,11 +18,10 @@ from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumE
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
 from metasync.members import search
-from metasync.runtime.effects import Op, Reply
+from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
 from metasync.session.folder import STATE_DIR, Link, is_unfinished, new_folder, write_local
-from metasync.session.health import each
 from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 

@@ -47,8 +47,7 @@ from metasync.keys.keyring import (
     ring_path,
 )
 from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
-from metasync.runtime.effects import Op, Reply, Task
-from metasync.session.health import all_of, each, named
+from metasync.runtime.effects import Op, Reply, Task, all_of, each, named
 from metasync.session.open_backend import NewBackend
 
 ID_BYTES: Final = 16

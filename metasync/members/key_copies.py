@@ -31,8 +31,7 @@ from metasync.keys.slots import RECOVERY
 from metasync.local.state_keys import KEY_COPIES_KEY as NOTE_KEY
 from metasync.members import key_store
 from metasync.members.key_store import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
-from metasync.runtime.effects import Op
-from metasync.session.health import each
+from metasync.runtime.effects import Op, each
 
 if TYPE_CHECKING:
     from metasync.config import Config

@@ -18,8 +18,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import open_admin, read_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
-from metasync.runtime.effects import Op, Reply
-from metasync.session.health import each
+from metasync.runtime.effects import Op, Reply, each
 from metasync.session.session import Session
 
 FOLDER: Final = "keys"

@@ -16,8 +16,7 @@ from metasync.consensus import JOURNAL_KEY, Change
 from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
 from metasync.keys.device_set import decode_certificate
-from metasync.runtime.effects import Op
-from metasync.session.health import each
+from metasync.runtime.effects import Op, each
 
 if TYPE_CHECKING:
     from metasync.config import Config

@@ -24,8 +24,7 @@ from metasync.errors import (
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
 from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
-from metasync.runtime.effects import Op, Reply, Task
-from metasync.session.health import each
+from metasync.runtime.effects import Op, Reply, Task, each
 
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
 FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried

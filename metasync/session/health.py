@@ -1,7 +1,4 @@
-"""How backends fare: whether they answer, are the stores they were, and hold what lies beside the logs.
-
-One call on each of several backends, side by side.
-"""
+"""How backends fare: whether they answer, are the stores they were, and hold what lies beside the logs."""
 
 from __future__ import annotations
 
@@ -13,33 +10,11 @@ from typing import Final, NamedTuple, TypeAlias
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path, patience_s
 from metasync.consensus.records.head import Head
-from metasync.errors import BackendError, HeldBackError, NoQuorumError, NotFoundError, UnreachableError
-from metasync.runtime.effects import Gather, Now, Op, OpKind, Reply, Task
+from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each
 from metasync.session.agreement import LOOK_S, together
 from metasync.session.eras import note_retired
 from metasync.session.session import Session
-
-
-def each(ops: Mapping[str, Op]) -> Task:
-    """All ops side by side; their replies by key."""
-    return all_of({key: _one(op) for key, op in ops.items()})
-
-
-def all_of(tasks: Mapping[str, Task]) -> Task:
-    """All tasks side by side; their results by key."""
-    return (yield Gather(tasks))
-
-
-def _one(op: Op) -> Task:
-    return (yield op)
-
-
-def named(backend: str, error: BackendError) -> BackendError:
-    """The same error, saying on which backend."""
-    out = type(error)(f"{backend}: {error.message}")
-    out.next_step = error.next_step
-    return out
-
 
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend

@@ -18,8 +18,7 @@ from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
 from metasync.local.state_keys import GIVEN_UP_KEY
 from metasync.reports.sync import TightBackend
-from metasync.runtime.effects import Op
-from metasync.session.health import each
+from metasync.runtime.effects import Op, each
 from metasync.transfer.free_space import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
+import metasync
 from metasync.consensus import Change, State, audit, chain, learner
 from metasync.consensus import truncation as floors_
 from metasync.consensus.acceptors import block, log
@@ -32,7 +33,10 @@ from metasync.session.session import Session
 from metasync.testing.simulation import runtime
 from metasync.testing.simulation.world import World
 
-_LAYERS: Final = ("consensus", "keys", "objects", "store", "sync", "translators")
+_ROOMS: Final = (
+    *("consensus", "keys", "objects", "store", "sync", "translators", "merge", "worktree", "checkout", "transfer"),
+    *("session", "members", "maintenance", "history", "local", "runtime", "reports", "workspace", "config", "codec"),
+)
 _WAITING: Final = (
     "metasync.transfer.download", "metasync.transfer.upload", "metasync.maintenance.check",
     "metasync.maintenance.reconfigure",
@@ -56,11 +60,9 @@ _PURE: Final[tuple[tuple[str, str], ...]] = (
 
 def _load_all() -> None:
     """Loads what a command would only load when it comes to it: what is exchanged is looked for by who knows it."""
-    for part in ("", *(f"{layer}." for layer in _LAYERS)):
-        package = importlib.import_module(f"metasync.{part}".rstrip("."))
-        for found in pkgutil.iter_modules(package.__path__, f"metasync.{part}"):
-            if not found.ispkg and found.name != "metasync.__main__":
-                importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(metasync.__path__, "metasync."):
+        if found.name.split(".")[1] in _ROOMS:
+            importlib.import_module(found.name)
 
 
 _load_all()
