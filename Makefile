@@ -39,7 +39,7 @@ test-servers: $(STAMP) ## the tests against real servers on loopback (fetches an
 	PYTHON=$(BIN)/python tests/servers/run.sh
 
 simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all cores; MUTANTS=1: broken rules are caught
-	$(BIN)/python -m metasync.testing.simulator --seeds $(SEEDS) --first $(FIRST) \
+	PYTHONPATH=tests $(BIN)/python -m simulation.simulator --seeds $(SEEDS) --first $(FIRST) \
 		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
 
 bench: $(STAMP) ## bench-cpu, then restic, rclone, borg, git, unison, cp beside it; hours for all: BENCH="--net near --load paper"

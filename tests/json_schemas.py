@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasync import preferences, render, workspace
+from metasync import preferences, workspace
+from metasync.commands import _text
 from metasync.merge import changes
 from metasync.reports import backends, history, members, sync
 from metasync.session import evidence
@@ -76,7 +77,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, localns=REPORTED)
-        fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in render.NO_VALUES}
+        fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name not in _text.NO_VALUES}
         return object_of(fields)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [schema_of(k) for k in inner]}

@@ -21,7 +21,7 @@ from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.session import open_backend
 from metasync.session.identity import PLACE_KEY, place_now
-from metasync.testing.racing import RacingBackend
+from metasync.testing.racy import RacingBackend
 from metasync.workspace import Workspace
 
 URLS = ("dav1", "dav2", "folder")

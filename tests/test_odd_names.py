@@ -19,8 +19,8 @@ from workdir import read as read_short
 from workdir import write as write_short
 from workspace_kit import Lab, lab, run_process
 
-from metasync import render
 from metasync.checkout.checkout import Change, Checkout
+from metasync.commands import _text
 from metasync.errors import FormatError
 from metasync.local.state import LocalDb
 from metasync.merge.trees import conflict_name
@@ -195,11 +195,11 @@ def test_an_error_on_such_a_name_is_printed_safely(lab: Lab) -> None:
 
 
 def test_each_path_has_a_text_of_its_own() -> None:
-    texts = [render.text(name) for name in NASTY]
+    texts = [_text.text(name) for name in NASTY]
     assert len(set(texts)) == len(NASTY)
     assert all(text.isprintable() for text in texts)
     twins = [b"\xff", b"\\xff", b"\\\xff", "\u00ff".encode(), b"\x85", "\u0085".encode(), b"\\u0085", b"\n", b"\\x0a"]
-    assert [render.text(name) for name in twins] == [
+    assert [_text.text(name) for name in twins] == [
         "\\xff", "\\\\xff", "\\\\\\xff", "\u00ff", "\\x85", "\\u0085", "\\\\u0085", "\\x0a", "\\\\x0a",
     ]  # fmt: skip
 
@@ -225,7 +225,7 @@ def test_a_push_hints_at_new_names_that_others_cannot_hold(lab: Lab) -> None:
         b"dir?": "Windows: its name has ?",
         b"end.": "Windows: its name ends in a dot",
     }
-    lines = [line for line in render.push(report, dry_run=False) if "every system" in line]
+    lines = [line for line in _text.push(report, dry_run=False) if "every system" in line]
     assert len(lines) == 1
     assert lines[0].startswith("warning: 6 new names cannot be held by every system: README (")
     assert lines[0].endswith(", ...")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation.db import SimDb, empty_tables
 from workdir import QuietDisk, Workspace, ingest, write
 
 from metasync.local import state
 from metasync.local.state import TREE_KEY, LocalDb, State
 from metasync.objects.model import Entry, Kind
 from metasync.sync.pull import changed
-from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.worktree import quick_scan
 from metasync.worktree import quick_scan as parts
 from metasync.worktree.index import Row, files_with, load_rows, rows_at, store_rows

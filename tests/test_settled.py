@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from simulation.db import SimDb, empty_tables
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import MetaSyncError
@@ -17,7 +18,6 @@ from metasync.local.state import TREE_KEY, LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.session.session import Session
 from metasync.sync import push as pushing
-from metasync.testing.simulation.db import SimDb, empty_tables
 from metasync.workspace import Workspace
 from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row

@@ -16,25 +16,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from simulation import Plan, Play, checks, make_plan, simulator
+from simulation.client import Operation
+from simulation.db import SimDb, copied, empty_tables
+from simulation.disk import SimDisk, Volume
+from simulation.lies import LIES, Liar
+from simulation.mutants import MUTANTS, Mutant
+from simulation.mutants_agreed import floors_without
+from simulation.network import Hold, Lines, SimStore, Store
+from simulation.plan import Fault, Step
+from simulation.runtime import SimRuntime
+from simulation.shrink import decode_plan, encode_plan, shrunk
+from simulation.witness import Witness
+from simulation.world import Actor, Boot, Crashed, Stuck, Violation, World
 
 from metasync.backends.api import Backend
 from metasync.errors import UnreachableError
 from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
 from metasync.runtime.effects import Op, Sleep, Task
-from metasync.testing import simulator
-from metasync.testing.mutants import MUTANTS, Mutant
-from metasync.testing.mutants_agreed import floors_without
-from metasync.testing.simulation import Plan, Play, checks, make_plan
-from metasync.testing.simulation.client import Operation
-from metasync.testing.simulation.db import SimDb, copied, empty_tables
-from metasync.testing.simulation.disk import SimDisk, Volume
-from metasync.testing.simulation.lies import LIES, Liar
-from metasync.testing.simulation.network import Hold, Lines, SimStore, Store
-from metasync.testing.simulation.plan import Fault, Step
-from metasync.testing.simulation.runtime import SimRuntime
-from metasync.testing.simulation.shrink import decode_plan, encode_plan, shrunk
-from metasync.testing.simulation.witness import Witness
-from metasync.testing.simulation.world import Actor, Boot, Crashed, Stuck, Violation, World
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 
 KEPT = Path(__file__).parent / "simulation" / "kept.jsonl"
@@ -46,10 +45,7 @@ KEPT = Path(__file__).parent / "simulation" / "kept.jsonl"
 def test_the_same_seed_is_the_same_run_in_any_process() -> None:
     here = [Play(make_plan(seed)).run() for seed in (3, 4)]
     assert [o.failure for o in here] == ["", ""]
-    code = (
-        "from metasync.testing.simulation import Play, make_plan\n"
-        "print(*[Play(make_plan(s)).run().trace for s in (3, 4)])"
-    )
+    code = "from simulation import Play, make_plan\nprint(*[Play(make_plan(s)).run().trace for s in (3, 4)])"
     for hashes in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": hashes}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

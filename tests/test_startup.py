@@ -43,7 +43,7 @@ def test_the_package_alone_loads_next_to_nothing(tmp_path: Path) -> None:
 UNUSED = {
     *("asyncio", "difflib", "importlib.metadata", "pyfastcdc", "shutil", "socket", "ssl"),
     *(
-        "metasync.commands.members",
+        "metasync.commands.devices",
         "metasync.consensus.founding",
         "metasync.members.clone_passphrase",
         "metasync.reports.members",

@@ -6,9 +6,9 @@ from typing import Literal
 
 import click
 
-from metasync import render
 from metasync.backends.registry import parse_bytes, parse_url
-from metasync.console import Console, Options, common, opened
+from metasync.commands import _text
+from metasync.commands._console import Console, Options, common, opened
 from metasync.errors import UnreachableError
 from metasync.session import open_backend
 
@@ -40,7 +40,7 @@ def backend_list(options: Options) -> None:
     with opened(options, console) as w:
         items = w.backends()
         moving = w.moving()
-    lines = [*render.backends(items), *render.moving(moving)]
+    lines = [*_text.backends(items), *_text.moving(moving)]
     console.report("backend list", lines, {"backends": items, "moving": moving})
 
 
@@ -84,7 +84,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_add(url, replaces=replaces, dry_run=dry_run)
-    console.report("backend add", render.backend_change("add", done), done)
+    console.report("backend add", _text.backend_change("add", done), done)
 
 
 @backend.command("remove")
@@ -102,7 +102,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_remove(name, dry_run=dry_run)
-    console.report("backend remove", render.backend_change("remove", done), done)
+    console.report("backend remove", _text.backend_change("remove", done), done)
 
 
 @backend.command("set")
@@ -134,7 +134,7 @@ def backend_set(
     size = parse_bytes(capacity) if capacity is not None else None
     with opened(options, console) as w:
         done = w.backend_set(name, capacity_bytes=size, new_name=new_name, role=role, dry_run=dry_run)
-    console.report("backend set", render.backend_change("set", done), done)
+    console.report("backend set", _text.backend_change("set", done), done)
 
 
 @backend.command("check")
@@ -166,7 +166,7 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
 
     def tell(told: contract.Told) -> None:
         if isinstance(told, contract.Outcome):
-            console.line(render.outcome(told))
+            console.line(_text.outcome(told))
         else:
             console.event(told)
 
@@ -182,5 +182,5 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
     except UnreachableError as error:
         error.exit_code = UNREACHABLE_CODE
         raise
-    value = {"url": parsed.location, "folder": folder, **render.value(report)}
-    console.report("backend check", render.verdict(report), value, [1] if report.verdict == "unfit" else [])
+    value = {"url": parsed.location, "folder": folder, **_text.value(report)}
+    console.report("backend check", _text.verdict(report), value, [1] if report.verdict == "unfit" else [])

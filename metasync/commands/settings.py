@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from metasync.console import Console, Options, common, opened
+from metasync.commands._console import Console, Options, common, opened
 from metasync.preferences import SettingsReport
 
 

@@ -32,8 +32,8 @@ from typing import TypeAlias
 from metasync.backends.api import ExplainsForm, LogForm, Space, TellsSpace
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
 from metasync.events import Event, Notice, Progress
-from metasync.testing import calls, crowds, kills
-from metasync.testing.bench import (
+from metasync.testing import killed_writers, many_callers, one_caller
+from metasync.testing.harness import (
     QUICK,
     STANDARD,
     THOROUGH,
@@ -64,7 +64,7 @@ __all__ = [
     "try_check",
 ]
 
-CHECKS: tuple[Check, ...] = (*calls.CHECKS, *crowds.CHECKS, calls.LONG_LIST, *kills.CHECKS)
+CHECKS: tuple[Check, ...] = (*one_caller.CHECKS, *many_callers.CHECKS, one_caller.LONG_LIST, *killed_writers.CHECKS)
 """Every check, in the order in which they are carried out: those that others stand on come first."""
 
 Told: TypeAlias = Event | Outcome

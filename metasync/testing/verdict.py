@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from metasync.backends.api import LogForm, Space
-from metasync.testing.bench import Check, Cost
+from metasync.testing.harness import Check, Cost
 
 Result: TypeAlias = Literal["passed", "failed", "weak", "skipped"]
 Verdict: TypeAlias = Literal["may vote", "holds data only", "unfit"]

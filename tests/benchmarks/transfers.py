@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(HERE.parents[1])]
 
 from content_kit import IDS, blob, pack_all, pack_format
+from simulation import runtime as sim
+from simulation.world import Boot, World
 
 from metasync.errors import BackendError, NotFoundError
 from metasync.runtime.effects import Op, Reply, Sleep, Task, Urgency
@@ -44,8 +46,6 @@ from metasync.store.placement import (
     Placement,
     Target,
 )
-from metasync.testing.simulation import runtime as sim
-from metasync.testing.simulation.world import Boot, World
 from metasync.transfer import download as download_module
 from metasync.transfer import download as headstart
 from metasync.transfer import schedule
@@ -88,7 +88,7 @@ class Line:
 
 
 class Lines:
-    """The network, as `metasync.testing.simulation.runtime` wants it."""
+    """The network, as `simulation.runtime` wants it."""
 
     def __init__(self, world: World, services: Sequence[Service], stores: dict[str, dict[str, bytes]]) -> None:
         self.world = world

@@ -1,0 +1,241 @@
+"""What every command shares: the common options, the console that prints reports, and the exit codes.
+
+Every command takes `-C`, `--json`, `--quiet` and `--verbose`, before or after its name. Exit codes: 0 done; 1 failed;
+2 wrong usage; 3 conflicts wait; 4 below the promised redundancy; 5 no quorum or outcome unknown; 6 wrong passphrase;
+7 damaged beyond repair; 130 interrupted. Where several hold: 5, 7, 6, 1, 3, 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from metasync.commands import _text
+from metasync.errors import WorkspaceError
+from metasync.events import Event, Notice
+from metasync.workspace import Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+EXIT_ORDER = (5, 7, 6, 1, 3, 4)
+DRAW_S = 0.1  # between two drawings: faster than that is flicker
+TICK_S = 0.5  # without any event
+COLUMNS = 80  # of a terminal that does not tell
+
+
+@dataclass
+class Options:
+    """What the options that every command takes say."""
+
+    directory: Path = Path()
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    now: bool = False
+    alone: bool = False  # the process is the command's own
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        options = ctx.ensure_object(Options)
+        if value:
+            if name == "directory":
+                options.directory = options.directory / value
+            else:
+                setattr(options, name, True)
+        return value
+
+    return callback
+
+
+def common(f: F) -> F:
+    """Adds the options that every command takes."""
+    for option in (
+        click.option("-C", "work_in", metavar="DIR", expose_value=False, callback=_set("directory"),
+                     help="Work in DIR instead of the current directory."),
+        click.option("--json", is_flag=True, expose_value=False, callback=_set("json"),
+                     help="Print one JSON document, errors too."),
+        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_set("quiet"),
+                     help="Print nothing but errors."),
+        click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set("verbose"),
+                     help="Tell more, and show tracebacks."),
+    ):  # fmt: skip
+        f = option(f)
+    return f
+
+
+def passes_pause(f: F) -> F:
+    """Adds `--now` to a command that moves data."""
+    return click.option(
+        "--now", is_flag=True, expose_value=False, callback=_set("now"), help="Go on in spite of `metasync pause`."
+    )(f)
+
+
+class Finish(Exception):  # noqa: N818 - not an error: the end of a command with an exit code
+    """Ends a command with an exit code, after its report was printed."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit code to return where several hold."""
+    return next((c for c in EXIT_ORDER if c in codes), 0)
+
+
+class Console:
+    """Prints reports on stdout; notices and progress on stderr."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._bar = _Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
+        if self._bar is not None:
+            _bars.append(self._bar)
+
+    def event(self, event: Event) -> None:
+        """Takes an event of the library's, from any thread."""
+        if isinstance(event, Notice):
+            if not self.options.quiet or event.warning:
+                text = _text.printable(("warning: " if event.warning else "") + event.text)
+                with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                    click.echo(text, err=True)
+        elif self._bar is not None:
+            self._bar.take(event)
+
+    def clear(self) -> None:
+        """Takes the line of progress away for good."""
+        self._bar = None
+        end_progress()
+
+    def line(self, text: str) -> None:
+        """Prints a line of a report before the rest of it is known. Not for --json, nor --quiet."""
+        if not self.options.json and not self.options.quiet:
+            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                click.echo(_text.printable(text))
+
+    def confirm(self, question: str) -> None:
+        """Asks on a terminal before something is done that cannot be undone. Scripts are taken to mean it."""
+        if sys.stdin.isatty() and not self.options.json and not self.options.quiet:
+            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
+                click.confirm(_text.printable(question), abort=True, err=True)
+
+    def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
+        """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`."""
+        self.clear()
+        code = worst(codes)
+        if self.options.json:
+            told = _text.value(value)  # only here: of a push of many files it takes as long as a seventh of the push
+            body = told if isinstance(told, dict) else {"result": told}
+            click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
+        elif not self.options.quiet:
+            for line in lines:
+                click.echo(_shown(line))
+        raise Finish(code)
+
+
+def _shown(line: str) -> str:
+    """A line of a report as it is printed; `click.echo` takes colours out where there is no terminal."""
+    if isinstance(line, _text.Safe):
+        return line
+    plain = _text.printable(line)
+    return click.style(plain, fg="red") if isinstance(line, _text.Alarm) and not os.environ.get("NO_COLOR") else plain
+
+
+class _Bar:
+    """One line of progress on a terminal, drawn over itself, a few times a second whatever happens."""
+
+    def __init__(self) -> None:
+        from metasync.commands._progress import Meter
+
+        self._meter = Meter()
+        self._lock = threading.RLock()
+        self._shown = ""
+        self._drawn_at = 0.0
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
+
+    def take(self, event: Event) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._meter.add(event, now)
+            if self._ended.is_set():
+                return
+            if now - self._drawn_at >= DRAW_S:
+                self._draw(now)
+            if self._ticker is None:
+                self._ticker = threading.Thread(target=self._tick, name="metasync-progress", daemon=True)
+                self._ticker.start()
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """While something else is printed."""
+        with self._lock:
+            self._put("")
+            yield
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended.set()
+            self._put("")
+
+    def _tick(self) -> None:
+        """What stands still is seen to."""
+        while not self._ended.wait(TICK_S):
+            with self._lock:
+                if not self._ended.is_set():
+                    self._draw(time.monotonic())
+
+    def _draw(self, now: float) -> None:
+        self._drawn_at = now
+        try:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+        except (OSError, ValueError):
+            columns = COLUMNS
+        self._put(_text.printable(self._meter.line(now, columns - 1)))
+
+    def _put(self, line: str) -> None:
+        """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""
+        if line != self._shown:
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone; what is done goes on
+                blank = " " * (len(self._shown) - len(line))
+                sys.stderr.write("\r" + line + blank + ("\r" if not line else ""))
+                sys.stderr.flush()
+            self._shown = line
+
+
+_bars: list[_Bar] = []
+
+
+def end_progress() -> None:
+    """Takes the line of progress away for good, whoever drew it: the outcome is to be told."""
+    while _bars:
+        _bars.pop().end()
+
+
+@contextlib.contextmanager
+def opened(options: Options, console: Console) -> Iterator[Workspace]:
+    with Workspace.open(options.directory, on_event=console.event, now=options.now) as workspace:
+        if options.alone:
+            _step_back(workspace)
+        yield workspace
+
+
+def _step_back(workspace: Workspace) -> None:
+    """Gives way to other programs as far as the user set it."""
+    try:
+        nice = workspace.settings().settings.get("nice")
+    except WorkspaceError:
+        return  # said where it matters: by what moves data, and by `config`
+    if nice is not None and hasattr(os, "nice"):
+        with contextlib.suppress(OSError):
+            os.nice(max(0, int(nice) - os.nice(0)))

@@ -1,0 +1,189 @@
+"""Turns reports on history and conflicts into what a person reads. Pure: nothing here prints."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+
+from metasync.commands._text import (
+    LISTED_MAX,
+    RESOLVE,
+    Safe,
+    changes_line,
+    count,
+    down,
+    left_out,
+    listed,
+    size,
+    text,
+    when,
+)
+from metasync.reports.backends import LogItem
+from metasync.reports.history import (
+    ConflictItem,
+    Counts,
+    DiffReport,
+    Facts,
+    Listing,
+    NotRestored,
+    PathChange,
+    ResolveReport,
+    RestoreReport,
+    TextDiff,
+)
+from metasync.reports.sync import ConflictReport
+
+SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
+NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}
+
+
+def log(items: Sequence[LogItem]) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        what = "replaced by a merge" if item.kept else f"version {item.version}"
+        lines.append(f"{what}  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
+        lines += [f"    {line}" for line in item.message.splitlines()]
+        if item.counts is not None:
+            lines.append(f"    {counts(item.counts)}")
+        if item.changes is not None:
+            lines += [f"    {change(c)}" for c in item.changes[:LISTED_MAX]]
+            if len(item.changes) > LISTED_MAX:
+                lines.append(f"    ... and {len(item.changes) - LISTED_MAX:,} more")
+    return lines or ["Nothing has been pushed yet."]
+
+
+def counts(c: Counts) -> str:
+    some = [f"{c.added:,} added", f"{c.modified:,} modified", f"{c.deleted:,} deleted"]
+    some += [f"{c.renamed:,} renamed"] if c.renamed else []
+    some += [f"{c.other:,} with another mode, time or type"] if c.other else []
+    return ", ".join(some)
+
+
+def change(c: PathChange) -> str:
+    """One path that differs: `~ notes.txt (20 B, was 12 B)`."""
+    return f"{SIGNS[c.kind]} {_change(c)}"
+
+
+def _change(c: PathChange) -> str:
+    a, b = c.before, c.after
+    path = named(c.path, b or a)
+    if c.kind == "renamed" and c.was is not None:
+        return f"{text(c.was)} -> {path}"
+    if a is None or b is None:
+        one = a or b
+        return f"{path} ({size(one.size)})" if one is not None and one.kind == "file" else path
+    if c.kind == "type":
+        return f"{path} ({NAMES[b.kind]}, was {NAMES[a.kind]})"
+    if c.kind == "mode":
+        return f"{path} (mode {b.mode:o}, was {a.mode:o})"
+    if c.kind == "time":
+        return f"{path} (only its time)"
+    if b.kind == "link":
+        return f"{path} -> {text(b.target or b'')}, was {text(a.target or b'')}"
+    return f"{path} ({size(b.size)}, was {size(a.size)})"
+
+
+def named(path: bytes, facts: Facts | None) -> str:
+    return text(path) + ("/" if facts is not None and facts.kind == "dir" else "")
+
+
+def diff(r: DiffReport) -> list[str]:
+    lines = [f"From {r.a} to {r.b}:", *(f"  {change(c)}" for c in r.changes)]
+    if not r.changes:
+        lines = [f"No difference between {r.a} and {r.b}."]
+    for one in r.texts:
+        lines += text_diff(one)
+    if r.changes:
+        lines.append(counts(r.counts))
+    lines += left_out(r.unreadable, "Cannot be read, so taken as unchanged:")
+    lines += left_out(r.busy, "Changing right now:")
+    lines += left_out(r.skipped, "Left out:")
+    return lines + [f"warning: {w}" for w in r.warnings]
+
+
+def text_diff(d: TextDiff) -> list[str]:
+    if d.note:
+        return [f"{text(d.path)}: {d.note}"]
+    return [Safe.of(line) for line in d.lines]
+
+
+def listing(r: Listing, *, long: bool) -> list[str]:
+    if not long:
+        return [named(item.path, item.facts) for item in r.entries]
+    rows = []
+    for item in r.entries:
+        f = item.facts
+        kind = {"file": stat.S_IFREG, "dir": stat.S_IFDIR, "link": stat.S_IFLNK}[f.kind]
+        mode = stat.filemode(kind | (f.mode if f.kind != "link" else 0o777))
+        target = f" -> {text(f.target)}" if f.target is not None else ""
+        time = when(f.mtime_ns) if f.kind != "dir" else ""
+        rows.append((mode, size(f.size) if f.kind == "file" else "", time, named(item.path, f) + target))
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+    return [f"{m}  {s:>{widths[1]}}  {t:{widths[2]}}  {path}" for m, s, t, path in rows]
+
+
+def restore(r: RestoreReport, *, dry_run: bool) -> list[str]:
+    what = f"version {r.version}" if r.version is not None else f"snapshot {r.snapshot.hex()[:12]}"
+    lines = ["Dry run: nothing was changed."] if dry_run else []
+    verb = "Would restore" if dry_run else "Restored"
+    if r.to is not None:
+        written = count(len(r.changes.added), "path")
+        lines.append(f"{verb} {what} to {r.to}: {written}, {size(r.size_written)}.")
+        lines += [f"{count(r.unchanged, 'path')} there already."] if r.unchanged else []
+    elif len(r.changes) or r.conflicts or r.failed:
+        lines.append(f"{verb} {what}: {changes_line(r.changes)}.")
+        lines += [*listed("+", r.changes.added), *listed("~", r.changes.modified), *listed("-", r.changes.deleted)]
+    else:
+        lines.append(f"All is as in {what}.")
+    if r.conflicts:
+        lines.append(f"{count(len(r.conflicts), 'unsaved path was', 'unsaved paths were')} in the way, and kept:")
+        lines += [f"  {text(c.path)}: kept as {text(c.kept)}" for c in r.conflicts]
+        lines.append(RESOLVE)
+    if dry_run and r.unsaved:
+        lines.append("Unsaved and in the way: would be kept as conflict copies:")
+        lines += listed("!", r.unsaved)
+    lines += failed(r.failed)
+    lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
+    lines += left_out(r.skipped, "Left as they are:")
+    if r.to is None and len(r.changes) and not dry_run:
+        lines.append("`metasync push` makes it the newest version, where it differs from that.")
+    return lines + down(r.down)
+
+
+def failed(items: Sequence[NotRestored]) -> list[str]:
+    head = [f"Could not be restored: {count(len(items), 'path')}"] if items else []
+    return head + [f"  {text(f.path)}: {f.reason}" for f in items]
+
+
+def conflicts(items: Sequence[ConflictItem]) -> list[str]:
+    if not items:
+        return ["No conflicts."]
+    lines = [f"{count(len(items), 'conflict')}:"]
+    for c in items:
+        origin = [f"version {c.version}"] if c.version is not None else []
+        origin += [c.device] if c.device is not None else []
+        origin += [when(c.time_ns)] if c.time_ns is not None else []
+        lines.append(
+            f"  {text(c.path)}: also as {text(c.copy)} ({'; '.join(filter(None, (c.reason, ', '.join(origin))))})"
+        )
+    return [*lines, RESOLVE]
+
+
+def resolve(r: ResolveReport) -> list[str]:
+    said = {
+        "mine": f"{text(r.path)} is now what {text(r.copies[0])} was.",
+        "theirs": f"{text(r.path)} stays; gone: {', '.join(map(text, r.copies))}.",
+        "both": f"{text(r.path)} and {', '.join(map(text, r.copies))} both stay: no conflict any more on this device.",
+    }
+    lines = [said[r.keep]]
+    if r.replaced:
+        lines.append("What lost is kept until an agreed version holds it:")
+        lines += [f"  {text(k.path)}: {k.at}" for k in r.replaced[:LISTED_MAX]]
+        lines += [f"  ... and {len(r.replaced) - LISTED_MAX:,} more"] if len(r.replaced) > LISTED_MAX else []
+    lines += _late(r.conflicts)
+    lines += left_out(r.skipped, "Left as they are:")
+    return lines if r.keep == "both" else [*lines, "`metasync push` tells the others."]
+
+
+def _late(items: Sequence[ConflictReport]) -> list[str]:
+    return [f"{text(c.path)}: {c.reason}; that is kept as {text(c.kept)}" for c in items]

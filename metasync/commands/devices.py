@@ -1,0 +1,151 @@
+"""`device ...` and `invite`: who may write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from metasync.commands import _devices_text
+from metasync.commands._console import Console, Options, common, opened
+from metasync.commands._passphrase import new_passphrase, passphrase
+from metasync.errors import UsageError
+from metasync.keys.device_set import EXPIRES_AFTER
+from metasync.members.devices import ID_DIGITS_LEAST
+from metasync.members.invitation import EXPIRES_MAX
+from metasync.reports.members import InvitationInfo
+
+
+@click.group()
+@common
+def device() -> None:
+    """Shows which devices may read and write, revokes some, and keeps track of what is left to do then.
+
+    \b
+    Example:
+      metasync device list
+    """
+
+
+@device.command("list")
+@common
+@click.pass_obj
+def device_list(options: Options) -> None:
+    """Lists the devices, the open invitations, and logins of revoked devices that are still to be withdrawn.
+
+    \b
+    Example:
+      metasync device list --json
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.device_list()
+    console.report("device list", _devices_text.devices(r), r, [5] if r.problem else [])
+
+
+@device.command("revoke")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--keep-passphrase", is_flag=True, help="Do not ask for a new passphrase.")
+@click.option("--dry-run", is_flag=True, help="Only show who would be revoked, and what is to be withdrawn.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask whether you are sure.")
+@common
+@click.pass_obj
+def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: bool, dry_run: bool, yes: bool) -> None:
+    """Revokes devices, by name or by the beginning of their id: new keys, without them. Or takes an invitation back.
+
+    Asks for the passphrase (or the recovery phrase) and for a new one: whoever has the device may know the old one.
+    What the device had read, it still has; and it still has its logins at the providers, which you withdraw there:
+    they are listed until you say so with `metasync device confirm`. An invitation needs no passphrase.
+
+    \b
+    Example:
+      metasync device revoke phone
+      metasync device revoke phone --keep-passphrase
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        listed = w.device_list()
+        admitted = {d.name for d in listed.devices}
+        invited = [n for n in names if n not in admitted and any(_means(n, i) for i in listed.invitations)]
+        if invited and len(invited) < len(names):
+            raise UsageError(
+                f"{', '.join(invited)}: an invitation, to be taken back by a command of its own",
+                next_step="Devices and invitations cannot be given together.",
+            )
+        if invited:
+            taken = w.invitation_revoke(invited, dry_run=dry_run)
+            console.report("device revoke", _devices_text.taken_back(taken), taken)
+        what = f"Revoke {', '.join(names)}, and change the keys of the workspace?"
+        if not dry_run and not yes:
+            console.confirm(what)
+        current = passphrase()
+        r = w.device_revoke(names, current, new_passphrase=_new(keep_passphrase, dry_run=dry_run), dry_run=dry_run)
+    console.report("device revoke", _devices_text.rotation(r), r, _devices_text.codes(r))
+
+
+@device.command("confirm")
+@click.argument("name")
+@click.argument("backends", nargs=-1, metavar="[BACKEND...]")
+@click.option("--dry-run", is_flag=True, help="Only show what would be left.")
+@common
+@click.pass_obj
+def device_confirm(options: Options, name: str, backends: tuple[str, ...], dry_run: bool) -> None:
+    """Says that the logins of a revoked device were withdrawn: at these backends, or at all of them.
+
+    \b
+    Example:
+      metasync device confirm phone
+      metasync device confirm phone work-box
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.device_confirm(name, backends, dry_run=dry_run)
+    console.report("device confirm", _devices_text.confirmed(r), r)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--expires", type=click.IntRange(0, EXPIRES_MAX), default=EXPIRES_AFTER, show_default=True,
+              metavar="N", help="Ends after so many versions; 0: it does not.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the code to a file.")
+@click.option("--dry-run", is_flag=True, help="Only check passphrase and name.")
+@common
+@click.pass_obj
+def invite(options: Options, name: str, expires: int, out: Path | None, dry_run: bool) -> None:
+    """Makes an invitation for one new device called NAME, which joins without the passphrase.
+
+    Prints a code. Hand it over on a way that nobody else reads: whoever uses it first is admitted. It works once, ends
+    after some versions or when the keys are changed, and `metasync device revoke NAME` takes it back. It holds no login
+    for a provider: the new device needs its own.
+
+    \b
+    Example:
+      metasync invite tablet
+      metasync invite tablet --out ~/tablet.txt
+      metasync clone ~/Documents --invite tablet.txt     (there)
+    """
+    console = Console(options)
+    out = options.directory / out if out is not None else None
+    if out is not None and (out.exists() or not out.parent.is_dir()):
+        why = "is there already" if out.exists() else f"cannot be made: there is no directory {out.parent}"
+        raise UsageError(f"{out} {why}", next_step="Choose another file.")
+    with opened(options, console) as w:
+        if out is not None and out.resolve().is_relative_to(w.directory.resolve()):
+            raise UsageError(
+                f"{out} lies inside the workspace: the code would be pushed", next_step="Choose a place outside of it."
+            )
+        r = w.invite(name, passphrase(), expires_after=expires, dry_run=dry_run)
+    if out is not None and not dry_run:
+        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as f:
+            f.write(r.code + "\n")
+    console.report("invite", _devices_text.invitation(r, out), r)
+
+
+def _means(word: str, i: InvitationInfo) -> bool:
+    return word == i.name or (len(word) >= ID_DIGITS_LEAST and i.invitation_id.startswith(word.lower()))
+
+
+def _new(keep: bool, *, dry_run: bool) -> str | None:
+    return None if keep or dry_run else new_passphrase()

@@ -1,0 +1,208 @@
+"""`init`, `clone` and `demo`: how a folder becomes a workspace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+from metasync.commands import _text
+from metasync.commands._console import Console, Options, common
+from metasync.commands._passphrase import passphrase
+from metasync.config import byzantine_f, quorum
+from metasync.errors import UsageError
+from metasync.keys.invitation import is_code
+from metasync.workspace import Workspace
+
+FEW_VOTERS = (
+    "With fewer than 4 voting backends, one that lies or is restored from a backup can show your devices different"
+    " histories."
+)
+
+
+def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
+    """At 5 and 7 voting backends it is a choice, and the user's: asks on a terminal, else leaves it at crashes."""
+    if options.json or options.quiet or not sys.stdin.isatty():
+        return None
+
+    def ask(n: int) -> bool | None:
+        lying, down = byzantine_f(n, at_cost=True), n - quorum(n, 0)
+        if lying == byzantine_f(n):
+            return None
+        return click.confirm(
+            f"{n} backends may vote. As it is, any {down} of them may be down, and none may lie."
+            f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?",
+            default=False,
+            err=True,
+        )
+
+    return ask
+
+
+def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | bool:
+    """Where backends have very different space it is the user's choice: asks on a terminal, else shares are equal."""
+    if options.json or options.quiet or not sys.stdin.isatty():
+        return False
+
+    def ask(offer: Mapping[str, int]) -> bool:
+        told = ", ".join(f"{name} {_text.size(size)}" for name, size in sorted(offer.items()))
+        return click.confirm(
+            f"Nine tenths of what is free: {told}. Shall that be their capacity, and their share of the data follow it?"
+            " Otherwise all get the same.",
+            default=False,
+            err=True,
+        )
+
+    return ask
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@click.option("--name", required=True, help="What the workspace is called on all devices.")
+@click.option("--backend", "backends", multiple=True, required=True, metavar="URL", help="A backend; give several.")
+@click.option("--replicas", type=click.IntRange(1, 16), default=None, help="Copies of everything (default 2).")
+@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
+@click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
+@click.option("--byzantine/--no-byzantine", default=None,
+              help="Allow for voting backends that lie, even if that costs a tolerated outage; or not.")  # fmt: skip
+@click.option("--by-space/--equal-shares", default=None,
+              help="A backend without a capacity gets nine tenths of what is free there; or all the same.")  # fmt: skip
+@common
+@click.pass_obj
+def init(
+    options: Options,
+    directory: Path,
+    name: str,
+    backends: tuple[str, ...],
+    replicas: int | None,
+    device_name: str | None,
+    no_encryption: bool,
+    byzantine: bool | None,
+    by_space: bool | None,
+) -> None:
+    """Makes a folder a workspace, on the backends given.
+
+    \b
+    Example:
+      metasync init ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b --backend file:///mnt/c
+    A backend URL may end in ?capacity=15GiB, &name=work-box, &role=storage.
+    """
+    console = Console(options)
+    report = Workspace.init(
+        options.directory / directory,
+        name=name,
+        backends=backends,
+        passphrase=passphrase(confirm=True),
+        replicas=replicas,
+        encryption=not no_encryption,
+        byzantine=_asked_byzantine(options) if byzantine is None else byzantine,
+        by_space=_asked_shares(options) if by_space is None else by_space,
+        device_name=device_name,
+        on_event=console.event,
+    )
+    lines = [
+        f"Workspace {name} in {report.directory}, on {_text.count(len(report.backends), 'backend')}.",
+        report.survives,
+        *([FEW_VOTERS] if report.lying == 0 and report.voters < 4 else []),
+        "",
+        "Recovery phrase: opens the workspace if the passphrase is lost. Write it down; it is not shown again.",
+        f"  {report.recovery_phrase}",
+        "",
+        "Next: metasync push",
+    ]
+    report.workspace.close()
+    console.report("init", lines, report)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--name", default=None, help="The workspace's name.")
+@click.option("--backend", "backends", multiple=True, metavar="URL",
+              help="A backend of the workspace; give a majority.")  # fmt: skip
+@click.option("--invite", default=None, metavar="CODE|FILE", help="Join by an invitation, without name and passphrase.")
+@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
+@click.option("--expect", default=None, metavar="FINGERPRINT", help="Refuse unless the newest version is this one.")
+@common
+@click.pass_obj
+def clone(
+    options: Options,
+    directory: Path,
+    name: str | None,
+    backends: tuple[str, ...],
+    invite: str | None,
+    expect: str | None,
+    device_name: str | None,
+) -> None:
+    """Brings a workspace into a new folder, on this device.
+
+    With an invitation (`metasync invite` on another device), URLs are needed only for backends that this device
+    reaches on other ways than the other one.
+
+    \b
+    Example:
+      metasync clone ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b
+      metasync clone ~/Documents --invite tablet.txt
+    """
+    console = Console(options)
+    _check_words(name, backends, invite, expect or device_name)
+    report = Workspace.clone(
+        options.directory / directory,
+        name=name or "",
+        backends=backends,
+        passphrase=passphrase() if invite is None else "",
+        invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
+        expect=expect,
+        device_name=device_name,
+        on_event=console.event,
+    )
+    lines = [
+        f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
+        f" {_text.count(report.files, 'file')}, {_text.size(report.bytes)}.",
+    ]
+    if report.problem:
+        lines.append(f"There may be newer versions; this is the newest that could be proven: {report.problem}")
+        lines.append("Run `metasync pull` when more backends are reachable.")
+    lines += [f"Not linked here: {n}. Link it: metasync backend link {n} URL" for n in report.unlinked]
+    if report.read_only:
+        lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
+    lines += _text.conflicts(report.conflicts)
+    lines += _text.unplaced(report.unplaced)
+    lines += _text.down(report.down)
+    report.workspace.close()
+    codes = [3] if report.conflicts else []
+    codes += [5] if report.problem and not report.read_only else []
+    console.report("clone", lines, report, codes)
+
+
+def _check_words(name: str | None, backends: tuple[str, ...], invite: str | None, other: str | None) -> None:
+    if invite is not None:
+        if name is not None or other is not None:
+            raise UsageError(
+                "an invitation says which workspace, which version and what this device is called: leave out --name, "
+                "--expect and --device-name"
+            )
+    elif name is None or not backends:
+        raise UsageError(
+            "clone needs --name and --backend, or an invitation",
+            next_step="Run: metasync clone DIR --name NAME --backend URL, or: metasync clone DIR --invite CODE",
+        )
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave the demo's folder behind, to look at.")
+@common
+@click.pass_obj
+def demo(options: Options, keep: bool) -> None:
+    """Shows the main job: three providers and two devices in a temporary folder, in a minute.
+
+    \b
+    Example:
+      metasync demo
+    """
+    from metasync.commands import demo as show
+
+    said: list[str] = []
+    code = show.run(said.append if options.quiet or options.json else click.echo, keep=keep)
+    Console(options).report("demo", [], {"lines": [line for text in said for line in text.splitlines()]}, [code])

@@ -1,0 +1,143 @@
+"""`status`, `push`, `pull`, `sync` and `check`: the folder against what is agreed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from metasync.commands import _text
+from metasync.commands._console import Console, Options, common, opened, passes_pause
+from metasync.events import Notice
+from metasync.reports.sync import PushReport
+from metasync.workspace import Workspace
+
+FORCE = "Go on though most of the files would be deleted."
+DURABILITY = (
+    "Agree when so many copies of everything are stored; make the others afterwards."
+    " Default: `metasync config`, or all."
+)
+
+
+@click.command()
+@common
+@click.pass_obj
+def status(options: Options) -> None:
+    """Shows what differs here, what is ahead or behind, how each backend fares, and with -v what is ignored.
+
+    \b
+    Example:
+      metasync status --json
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        s = w.status()
+    codes = [s.error.exit_code] if s.error is not None else []
+    codes += [1] if s.unreadable else []
+    codes += [4] if s.under_replicated else []
+    console.report("status", _text.status(s, verbose=options.verbose), s, codes)
+
+
+@click.command()
+@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
+@click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
+@click.option("--durability", type=int, metavar="N", help=DURABILITY)
+@common
+@click.pass_obj
+def push(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
+    """Takes a snapshot, uploads it, and has it agreed; merges first when others were faster.
+
+    \b
+    Example:
+      metasync push -m "holiday photos"
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = _with_copies(console, w, w.push(message, dry_run=dry_run, force=force, durability=durability))
+    console.report("push", _text.push(r, dry_run=dry_run), r, _push_codes(r))
+
+
+def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
+    """Waits for the copies that a push, or one before it, left open; its report with those that cannot be made now."""
+    if not r.trailing or not w.copying:
+        return r
+    copies = _text.count(sum(t.packs for t in r.trailing), "copy", "copies")
+    committed = f"committed as version {r.version}; " if r.version is not None else ""
+    console.event(Notice(f"{committed}finishing {copies} (Ctrl-C is safe)"))
+    try:
+        return replace(r, trailing=w.finish_copies())
+    except KeyboardInterrupt:
+        console.event(Notice("the rest of the copies is made by the next push or sync", warning=True))
+        raise
+
+
+def _push_codes(r: PushReport) -> list[int]:
+    codes = [1] if r.unreadable else []
+    codes += [3] if r.pulled is not None and r.pulled.conflicts else []
+    return codes + ([4] if r.under_replicated or r.trailing else [])
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would change here.")
+@click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
+@common
+@click.pass_obj
+def pull(options: Options, dry_run: bool, force: bool) -> None:
+    """Brings the folder up to the newest agreed version, merging with what changed here.
+
+    \b
+    Example:
+      metasync pull
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.pull(dry_run=dry_run, force=force)
+    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *_text.pull(r, dry_run=dry_run)]
+    console.report("pull", lines, r, [3] if r.conflicts else [])
+
+
+@click.command()
+@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
+@click.option("--force", is_flag=True, help=FORCE)
+@passes_pause
+@click.option("--durability", type=int, metavar="N", help=DURABILITY)
+@common
+@click.pass_obj
+def sync(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
+    """Pulls and pushes until both sides agree.
+
+    \b
+    Example:
+      metasync sync
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        pulled, pushed = w.sync(message, dry_run=dry_run, force=force, durability=durability)
+        pushed = _with_copies(console, w, pushed)
+    codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
+    lines = [*_text.pull(pulled, dry_run=dry_run), *_text.push(pushed, dry_run=dry_run)]
+    console.report("sync", lines, {"pull": pulled, "push": pushed}, codes)
+
+
+@click.command()
+@click.option("--read-data", is_flag=True, help="Read every copy and verify its bytes, not only its size.")
+@passes_pause
+@common
+@click.pass_obj
+def check(options: Options, read_data: bool) -> None:
+    """Tells whether everything is there, as often as promised, and unaltered.
+
+    \b
+    Example:
+      metasync check --read-data
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.check(read_data=read_data)
+    codes = [7] if r.lost else []
+    codes += [4] if r.short or r.problems or r.meta_problems else []
+    console.report("check", _text.check(r, read_data=read_data), r, codes)

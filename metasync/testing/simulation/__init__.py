@@ -1,8 +1,0 @@
-"""Whole clients, deterministically: time, disks, lines and providers out of one seed (`docs/design/simulation.md`)."""
-
-from __future__ import annotations
-
-from metasync.testing.simulation.plan import Plan, make_plan
-from metasync.testing.simulation.play import Outcome, Play
-
-__all__ = ["Outcome", "Plan", "Play", "make_plan"]

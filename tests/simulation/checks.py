@@ -1,0 +1,95 @@
+"""What must be true of every simulation in the end (CONSENSUS 5, "Checks")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from metasync.consensus.records.state import ZERO_HASH
+from simulation.disk import folded
+from simulation.reach import Library
+from simulation.user import Thing, replaced_in, tree_of
+from simulation.world import Violation
+
+if TYPE_CHECKING:
+    from simulation.client import Client, Operation
+    from simulation.network import Store
+    from simulation.witness import Witness
+
+_CONTENT: Final = ("packs", "meta", "const")
+
+
+def meaning(path: str) -> str:
+    """What an object is, without whose copy of it: its path below the acceptor's or storage's id."""
+    return path.split("/", 2)[-1]
+
+
+def is_content(path: str) -> bool:
+    """Whether an object holds something that must not be lost: all but logs, births and what helps to find them."""
+    return meaning(path).partition("/")[0] in _CONTENT
+
+
+def comparable(clients: Sequence[Client]) -> list[dict[bytes, Thing]]:
+    """The clients' trees, as far as all their disks can show them.
+
+    Where a disk takes two names for one, the one that it holds may stand there under the other's spelling.
+    """
+    unplaced = {folded(path) for client in clients for path in client.tables["unplaced"]}
+
+    def shows(path: bytes) -> bool:
+        parts = path.split(b"/")
+        return all(folded(b"/".join(parts[:n])) not in unplaced for n in range(1, len(parts) + 1))
+
+    return [{p: t for p, t in tree_of(c.volume).items() if not unplaced or shows(p)} for c in clients]
+
+
+def history(operations: Iterable[Operation], witness: Witness) -> None:
+    """Linearizable, in linear time, for versions are totally ordered; and each change at most once."""
+    chain = witness.chain
+    where: dict[bytes, int] = {}
+    for state in chain[1:]:
+        if state.op_id in where:
+            raise Violation(f"one change is both version {where[state.op_id]} and {state.v}")
+        where[state.op_id] = state.v
+    told = [op for op in operations if op.version is not None and op.outcome == "ok"]
+    for op in told:
+        assert op.version is not None
+        if op.version >= len(chain):
+            raise Violation(f"{op.client}: {op.kind} told of version {op.version}, which nobody decided")
+        if op.pushed and chain[op.version].op_id not in op.op_ids:
+            raise Violation(f"{op.client}: a push says it is version {op.version}, which holds another change")
+    newest, ended = 0, sorted(told, key=lambda o: o.ended)
+    at = 0
+    for op in sorted(told, key=lambda o: o.began):
+        while at < len(ended) and ended[at].ended < op.began:
+            newest = max(newest, ended[at].version or 0)
+            at += 1
+        version = op.version or 0
+        if version < newest or (op.pushed and version == newest):
+            raise Violation(
+                f"{op.client}: {op.kind} began at {op.began:.3f} and told of version {version}, "
+                f"when version {newest} had been told of before"
+            )
+
+
+def never_back(operations: Iterable[Operation], clients: set[str]) -> None:
+    """Whatever providers do, no client is told of an older version than it was told of before."""
+    newest: dict[str, int] = {}
+    for op in operations:
+        if op.version is not None and op.outcome == "ok" and op.client in clients:
+            if op.version < newest.get(op.client, 0):
+                raise Violation(f"{op.client}: {op.kind} went back to version {op.version}")
+            newest[op.client] = op.version
+
+
+def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:
+    """All that versions name can be read from the stores, and all that users wrote is somewhere."""
+    clients = [c for c in clients if not c.gone]
+    library = Library(witness.keys, stores)
+    state = witness.newest
+    known = library.contents_of(state) if state.master != ZERO_HASH else set()
+    for client in clients:
+        here = {t.data for t in tree_of(client.volume).values()} | replaced_in(client.volume)
+        lost = [data for data in client.user.own if data not in here and data not in known]
+        if lost:
+            raise Violation(f"what {client.name}'s user wrote is nowhere: {sorted(lost)[0]!r}")

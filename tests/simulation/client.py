@@ -1,0 +1,424 @@
+"""One client at its plan: opens the real workspace, lets it work, crashes it, and notes what it was told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metasync.consensus import decode_state
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    ExcludedError,
+    ForkError,
+    GuardError,
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    RevokedError,
+    UsageError,
+    WorkspaceError,
+)
+from metasync.session.agreement import BASE_KEY
+from metasync.workspace import Workspace
+from simulation.db import Tables, copied
+from simulation.disk import Volume
+from simulation.machine import CHEAP, PASSPHRASE, Secret, SimMachine, url_of, workspace
+from simulation.network import Lines, Store
+from simulation.plan import ClientPlan, Step
+from simulation.user import User, tree_of
+from simulation.world import Actor, Boot, Crashed, Violation, World
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a client, and what became of it. `version`: what it says is the newest, or what it pushed."""
+
+    client: str
+    kind: str
+    began: float
+    ended: float = float("inf")
+    outcome: str = "unknown"
+    version: int | None = None
+    pushed: bool = False
+    op_ids: list[bytes] = field(default_factory=list)
+    error: str = ""
+    notes: list[str] = field(default_factory=list)
+    conflicts: list[bytes] = field(default_factory=list)  # paths that have the agreed bytes now, one's own beside them
+
+
+class Client:
+    """A machine with a folder on it."""
+
+    def __init__(
+        self, world: World, plan: ClientPlan, stores: Mapping[str, Store], lines: Lines, history: list[Operation]
+    ) -> None:
+        self.world = world
+        self.plan = plan
+        self.name = plan.name
+        self.stores = stores
+        self.lines = lines
+        self.history = history
+        self.volume = Volume(world.wall_ns, tick_ns=plan.tick_ns, folds=plan.folds)
+        self.tables: Tables = {}
+        self.secret: Secret | None = None
+        self.user = User(plan.name, self.volume)
+        self.image: tuple[Volume, Tables, Secret | None] | None = None
+        self.boot: Boot | None = None
+        self.workspace: Workspace | None = None
+        self.never_restored = True  # this disk and the others: each has only what happened on it
+        self.moved: Callable[[], set[bytes]] = set
+        self.gone = False  # a copy that never came to be
+        self.revoked = False  # and was told so
+        self.agreed = Agreed()
+        self.boots = 0
+
+    def rng(self) -> random.Random:
+        """Chance for what is in no step."""
+        return random.Random(f"{self.name} {self.boots}")
+
+    def base(self) -> bytes:
+        """The state that the folder is at, encoded."""
+        data: bytes = self.tables["kv"][BASE_KEY]
+        return data
+
+    def base_version(self) -> int:
+        return decode_state(self.base()).v
+
+    def live(self, actor: Actor) -> None:
+        """The whole plan, one step after the other."""
+        began = self.world.now
+        for step in self.plan.steps:
+            actor.sleep(max(step.pause_s, began + step.at_s - self.world.now))
+            if self.world.failure is not None or self.revoked:
+                return
+            if step.pause_s > 86_400:
+                self.world.count("long sleep")
+            self.carry_out(actor, step)
+
+    def carry_out(self, actor: Actor, step: Step) -> None:
+        rng = random.Random(step.seed)
+        for _ in range(step.edits):
+            self.user.edit(rng)
+        if step.kind == "snap":
+            self.image = (self.volume.copy(), copied(self.tables), self.secret)
+        elif step.kind == "restore":
+            self._restore()
+        elif step.kind == "reopen":
+            self.close()
+        else:
+            self.operate(actor, step, rng)
+            self.link(actor, rng)
+
+    def link(self, actor: Actor, rng: random.Random) -> None:
+        """The user tells this device the ways to backends that others added."""
+        if self.lacks_a_way and not self.revoked:
+            self.operate(actor, Step("link", rng.getrandbits(32)), rng)
+
+    @property
+    def lacks_a_way(self) -> bool:
+        """Whether the running process knows of backends that it has to be told the ways to."""
+        return self.workspace is not None and bool(_unlinked(self.workspace))
+
+    def _restore(self) -> None:
+        """The machine's disk fails, and its backup takes its place."""
+        if self.image is None:
+            return
+        self.close()
+        volume, tables, self.secret = self.image
+        self.volume, self.tables = volume.copy(), copied(tables)
+        self.user.has(self.volume)
+        self.world.count("disk restored")
+
+    def start_from(self, image: tuple[Volume, Tables, Secret | None]) -> None:
+        """Begins as the copy of another machine's disk."""
+        self.volume, self.tables, self.secret = image[0].copy(), copied(image[1]), image[2]
+        self.user = User(self.name, self.volume)
+        self.world.count("disk copied")
+
+    # processes
+
+    def opened(self, actor: Actor) -> Workspace:
+        """The workspace of the running process; a new process if there is none."""
+        if self.workspace is None:
+            assert self.secret is not None
+            self.boots += 1
+            self.boot = boot = Boot(actor, self.boots)
+            machine = SimMachine(
+                self.world,
+                boot,
+                self.name,
+                self.volume,
+                self.stores,
+                self.lines,
+                self.secret,
+                self.plan.skew_s,
+                self._keep,
+            )
+            self.workspace = workspace(self.world, boot, self.tables, machine)
+        return self.workspace
+
+    def _keep(self, secret: Secret) -> None:
+        self.secret = secret
+
+    def close(self) -> None:
+        if self.workspace is not None:
+            self.workspace.close()
+        self.workspace = self.boot = None
+
+    def operate(self, actor: Actor, step: Step, rng: random.Random, edits: int = 0) -> Operation:
+        """One command, from its start to its end, or the process's."""
+        for _ in range(edits):
+            self.user.edit(rng)
+        op = Operation(self.name, step.kind, self.world.now)
+        self.history.append(op)
+        self.world.trace(self.name, "begins", step.kind)
+        try:
+            w = self.opened(actor)
+            assert self.boot is not None
+            self._arm(self.boot, step, rng)
+            self.boot.proposed = op.op_ids
+            if step.kind in CHANGES:
+                CHANGES[step.kind](w, op, step, self.agreed)
+            else:
+                DO[step.kind](w, op, step)
+            op.outcome = "ok"
+            self._judge_conflicts(op, step)
+        except Crashed:
+            op.outcome = "crashed"
+        except MetaSyncError as e:
+            op.outcome = type(e).__name__
+            op.error = e.message
+            self._judge(op, e)
+        op.ended = self.world.now
+        self.world.trace(self.name, "ends", step.kind, op.outcome, op.version)
+        self.world.count(f"{step.kind}: {op.outcome}")
+        for note in op.notes:
+            self.world.count(note)
+        if op.outcome == "crashed":
+            self._restart(actor, step, rng)
+        else:
+            assert self.boot is not None
+            self.boot.crash_at = 0
+            self.boot.on_call = None
+            if not step.stays and rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
+                self.close()
+        return op
+
+    def _arm(self, boot: Boot, step: Step, rng: random.Random) -> None:
+        boot.crash_at = boot.yields + step.crash_at if step.crash_at else 0
+        if step.agitate:
+            left = [step.agitate]
+
+            def agitate() -> None:
+                left[0] -= 1
+                if left[0] <= 0 and not boot.dead:
+                    left[0] = 1 + rng.randrange(2 * step.agitate)
+                    self.user.edit(rng)
+                    self.world.count("edited meanwhile")
+
+            boot.on_call = agitate
+
+    def _restart(self, actor: Actor, step: Step, rng: random.Random) -> None:
+        assert self.boot is not None
+        down_s = step.down_s + self.boot.down_s
+        self.workspace = self.boot = None
+        if step.power and self.volume.lose_power(rng):
+            self.world.count("unsynced writes lost")
+        actor.sleep(down_s)
+        if down_s > 86_400:
+            self.world.count("down for days")
+
+    def _judge_conflicts(self, op: Operation, step: Step) -> None:
+        """A user's own past, pushed by its own device, is no other side of a conflict."""
+        if not self.never_restored or step.agitate or self.agreed.forks:  # with an old past shown, others push it anew
+            return
+        tree = tree_of(self.volume)
+        for path in op.conflicts:
+            here = tree.get(path)
+            if here is not None and here.data in self.user.written and here.data not in self.moved():
+                raise Violation(f"{self.name}: {op.kind} found a conflict of {path!r} with what it had pushed itself")
+
+    def _judge(self, op: Operation, error: MetaSyncError) -> None:
+        """Errors that no fault in the plan explains."""
+        if isinstance(error, ForkError):
+            self.world.count("fork named")
+            if not self.agreed.forks:
+                raise Violation(f"{self.name}: {op.kind} calls a sound history a fork: {error.message}") from error
+        if isinstance(error, ExcludedError) and self.agreed.is_excluded(self, isinstance(error, RevokedError)):
+            self.revoked = True
+            self.world.count("revoked told" if isinstance(error, RevokedError) else "excluded told")
+            return
+        expected: tuple[type[MetaSyncError], ...] = (
+            NoQuorumError, BackendError, GuardError, ForkError, WorkspaceError, DamagedError,
+        )  # fmt: skip
+        if op.kind in CHANGES:
+            expected = (*expected, UsageError, PassphraseError)
+        if not isinstance(error, expected) or "damaged: " in error.message or isinstance(error, ExcludedError):
+            raise Violation(f"{self.name}: {op.kind} ended with {type(error).__name__}: {error.message}") from error
+
+
+def _push(w: Workspace, op: Operation, step: Step) -> None:
+    report = w.push(f"{op.client} {step.seed}", force=step.force)
+    _pushed(op, report)
+
+
+def _pushed(op: Operation, report: Any) -> None:
+    op.version, op.pushed = report.version, report.version is not None
+    op.notes += ["found again"] * (report.found_again is not None)
+    if report.pulled is not None:
+        _pulled(op, report.pulled)
+
+
+def _pulled(op: Operation, report: Any) -> None:
+    op.notes += ["conflict"] * len(report.conflicts) + ["merged by lines"] * len(report.merged)
+    op.conflicts += [c.path for c in report.conflicts]
+
+
+def _sync(w: Workspace, op: Operation, step: Step) -> None:
+    pulled, pushed = w.sync(f"{op.client} {step.seed}", force=step.force)
+    op.version = pulled.version
+    _pulled(op, pulled)
+    if pushed.version is not None:
+        _pushed(op, pushed)
+
+
+def _pull(w: Workspace, op: Operation, step: Step) -> None:
+    report = w.pull(force=step.force)
+    op.version = report.version
+    _pulled(op, report)
+
+
+def _status(w: Workspace, op: Operation, step: Step) -> None:
+    told = w.status()
+    op.version = told.newest if not told.problem else None
+
+
+def _check(w: Workspace, op: Operation, step: Step) -> None:
+    op.version = w.check(read_data=bool(step.seed & 1)).version
+
+
+def _clone(w: Workspace, op: Operation, step: Step) -> None:
+    report = w._finish_clone()  # the first half, on real folders, has its own tests
+    op.version = None if report.problem else report.version
+
+
+class Agreed:
+    """What a user knows who changes backends or devices; the simulation puts its own in the place of this.
+
+    `forks`: backends do more than this mode of agreement bears.
+    """
+
+    forks = False
+
+    def is_excluded(self, client: Client, revoked: bool) -> bool:
+        """Whether a device was revoked; if not, whether the keys changed before it was agreed."""
+        return False
+
+    def spare(self, number: int) -> str | None:
+        """The name of a store that takes no part."""
+        return None
+
+    def may_leave(self, name: str) -> bool:
+        """Whether a backend may be taken out, or out of the vote, within the budget of faults."""
+        return False
+
+    def changing(self, by: int) -> None:
+        """A change of the backends begins (1), or has ended (-1)."""
+
+    def left(self, name: str) -> None:
+        """A backend was removed."""
+
+    def device(self, number: int) -> bytes:
+        """The id of a device."""
+        return bytes(16)
+
+    def revoking(self, client: str) -> None:
+        """A device's revocation begins."""
+
+    def shut_out(self, device_id: bytes, version: int) -> None:
+        """A device's revocation is complete."""
+
+    def store_of(self, w: Workspace, name: str) -> str | None:
+        """The store that an agreed backend is."""
+        return None
+
+
+def _unlinked(w: Workspace) -> list[str]:
+    c = w._connections
+    return sorted(c.agreed_names - c.links.keys())
+
+
+def _link(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    for name in _unlinked(w):
+        if (store := agreed.store_of(w, name)) is not None:
+            w.link(name, url_of(store))
+            op.notes.append("linked")
+
+
+def _change_backends(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    agreed.changing(1)
+    try:
+        report = _changed(w, step, agreed)
+    finally:
+        agreed.changing(-1)
+    if report is not None:
+        op.version, op.pushed = report.version, report.version is not None
+        if step.kind == "remove":
+            agreed.left(report.name)
+
+
+def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
+    names = sorted(w._connections.agreed_names)
+    name = names[step.target % len(names)]
+    if step.kind == "add":
+        spare = agreed.spare(step.target)
+        role = "?role=storage" if step.seed % 4 == 0 else ""
+        return None if spare is None else w.backend_add(url_of(spare) + role)
+    if step.kind == "rename":
+        return w.backend_set(name, new_name=f"n{step.seed % 1000}")
+    if step.kind == "promote":
+        return w.backend_set(name, role="both")
+    if not agreed.may_leave(name):
+        return None
+    return w.backend_remove(name) if step.kind == "remove" else w.backend_set(name, role="storage")
+
+
+def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    op.version = w.key_rotate(PASSPHRASE, kdf=CHEAP).version
+    op.pushed = True
+
+
+def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    device_id = agreed.device(step.target)
+    agreed.revoking(op.client)
+    report = w.device_revoke([device_id.hex()], PASSPHRASE, kdf=CHEAP)
+    op.version, op.pushed = report.version, True
+    if report.complete and report.version is not None:
+        agreed.shut_out(device_id, report.version)
+    op.notes.append("revoked")
+
+
+CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
+    "link": _link,
+    "add": _change_backends,
+    "remove": _change_backends,
+    "rename": _change_backends,
+    "promote": _change_backends,
+    "demote": _change_backends,
+    "rotate": _rotate,
+    "revoke": _revoke,
+}
+"""Steps that change who takes part. They may be refused."""
+
+DO: Mapping[str, Callable[[Workspace, Operation, Step], None]] = {
+    "push": _push,
+    "sync": _sync,
+    "pull": _pull,
+    "status": _status,
+    "check": _check,
+    "clone": _clone,
+}
+"""What a step's kind does. A new operation of the product is a function here and a kind in `plan`."""

@@ -1,0 +1,308 @@
+"""Broken rules, by name: each takes one rule out of the product's code while its context is open.
+
+The names are those of `docs/design/tla/README.md`: the same rule broken in a model, and here. A simulation must catch
+each (`python -m simulation.simulator --mutants`). They replace functions of the product in this process, so they
+are for tests alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+from unittest import mock
+
+from metasync import config, consensus
+from metasync.consensus import learner, proposer
+from metasync.consensus.acceptors import log as logform
+from metasync.consensus.instance import Instance
+from metasync.consensus.records import log_replay
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.log_replay import NEVER
+from metasync.consensus.records.state import ZERO_HASH, State
+from metasync.keys.derive import sha256
+from metasync.runtime.effects import Op, Reply, Task
+from metasync.session import connections
+from simulation.network import SimStore
+from simulation.plan import Plan, Pounce
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A rule and how it is broken. `broken()` breaks it for as long as the context is open.
+
+    `fits`: the plan as it is run, or None for one that cannot show anything. `beside`: what a failure says that another
+    rule explains which had to be broken along with this one.
+    """
+
+    rule: str
+    broken: Callable[[], AbstractContextManager[object]]
+    fits: Callable[[Plan], Plan | None] = lambda plan: plan
+    beside: str = ""
+
+
+MUTANTS: Final[dict[str, Mutant]] = {}
+
+MISSING: Final = (
+    "liar-forges", "void-newest", "newest-config", "leap",
+    "era-adopt", "era-drop", "era-no-merge",
+    "era-two-records", "gc-no-rebase-fence", "gc-no-rebase-epoch", "gc-no-rebase-reuse", "gc-no-rebase-delta",
+    "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",
+    "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
+    "trim-unverified", "trim-last-only", "trim-any-place",
+)  # fmt: skip
+"""Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
+
+
+def needs(*features: str) -> Callable[[Plan], Plan | None]:
+    """Plans that have one of these kinds of trouble at all."""
+    return lambda plan: plan if set(features) & set(plan.features) else None
+
+
+@contextlib.contextmanager
+def rewritten(owner: Any, name: str, *changes: tuple[str, str]) -> Iterator[None]:
+    """A function, or a method, with parts of its text in the place of others, wherever it is known by its name."""
+    function = inspect.unwrap(getattr(owner, name))
+    text = textwrap.dedent(inspect.getsource(function))
+    for old, new in changes:
+        if old not in text:
+            raise ValueError(f"{name} has changed: {old!r} is not in it")
+        text = text.replace(old, new)
+    made: dict[str, Any] = {}
+    exec(compile("from __future__ import annotations\n" + text, f"<{name}>", "exec"), function.__globals__, made)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(owner, name, made[name]))
+        for module in [m for n, m in sys.modules.items() if n.startswith("metasync.") and m is not owner]:
+            if getattr(module, name, None) is function:
+                stack.enter_context(mock.patch.object(module, name, made[name]))
+        yield
+
+
+def mutant(
+    name: str, rule: str, fits: Callable[[Plan], Plan | None] = lambda plan: plan, beside: str = ""
+) -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Makes what a generator does before and after its `yield` a mutant."""
+
+    def keep(body: Callable[[], Iterator[None]]) -> None:
+        MUTANTS[name] = Mutant(rule, contextlib.contextmanager(body), fits, beside)
+
+    return keep
+
+
+@mutant("no-promise", "an acceptor accepts below the round it promised")
+def _no_promise() -> Iterator[None]:
+    def effective(promised: Round, votes: Mapping[Round, State], rnd: Round, value: State, base: State) -> bool:
+        return (rnd.n != 0 or rnd.incarnation == base.writer) and votes.get(rnd, value) == value
+
+    asks = (
+        "log.promised > rnd",
+        "log.promised > rnd and kind is Kind.PREPARE",
+    )  # before an entry is written, it is asked too
+    with mock.patch.object(log_replay, "accept_effective", effective), rewritten(logform, "_standing", asks):
+        yield
+
+
+def _swapped(plan: Plan, *, dies: bool = False) -> Plan:
+    """The first vote of many versions stands on a provider that is alone, and then hidden: its proposer tries again.
+
+    `dies`: it is started anew before that.
+    """
+    kinds = ("swap", "crash") if dies else ("swap",)
+    pounces = tuple(Pounce(v, "vote", kind, 40.0 + v % 3, 1.0) for v in range(4, 30, 5) for kind in kinds)
+    return replace(plan, pounces=(*plan.pounces, *pounces))
+
+
+@mutant(
+    "reuse-incarnation", "a process that was started again uses the incarnation of the one before",
+    partial(_swapped, dies=True),
+)  # fmt: skip
+def _reuse_incarnation() -> Iterator[None]:
+    real = consensus.Group
+
+    def group(keys: Any, identity: Any, *rest: Any, incarnation: bytes, **more: Any) -> Any:
+        return real(keys, identity, *rest, incarnation=sha256(identity.device_id)[:16], **more)
+
+    with mock.patch.object(connections, "Group", group):
+        yield
+
+
+@mutant("small-quorum", "a quorum is so small that two of them need not share an acceptor")
+def _small_quorum() -> Iterator[None]:
+    with mock.patch.object(config, "quorum", lambda n, f: max(1, n // 2)):
+        yield
+
+
+@mutant("no-evidence", "the proposer sends its own value in spite of accepted ones that it saw")
+def _no_evidence() -> Iterator[None]:
+    def evidence(self: Instance) -> State | None:
+        return None
+
+    with mock.patch.object(Instance, "evidence", evidence):
+        yield
+
+
+@mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
+def _low_evidence() -> Iterator[None]:
+    def evidence(self: Instance) -> State | None:
+        votes = [(rnd, value) for log in self.logs.values() for rnd, value in log.votes.items()]
+        return min(votes, key=lambda vote: vote[0])[1] if votes else None
+
+    with mock.patch.object(Instance, "evidence", evidence):
+        yield
+
+
+@mutant("any-owner", "round 0 may be used by whoever knows the base")
+def _any_owner() -> Iterator[None]:
+    def owns(m: Any, instance: Instance) -> bool:
+        return instance.v not in m.rounds_used and instance.top_round() == NEVER
+
+    def effective(promised: Round, votes: Mapping[Round, State], rnd: Round, value: State, base: State) -> bool:
+        return rnd >= promised and votes.get(rnd, value) == value
+
+    # Two owners' rounds 0 are ordered by their incarnations; what is missing is that there is one at most.
+    with mock.patch.object(proposer, "owns", owns), mock.patch.object(log_replay, "accept_effective", effective):
+        yield
+
+
+@mutant("owner-again", "the owner uses round 0 of one version for two values", _swapped)
+def _owner_again() -> Iterator[None]:
+    def owns(m: Any, instance: Instance) -> bool:
+        return bool(instance.base.writer == m.incarnation)
+
+    with mock.patch.object(proposer, "owns", owns):
+        yield
+
+
+@mutant("one-vote", "a learner takes one vote for a decision")
+def _one_vote() -> Iterator[None]:
+    def decided(self: Instance, *, births: bool = True) -> State | None:
+        for acceptor_id, log in self.logs.items():
+            if log.usable and log.accepted and (not births or acceptor_id in self.born):
+                return log.accepted[1]
+        return None
+
+    with mock.patch.object(Instance, "decided", decided):
+        yield
+
+
+@mutant("open-base", "version v+1 is entered on a value of v that was accepted somewhere, not decided")
+def _open_base() -> Iterator[None]:
+    real = learner._resolve
+
+    def resolve(m: Any, instance: Instance, deadline: float) -> Task:
+        seen = instance.evidence()
+        return seen if seen is not None else (yield from real(m, instance, deadline))
+
+    with mock.patch.object(learner, "_resolve", resolve):
+        yield
+
+
+def _hashes(instance: Instance, acceptor_id: bytes) -> list[bytes]:
+    """Of the entries that were read of an acceptor in log form."""
+    log = instance.logs[acceptor_id]
+    assert isinstance(log, log_replay.Log)
+    return log.hashes
+
+
+@mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
+def _climb_blind() -> Iterator[None]:
+    def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        _hashes(instance, acceptor_id).append(ZERO_HASH)
+        return None
+        yield
+
+    with mock.patch.object(logform, "_read_taken", read_taken):
+        yield
+
+
+@mutant("overwrite", "the backend's create overwrites")
+def _overwrite() -> Iterator[None]:
+    def create(self: SimStore, path: str, data: bytes) -> bool:
+        self.put(path, data)
+        return True
+
+    with mock.patch.object(SimStore, "create", create):
+        yield
+
+
+@mutant("exists-is-mine", '"taken" is read as "mine, and effective"')
+def _exists_is_mine() -> Iterator[None]:
+    def create(m: Any, op: Op) -> Task:
+        reply: Reply = yield op
+        return Reply(True) if reply.error is None else reply
+
+    with mock.patch.object(logform, "_create", create):
+        yield
+
+
+@mutant("jump-index", "an entry is created beyond the first unread index")
+def _jump_index() -> Iterator[None]:
+    real = logform.append
+
+    def append(m: Any, i: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
+        log = i.logs[acceptor_id]
+        if log.next_idx == 0:
+            _hashes(i, acceptor_id).append(ZERO_HASH)
+        return (yield from real(m, i, acceptor_id, kind, rnd, value, stale))
+
+    with mock.patch.object(logform, "append", append):
+        yield
+
+
+@mutant("no-birth", "births are not checked: a wiped root promises and votes")
+def _no_birth() -> Iterator[None]:
+    def read_birth(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        instance.born.add(acceptor_id)
+        return True
+        yield
+
+    with mock.patch.object(logform, "read_birth", read_birth), mock.patch.object(learner, "read_birth", read_birth):
+        yield
+
+
+@mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
+def _no_birth_promise() -> Iterator[None]:
+    def promises(self: Instance, rnd: Round) -> int:
+        return sum(log.usable and log.closed is None and log.promised == rnd for log in self.logs.values())
+
+    with mock.patch.object(Instance, "promises", promises):
+        yield
+
+
+@mutant("no-journal", "nothing is noted down before the first ACCEPT")
+def _no_journal() -> Iterator[None]:
+    def journal(self: Any) -> Task:
+        self.sent = True
+        return
+        yield
+
+    with mock.patch.object(proposer._Attempt, "_journal", journal):
+        yield
+
+
+@mutant("no-settle", "a value that may be decided is not helped to its end before a read says what is newest")
+def _no_settle() -> Iterator[None]:
+    def resolve(m: Any, instance: Instance, deadline: float) -> Task:
+        return instance.decided()
+        yield
+
+    with mock.patch.object(learner, "_resolve", resolve):
+        yield
+
+
+@mutant("half-quorum-read", "a read says what is newest by fewer acceptors than a quorum")
+def _half_quorum_read() -> Iterator[None]:
+    def quiet(self: Instance) -> bool:
+        return any(log.usable and a in self.born and a in self.ended and not log.votes for a, log in self.logs.items())
+
+    with mock.patch.object(Instance, "quiet", quiet):
+        yield
+
+
+__all__ = ["MISSING", "MUTANTS", "Mutant", "mutant", "needs", "rewritten"]

@@ -1,0 +1,313 @@
+"""Broken rules of what is agreed on beside versions: liars, blocks, backends, keys and floors. See `mutants`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType
+from typing import Any, Final
+from unittest import mock
+
+from metasync import config
+from metasync.consensus import learner, reconfigure, truncation
+from metasync.consensus.acceptors import block, log
+from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.group import Group
+from metasync.consensus.instance import Instance
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.log_replay import Log
+from metasync.runtime.effects import Now, Task
+from simulation.mutants import MUTANTS, mutant, needs, rewritten
+from simulation.plan import DAY_S
+from simulation.runtime import SimRuntime
+from simulation.scenarios import (
+    NIGHT_DAYS,
+    closed_by_a_thief,
+    read_between_two_blocks,
+    removed_and_emptied,
+    skipped_by_a_floor,
+    slept_over_a_floor,
+)
+
+_OLDER: Final = "an older past"  # what an emptied store is called whose birth nobody looks at
+_BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
+
+
+def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
+    m.fenced.add(value.hash)
+    return
+    yield
+
+
+# Liars and stolen devices.
+
+
+@mutant("liar-small-quorum", "a quorum of crash mode where an acceptor may lie", needs("liars"))
+def _liar_small_quorum() -> Iterator[None]:
+    with mock.patch.object(config, "quorum", lambda n, f: n // 2 + 1):
+        yield
+
+
+@mutant("void-counts", "entries of a device that the base does not admit take effect", needs("rotation"))
+def _void_counts() -> Iterator[None]:
+    with rewritten(Log, "_judged", ("return entry, False", "return entry, True")):
+        yield
+
+
+@mutant("void-evidence", "entries of a device that the base does not admit count as evidence", needs("rotation"))
+def _void_evidence() -> Iterator[None]:
+    more = "self.void += 1\n        if not admitted and entry.kind is Kind.ACCEPT:\n            "
+    with rewritten(Log, "feed", ("self.void += 1", more + "self.accepted = (entry.round, entry.value)")):
+        yield
+
+
+@mutant("lone-decided", "DECIDED in one log is believed", closed_by_a_thief)
+def _lone_decided() -> Iterator[None]:
+    with rewritten(Instance, "decided", ("closed.items() if count >= self.quorum", "closed.items()")):
+        yield
+
+
+@mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
+def _revoke_unfenced() -> Iterator[None]:
+    with mock.patch.object(reconfigure, "fence", _fence):
+        yield
+
+
+# Blocks.
+
+
+def _just_the_birth(m: Any, instance: Any, acceptor_id: bytes) -> Task:
+    """In the place of a complete read."""
+    began = yield Now()
+    yield from read_birth(m, instance, acceptor_id)
+    instance.note_read(acceptor_id, began)
+
+
+@mutant("block-no-reread", "a block ACCEPT counts for its writer once it stands, without a read after", needs("blocks"))
+def _block_no_reread() -> Iterator[None]:
+    real = block._read_all
+
+    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+        read = _just_the_birth if own_too else real
+        return (yield from read(m, instance, acceptor_id))
+
+    with mock.patch.object(block, "_read_all", read_all):
+        yield
+
+
+@mutant("block-read-first", "the others' blocks are read before one's own is written", needs("blocks"))
+def _block_read_first() -> Iterator[None]:
+    real, write = block._read_all, block._write
+
+    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+        read = _just_the_birth if own_too else real
+        return (yield from read(m, instance, acceptor_id))
+
+    def read_and_write(m: Any, instance: Any, acceptor_id: bytes, *message: Any) -> Task:
+        failed = yield from real(m, instance, acceptor_id)
+        return failed or (yield from write(m, instance, acceptor_id, *message))
+
+    with mock.patch.object(block, "_read_all", read_all), mock.patch.object(block, "_write", read_and_write):
+        yield
+
+
+@mutant("block-owner-no-read", "the owner's round 0 counts on a block acceptor without the read", needs("blocks"))
+def _block_owner_no_read() -> Iterator[None]:
+    old = "failed = yield from _read_all(m, instance, acceptor_id, own_too=own_too)"
+    born = "failed = yield from _birth(m, instance, acceptor_id)"
+    new = f"if rnd.n == 0:\n            {born}\n        else:\n            {old}"
+
+    with (
+        mock.patch.object(block, "_birth", _just_the_birth, create=True),
+        rewritten(block, "append", (old, new)),
+    ):
+        yield
+
+
+@mutant("block-hole", "block k+1 is written before block k is confirmed", needs("blocks"))
+def _block_hole() -> Iterator[None]:
+    old, new = "return m.fault(instance, acceptor_id, error)", "return _confirmed(m, instance, acceptor_id, journal)"
+    with rewritten(block, "_send", (old, new)):
+        yield
+
+
+@mutant("block-no-journal", "a restarted process writes other bytes under a used name", needs("blocks"))
+def _block_no_journal() -> Iterator[None]:
+    def claim(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+        blocks, me = instance.blocks(acceptor_id), m.identity.device_id
+        while not blocks.chains[me].ended:
+            found = yield from block._read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx)
+            if isinstance(found, Exception):
+                return m.fault(instance, acceptor_id, found)
+            block._take_in(m, instance, acceptor_id, me, [found])
+        return None
+
+    with mock.patch.object(block, "_claim", claim):
+        yield
+
+
+@mutant("block-learn-once", "a learner does not read all blocks again after it saw the ACCEPT", read_between_two_blocks)
+def _block_learn_once() -> Iterator[None]:
+    real = Blocks.judge
+
+    def judge(self: Blocks, before: Any) -> None:
+        real(self, self.known())
+
+    with mock.patch.object(Blocks, "judge", judge):
+        yield
+
+
+# Changes of the backends. Births alone would do against an emptied one: these are broken without them, where only what
+# was removed is emptied, and that so late that births broken alone do no harm.
+
+
+@mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", removed_and_emptied, _OLDER)
+def _no_fence() -> Iterator[None]:
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfigure, "fence", _fence):
+        yield
+
+
+@mutant("no-expiry", "promises and votes collected long ago are counted", removed_and_emptied, _OLDER)
+def _no_expiry() -> Iterator[None]:
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Instance, "is_fresh", return_value=True):
+        yield
+
+
+@mutant(
+    "no-confirm", "version v+1 is proposed before DECIDED(v) stands on a quorum",
+    partial(removed_and_emptied, dies=True), _OLDER,
+)  # fmt: skip
+def _no_confirm() -> Iterator[None]:
+    def none(self: Group, base: Any, deadline_s: float) -> Task:
+        return
+        yield
+
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Group, "_make_sure_of_fence", none):
+        yield
+
+
+@mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", removed_and_emptied, _OLDER)
+def _fence_on_removed() -> Iterator[None]:
+    stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
+    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "fence", stands):
+        yield
+
+
+@mutant("epoch-name", "an absence counts that was found under the name of another key epoch", needs("rotation"))
+def _epoch_name() -> Iterator[None]:
+    older = ("decided.epoch != current.epoch", "False")
+    jumped = ("(decided.epoch, decided.config) == (current.epoch, current.config)", "decided.config == current.config")
+    beside = ("(value.config, value.epoch) == (self.base.config, self.base.epoch)", "value.config == self.base.config")
+    with rewritten(learner, "get_recent", older, jumped), rewritten(Instance, "is_last", beside):
+        yield
+
+
+# Floors.
+
+_TRUSTED: Final = "(yield from truncation.trusted(m, acceptor_id, instance.v))"
+
+_VOUCHING: Final = "(yield from _vouching(m, instance, acceptor_id))"
+_VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "floor"}}'
+
+
+@mutant("no-floor", "the floor is not looked at before a create is trusted", slept_over_a_floor)
+def _no_floor() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in ("append", "_read_taken"):
+            stack.enter_context(rewritten(log, name, (_TRUSTED, "True")))
+        stack.enter_context(rewritten(log, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
+        stack.enter_context(MUTANTS["learn-no-floor"].broken())  # every push looks for news by now, and would see it
+        yield
+
+
+@mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', slept_over_a_floor)
+def _learn_no_floor() -> Iterator[None]:
+    beside = "branches |= yield from _vouching(m, instance, acceptor_id)", f"branches |= {_VOUCHING_FLOORLESS}"
+    with rewritten(log, "look", beside, (_TRUSTED, "True")):
+        yield
+
+
+@mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", slept_over_a_floor)
+def _floor_no_elapsed() -> Iterator[None]:
+    with rewritten(truncation, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
+        yield
+
+
+@mutant("floor-no-wait", "logs are deleted without the grace", partial(slept_over_a_floor, days=0.02))
+def _floor_no_wait() -> Iterator[None]:
+    kept = truncation.bound_logs.__kwdefaults__
+    assert kept is not None
+    with mock.patch.dict(kept, grace_s=0.0):
+        yield
+
+
+@mutant(
+    "read-no-floor", "what is found in a deleted log counts without a look at the floor",
+    partial(slept_over_a_floor, sent=True),
+)  # fmt: skip
+def _read_no_floor() -> Iterator[None]:
+    floor = f'if not got.get("floor", True) or not {_TRUSTED}:'
+    found = 'if log.next_idx or got["0"] is not None:\n            instance.floored.pop(acceptor_id, None)\n        el'
+    with rewritten(log, "look", (floor, found + floor)):
+        yield
+
+
+@mutant(
+    "floor-clock-stops", "elapsed time is from a clock that stands still while the machine sleeps", slept_over_a_floor
+)
+def _floor_clock_stops() -> Iterator[None]:
+    real = SimRuntime._at_once
+
+    def at_once(self: SimRuntime, effect: Any) -> Any:
+        return self._world.now % (NIGHT_DAYS * DAY_S) if isinstance(effect, Now) else real(self, effect)
+
+    with mock.patch.object(SimRuntime, "_at_once", at_once):
+        yield
+
+
+# A log is deleted after the floor that covers it was read there, and no floor is made before the one below it stands on
+# a quorum. So one that is missing on an acceptor does no harm, and what follows is broken without these two.
+
+
+@contextlib.contextmanager
+def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "") -> Iterator[None]:
+    """Floors without some of their rules.
+
+    skips      an acceptor gets no floor without having the one before
+    quorum     a floor stands on a quorum before the next one is made
+    covering   a log is deleted if the floor that covers it was read there; "above": or another one above it,
+               "elsewhere": or on another acceptor
+    """
+    never = FunctionType(truncation._create.__code__, {**vars(truncation), "STEP": 1 << 62}, "_create")
+    missing = (
+        "isinstance(reply.error, NotFoundError):",
+        "isinstance(reply.error, NotFoundError):\n                continue",
+    )
+    enough = {"above": "a == name and f > done", "elsewhere": "f == done + STEP"}.get(covering)
+    due = (
+        "progress.read_s.get((name, done + STEP))",
+        f"next((at for (a, f), at in sorted(progress.read_s.items()) if {enough}), None)",
+    )
+    gone = "del progress.read_s[name, done + STEP]", "pass"
+    with contextlib.ExitStack() as stack:
+        if not skips:
+            stack.enter_context(mock.patch.object(truncation, "_create", never))
+        if not quorum:
+            few = "sum(made.values()) < instance.quorum", "not any(made.values())"
+            stack.enter_context(rewritten(truncation, "_make", few))
+        if covering:
+            stack.enter_context(rewritten(truncation, "bound_logs", missing, due, gone))
+        yield
+
+
+@mutant("floor-skips", "an acceptor gets a floor without having the one before", skipped_by_a_floor)
+def _floor_skips() -> Iterator[None]:
+    with floors_without(skips=False, quorum=False, covering="above"):
+        yield
+
+
+@mutant("floor-everywhere", "logs are deleted on acceptors that did not take the floor", skipped_by_a_floor)
+def _floor_everywhere() -> Iterator[None]:
+    with floors_without(quorum=False, covering="elsewhere"):
+        yield

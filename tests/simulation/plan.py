@@ -1,0 +1,338 @@
+"""What a seed means: the clients and what each does, the providers, and the faults; all of it can be made smaller.
+
+Swarm: a seed draws which kinds of faults and habits there are at all, so that no kind always hides another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simulation.lies import LIES
+
+PUSHES_LEAST: Final = 30
+CLIENTS_LEAST: Final = 3
+FAULTS_LEAST: Final = 5
+BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
+DAY_S: Final = 86_400.0
+SHARES: Final = {"liars": 0.25, "blocks": 0.25, "reconfig": 0.35, "rotation": 0.35, "floors": 0.25, "suspend": 0.3}
+APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors")  # not beyond the budget
+
+FEATURES: Final = (
+    "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
+    "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
+    "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a client does, after `pause_s`, and not before `at_s`. `seed`: of all chance in it.
+
+    crash_at   the process dies at so many calls on what lies outside of it; 0: it does not
+    power      the machine loses power then, and with it what was not synced
+    down_s     how long it stays down after that
+    agitate    the user edits at every so many system calls meanwhile; 0: the user waits
+    at_s       so long after the clients began, for plans where one thing has to meet another
+    stays      the process goes on after it, as a daemon's does
+    """
+
+    kind: str
+    seed: int
+    pause_s: float = 0.0
+    edits: int = 0
+    crash_at: int = 0
+    power: bool = False
+    down_s: float = 0.0
+    agitate: int = 0
+    force: bool = True
+    target: int = 0  # which backend, or which client, of those that there are
+    at_s: float = 0.0
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    """One client. `copy_of`: it begins as an image of that client's disk, taken at its `snap` step."""
+
+    name: str
+    steps: tuple[Step, ...]
+    skew_s: float = 0.0
+    tick_ns: int = 1
+    folds: bool = False
+    copy_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong with a provider, or the line to it, from `at_s` on.
+
+    These are drawn for no seed, only written into scenarios (`simulation.scenarios`):
+
+    hold    what `client` asks of it, if it is one of `calls` ("create px": kind and folder), lands when the fault ends
+    lag     ... lands `amount` seconds after it was sent
+    refuse  ... is refused
+    empty   it is emptied if it was removed from the workspace
+    """
+
+    at_s: float
+    kind: str
+    backend: int
+    amount: float = 0.0
+    for_s: float = 0.0
+    client: str = ""
+    calls: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pounce:
+    """Trouble at the worst moment: when version `v` gets its first promise, its first vote, or is decided.
+
+    crash      the client that brought it about dies
+    cut off    it reaches none of the other providers for a while
+    hide       the provider where it just landed is out of reach for everybody for a while
+    lonely     the others are
+    swap       the others are, and then that one is in their place
+    slow       all that this client sends for a while lies around for up to as long before it lands
+    wipe       that provider is emptied, if the budget allows it, and another one hidden
+    suspend    the machine of the client that brought it about sleeps, its requests stay on their way
+    hold       what this client writes next into logs there lies around for so long (in scenarios only)
+    """
+
+    v: int
+    moment: str
+    kind: str
+    for_s: float = 0.0
+    down_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that happens in one simulation but for the chance in the network, which `seed` gives.
+
+    spares     stores beyond those that the workspace is founded on, to be added
+    bft        agreement bears liars; `liars`: (backend, kinds of lies)
+    blocks     backends without an atomic create
+    floors     logs are short-lived
+    """
+
+    seed: int
+    backends: int
+    copies: int
+    clients: tuple[ClientPlan, ...]
+    faults: tuple[Fault, ...]
+    pounces: tuple[Pounce, ...] = ()
+    features: tuple[str, ...] = ()
+    beyond: bool = False  # providers lie or are rolled back, which is more than this mode of agreement bears
+    spares: int = 0
+    bft: bool = False
+    liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    blocks: tuple[int, ...] = ()
+    floors: bool = False
+    encrypted: bool = True
+
+    @property
+    def pushes(self) -> int:
+        return sum(s.kind in ("push", "sync") for c in self.clients for s in c.steps)
+
+    @property
+    def troubles(self) -> int:
+        """Faults of all kinds, crashes and restored disks among them."""
+        own = sum(bool(s.crash_at) or s.kind == "restore" or bool(s.agitate) for c in self.clients for s in c.steps)
+        return own + len(self.faults) + len(self.pounces) + sum(bool(c.copy_of) for c in self.clients)
+
+
+def make_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"plan {seed}")
+    drawn = {f for f in FEATURES if rng.random() < SHARES.get(f, 0.4)}
+    beyond = rng.random() < BEYOND_SHARE
+    backends = rng.choice((3, 3, 3, 3, 4, 5, 6))
+    if "liars" in drawn:
+        backends = rng.choice((4, 5, 5, 6))
+    drawn -= set(APART if beyond else ())
+    drawn -= {"blocks"} if "liars" in drawn else set()
+    blocks = tuple(sorted(rng.sample(range(backends), rng.randint(1, backends)))) if "blocks" in drawn else ()
+    if blocks:
+        drawn -= {"restore"}
+        if backends - len(blocks) <= backends // 2 or drawn & {"wipe", "pounce", "suspend", "reconfig"}:
+            drawn -= {"copy"}  # it votes on those alone that are in log form, and these must always be a quorum
+    features = tuple(f for f in FEATURES if f in drawn)
+    count = rng.choice((3, 3, 3, 4))
+    names = [f"c{n}" for n in range(count)]
+    pushes = _shares(rng, max(PUSHES_LEAST, rng.choice((30, 33))), count)
+    if "floors" in drawn:
+        pushes = [6] * (count - 1) + [max(18, 34 - 6 * count)]
+    clients = [_client(rng, name, features, n) for name, n in zip(names, pushes, strict=True)]
+    if "copy" in features:
+        original = rng.randrange(count)
+        clients[original] = _with(rng, clients[original], Step("snap", rng.getrandbits(32)))
+        copied = _client(rng, "copy", features, 3)
+        clients.append(replace(copied, copy_of=names[original], tick_ns=clients[original].tick_ns,
+                               folds=clients[original].folds))  # fmt: skip
+    clients = _with_changes(rng, drawn, clients)
+    if "floors" in drawn:
+        clients[0] = _with_sleeps(rng, clients[0], (0.3,), (150, 400))
+        clients[count - 1] = _with_sleeps(rng, clients[count - 1], (0.6, 0.75, 0.9), (31, 40))
+    faults = _faults(rng, features, backends, [c.name for c in clients])
+    pounces = _pounces(rng, suspend="suspend" in drawn) if drawn & {"pounce", "suspend"} else ()
+    if beyond:
+        faults += [_lie(rng, backends, [c.name for c in clients]) for _ in range(rng.randint(1, 2))]
+    liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    if "liars" in drawn:
+        kinds = tuple(rng.sample(LIES, rng.randint(1, len(LIES))))
+        liars = ((rng.randrange(backends), kinds),)
+    plan = Plan(seed, backends, min(2, backends), tuple(clients), tuple(faults), pounces, features, beyond,
+                spares=rng.randint(1, 2) if "reconfig" in drawn else 0,
+                bft="liars" in drawn or (not blocks and backends in (4, 6) and rng.random() < 0.5),
+                liars=liars, blocks=blocks, floors="floors" in drawn, encrypted=rng.random() < 0.8)  # fmt: skip
+    while plan.troubles < FAULTS_LEAST:
+        more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
+        plan = replace(plan, faults=(*plan.faults, more))
+    return plan
+
+
+def _with_sleeps(
+    rng: random.Random, client: ClientPlan, where: Iterable[float], days: tuple[float, float]
+) -> ClientPlan:
+    """The client with long pauses after these parts of its plan: who deletes logs, or who finds them deleted."""
+    steps = list(client.steps)
+    for part in where:
+        at = int(part * len(steps))
+        steps[at] = replace(steps[at], pause_s=rng.uniform(*days) * DAY_S)
+    return replace(client, steps=tuple(steps))
+
+
+def _with_changes(rng: random.Random, drawn: set[str], clients: list[ClientPlan]) -> list[ClientPlan]:
+    """Steps that change backends, keys and devices, among those of some clients."""
+    kinds: list[str] = []
+    if "reconfig" in drawn:
+        common = ("add", "add", "rename") if "liars" in drawn else ("add", "remove", "demote", "promote", "rename")
+        kinds += rng.choices(common, k=rng.randint(2, 6))
+    if "rotation" in drawn:
+        kinds += ["rotate"] * rng.randint(1, 2)
+        kinds += ["revoke"] * (rng.random() < 0.6)
+    out = list(clients)
+    for kind in kinds:
+        who = rng.randrange(len(out))
+        step = Step(kind, rng.getrandbits(32), rng.expovariate(1.0), target=rng.randrange(60))
+        if "crash" in drawn and rng.random() < 0.3:
+            step = replace(step, crash_at=int(rng.choice((40, 200, 700)) * rng.random()) + 1, down_s=rng.uniform(0, 20))
+        out[who] = _with(rng, out[who], step, late=kind == "revoke")
+    return out
+
+
+def _lie(rng: random.Random, backends: int, clients: list[str]) -> Fault:
+    """Shows a past of `amount` seconds ago: to all, or to one client, whom it keeps in it for a while."""
+    kind = rng.choice(("rollback", "split"))
+    return Fault(
+        rng.uniform(10, 120), kind, rng.randrange(backends), rng.uniform(1, 60), rng.uniform(5, 90), rng.choice(clients)
+    )
+
+
+def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
+    kinds = rng.sample(("crash", "cut off", "hide", "lonely", "swap", "slow", "wipe"), rng.randint(1, 4))
+    kinds += ["suspend"] * 2 * suspend
+
+    def one() -> Pounce:
+        kind = rng.choice(kinds)
+        length = rng.choice((0.5, 5.0, 45.0, 90.0)) * rng.uniform(0.5, 1.5)
+        if kind == "suspend":
+            length = rng.choice((20.0, 400.0, 40 * DAY_S)) * rng.uniform(0.5, 1.5)
+        moment = rng.choice(("promise", "vote", "vote", "decision"))
+        return Pounce(rng.randint(2, 30), moment, kind, length, rng.choice((0.0, 1.0, 30.0)))
+
+    return tuple(one() for _ in range(rng.randint(2, 10)))
+
+
+def _shares(rng: random.Random, total: int, among: int) -> list[int]:
+    out = [total // among + (n < total % among) for n in range(among)]
+    rng.shuffle(out)
+    return out
+
+
+def _client(rng: random.Random, name: str, features: Iterable[str], pushes: int) -> ClientPlan:
+    has = set(features)
+    hurried = rng.random() < 0.5
+    steps = []
+    for _ in range(pushes):
+        kind = "push" if rng.random() < 0.8 else "sync"
+        steps.append(_step(rng, kind, has, hurried, edits=rng.choice((1, 1, 2, 3))))
+        if rng.random() < 0.25:
+            steps.append(_step(rng, rng.choice(("pull", "pull", "status", "check", "reopen")), has, hurried))
+    if "restore" in has and rng.random() < 0.6:
+        at = rng.randrange(len(steps))
+        steps.insert(at, Step("snap", rng.getrandbits(32)))
+        steps.insert(rng.randrange(at + 1, len(steps) + 1), Step("restore", rng.getrandbits(32)))
+    return ClientPlan(
+        name,
+        tuple(steps),
+        skew_s=rng.uniform(-400, 400) * DAY_S if "skewed clocks" in has and rng.random() < 0.5 else 0.0,
+        tick_ns=rng.choice((10**6, 10**7, 2 * 10**9)) if "coarse times" in has and rng.random() < 0.5 else 1,
+        folds="folding" in has and rng.random() < 0.5,
+    )
+
+
+def _step(rng: random.Random, kind: str, has: set[str], hurried: bool, edits: int = 0) -> Step:
+    pause = rng.expovariate(1 / (0.4 if hurried else 8.0))
+    if "floors" in has and rng.random() < 0.03:
+        pause = rng.uniform(20, 60) * DAY_S
+    if "long sleep" in has and rng.random() < 0.05:
+        pause = rng.uniform(1, 400) * DAY_S
+    crash, down = 0, 0.0
+    if "crash" in has and rng.random() < 0.2:
+        crash = int(rng.choice((40, 200, 700)) * rng.random()) + 1
+        down = rng.choice((0.0, rng.uniform(0, 20), rng.uniform(0, 20), rng.uniform(0, 400) * DAY_S))
+    return Step(
+        kind,
+        rng.getrandbits(32),
+        pause,
+        edits,
+        crash,
+        power=bool(crash) and "power" in has and rng.random() < 0.6,
+        down_s=down,
+        agitate=rng.choice((3, 10, 25)) if "agitation" in has and rng.random() < 0.15 else 0,
+        force=rng.random() < 0.9,
+    )
+
+
+def _with(rng: random.Random, client: ClientPlan, step: Step, *, late: bool = False) -> ClientPlan:
+    """The client with one step more, in the first half of its plan, or `late`."""
+    steps = list(client.steps)
+    at = rng.randrange(len(steps) // 2 + 1)
+    steps.insert(len(steps) - at if late else at, step)
+    return replace(client, steps=tuple(steps))
+
+
+def _faults(rng: random.Random, features: Iterable[str], backends: int, clients: list[str]) -> list[Fault]:
+    out = []
+    span = 120.0
+    kinds = {
+        "outages": ("outage", 4, (0.0, 0.0), (5, 60)),
+        "lossy": ("lossy", 3, (0.05, 0.4), (10, 60)),
+        "late": ("late", 2, (0.05, 0.4), (10, 60)),
+        "duplicates": ("duplicate", 2, (0.1, 0.5), (10, 60)),
+        "busy": ("busy", 2, (0.05, 0.4), (10, 60)),
+        "corrupt": ("corrupt", 1, (0.02, 0.2), (5, 30)),
+        "full": ("full", 2, (0.0, 0.0), (10, 60)),
+        "slow": ("slow", 2, (0.5, 4.0), (10, 60)),
+        "cut off": ("cut off", 4, (0.0, 0.0), (5, 60)),
+    }
+    for feature, (kind, most, amount, length) in kinds.items():
+        if feature in features:
+            for _ in range(rng.randint(1, most)):
+                out.append(
+                    Fault(
+                        rng.uniform(0, span),
+                        kind,
+                        rng.randrange(backends),
+                        rng.uniform(*amount),
+                        rng.uniform(*length),
+                        rng.choice(clients) if kind == "cut off" else "",
+                    )
+                )
+    if "wipe" in features:
+        out.append(Fault(rng.uniform(0, span), "wipe", rng.randrange(backends)))
+    return sorted(out, key=lambda f: f.at_s)

@@ -1,0 +1,374 @@
+"""One simulation from beginning to end: founds a workspace, lets clients and faults go on, heals all, and judges."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from metasync.workspace import Workspace
+from simulation import checks, seams
+from simulation.calm import Calm
+from simulation.client import Agreed, Client, Operation
+from simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
+from simulation.lies import Liar
+from simulation.machine import place_of
+from simulation.network import Hold, Lines, Rates, Store
+from simulation.plan import Fault, Plan, Pounce, Step
+from simulation.thief import Thief
+from simulation.witness import Witness
+from simulation.world import Actor, Boot, Violation, World
+
+APPEND_S: Final = 0.05  # until it is looked again whether a store may be emptied
+CLONE_TRIES: Final = 60
+
+
+@dataclass
+class Outcome:
+    """What became of one seed. `failure`: "" when all is as it must be."""
+
+    seed: int
+    failure: str = ""
+    trace: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    pushes: int = 0
+
+
+def make_stores(plan: Plan, world: World) -> dict[str, Store]:
+    """Those that the workspace is founded on, b0, b1, ..., and others, s0, s1, ..."""
+    out = {f"b{n}": Store(f"b{n}", world, "block" if n in plan.blocks else "log") for n in range(plan.backends)}
+    return out | {f"s{n}": Store(f"s{n}", world) for n in range(plan.spares)}
+
+
+class _Agreed(Agreed):
+    """What users know of each other's backends and devices."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        self.forks = play.plan.beyond
+
+    @property
+    def _witness(self) -> Witness:
+        assert self._play.witness is not None
+        return self._play.witness
+
+    def is_excluded(self, client: Client, revoked: bool) -> bool:
+        assert client.secret is not None
+        device_id, devices = client.secret[1].device_id, self._witness.devices
+        if revoked:
+            return device_id in devices.revoked_ids
+        return devices.get(device_id) is None and devices.chain.epoch > 1
+
+    def spare(self, number: int) -> str | None:
+        taken = {e.identity for e in self._witness.config.backends}
+        free = [n for n, s in self._play.stores.items() if s.identity not in taken and n not in self._play._wiped]
+        return free[number % len(free)] if free else None
+
+    def may_leave(self, name: str) -> bool:
+        play, config = self._play, self._witness.config
+        entry = config.named(name)
+        if entry is None:
+            return False
+        wiped = {play.stores[n].identity for n in play._wiped} & {e.identity for e in config.backends}
+        return not wiped or entry.identity in wiped
+
+    def changing(self, by: int) -> None:
+        self._play._changing += by
+
+    def left(self, name: str) -> None:
+        play = self._play
+        taken = {e.identity for e in self._witness.config.backends}
+        if any(f.kind == "empty" for f in play.plan.faults):
+            return  # the plan says when
+        for store in play.stores.values():
+            if store.identity not in taken and store.objects and play.world.rng.random() < 0.7:
+                play.world.at(play.world.rng.choice((0.1, 30.0, 400.0)), partial(play.empty_removed, store))
+
+    def device(self, number: int) -> bytes:
+        devices = self._witness.devices.certificates
+        return devices[number % len(devices)].device_id
+
+    def revoking(self, client: str) -> None:
+        """One provider is often out of its reach, so that one log stays open."""
+        world = self._play.world
+        if world.rng.random() < 0.7:
+            store = world.rng.choice(list(self._play.stores.values()))
+            store.cut_off[client] = max(store.cut_off.get(client, 0.0), world.now + 20.0)
+
+    def shut_out(self, device_id: bytes, version: int) -> None:
+        play = self._play
+        stolen = next(c for c in play.clients if c.secret is not None and c.secret[1].device_id == device_id)
+        assert stolen.secret is not None
+        thief = Thief(play.world, self._witness, stolen.secret)
+        for seconds in (0.0, 0.3, 2.0, 20.0):
+            play.world.at(seconds, lambda: thief.strike(version))
+            play.world.at(seconds, lambda: thief.strike(self._witness.newest.v + 1))
+
+    def store_of(self, w: Workspace, name: str) -> str | None:
+        entry = w._connections.config.named(name)
+        return None if entry is None else self._play.stores_by[entry.identity].name
+
+
+class Play:
+    """A world with its stores, clients and witness."""
+
+    def __init__(self, plan: Plan, *, keep_log: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        if keep_log:
+            self.world.log = []
+        self.stores = make_stores(plan, self.world)
+        self.lines = Lines(self.world)
+        self.history: list[Operation] = []
+        self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
+        images = any(s.kind == "restore" for c in plan.clients for s in c.steps) or any(c.copy_of for c in plan.clients)
+        for client in self.clients:
+            client.never_restored = not images
+            client.moved = lambda: set().union(*(c.user.moved for c in self.clients))
+            client.agreed = _Agreed(self)
+        self.witness: Witness | None = None
+        self._wiped: set[str] = set()
+        self._changing = 0  # changes of the backends that are under way
+        self._healed = False
+
+    def run(self) -> Outcome:
+        """The whole simulation, in this thread and the clients'."""
+        world = self.world
+        out = Outcome(self.plan.seed)
+        try:
+            with seams.installed(world, floors=self.plan.floors):
+                self._run()
+        except Violation as e:
+            out.failure = str(e)
+        except Exception as e:  # a defect of the product or of the simulation: both are to be seen
+            cause = e.__traceback__
+            while cause is not None and cause.tb_next is not None:
+                cause = cause.tb_next
+            where = f"{cause.tb_frame.f_code.co_filename.rpartition('/')[2]}:{cause.tb_lineno}" if cause else ""
+            out.failure = f"{type(e).__name__} at {where}: {e}"
+        out.trace, out.counts, out.log = world.trace_hash(), world.counts, world.log or []
+        out.pushes = sum(op.pushed for op in self.history)
+        return out
+
+    def _run(self) -> None:
+        world = self.world
+        director = world.director
+        self._found(director)
+        self._start(director)
+        for fault in self.plan.faults:
+            world.at(fault.at_s, partial(self._strike, fault))
+        actors = [world.spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
+        actors += [world.spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
+        self._until(lambda: all(a.ended for a in actors))
+        self._heal()
+        end = Calm(self)
+        calm = world.spawn("calm", end.name_lies if self.plan.beyond else end.settle)
+        self._until(lambda: calm.ended)
+        assert self.witness is not None
+        if self.plan.beyond:
+            checks.never_back(self.history, {c.name for c in self.clients if c.never_restored})
+            return
+        checks.history(self.history, self.witness)
+        checks.nothing_lost(self.clients, self.stores, self.witness)
+        for store in self.stores.values():
+            world.count("lie told", store.liar.told if store.liar is not None else 0)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        world = self.world
+        world.director.wait(lambda: world.failure is not None or done())
+        if world.failure is not None:
+            for client in self.clients:
+                if client.boot is not None:
+                    client.boot.die()
+            raise world.failure
+
+    # the beginning
+
+    def _found(self, director: Actor) -> None:
+        plan = self.plan
+        first = {n: s for n, s in self.stores.items() if n.startswith("b")}
+        b = begin(
+            self.world, director, first, self.lines, plan.copies, byzantine=plan.bft, encrypted=plan.encrypted
+        )  # fmt: skip
+        by_identity = {s.identity: s for s in self.stores.values()}
+        for number, kinds in plan.liars:
+            self.stores[f"b{number}"].liar = Liar(plan.seed, kinds)
+        self.witness = Witness(self.world, b.founded.keys, b.founded.state, by_identity, self._openers)
+        for store in self.stores.values():
+            store.landed = self.witness.landed
+            store.keeps_past = plan.beyond
+        self.witness.tolerates_forks = plan.beyond
+        self.witness.on_moment = self._pounce
+        for n, client in enumerate(c for c in self.clients if not c.plan.copy_of):
+            client.secret = first_secret(b) if n == 0 else next_secret(self.world, b, client.name)
+            client.tables = local_state(b, list(first.values()), client.secret, place_of(client.name), unfinished=n > 0)
+            make_state_dir(client.volume)
+
+    def _openers(self) -> Iterator[bytes]:
+        return (c.secret[1].seal_private for c in self.clients if c.secret is not None)
+
+    def _start(self, director: Actor) -> None:
+        """The other devices clone, before any fault."""
+
+        def clone(client: Client, actor: Actor) -> None:
+            client.operate(actor, Step("clone", 0), client.rng())
+
+        for client in self.clients[1:]:
+            if not client.plan.copy_of:
+                actor = self.world.spawn(client.name, partial(clone, client))
+                self._until(lambda actor=actor: actor.ended)  # type: ignore[misc]
+
+    def _live_as_copy(self, client: Client, actor: Actor) -> None:
+        original = next(c for c in self.clients if c.name == client.plan.copy_of)
+        for _ in range(CLONE_TRIES):
+            if original.image is not None:
+                client.start_from(original.image)
+                client.live(actor)
+                return
+            actor.sleep(5.0)
+        client.gone = True
+
+    # faults
+
+    def _strike(self, fault: Fault) -> None:
+        store, world = self.stores[f"b{fault.backend}"], self.world
+        if self._healed:
+            return  # the clients were done before it came
+        until = world.now + fault.for_s
+        world.trace("fault", fault.kind, store.name)
+        rates = {
+            "lossy": {"lost_request": fault.amount / 2, "lost_reply": fault.amount / 2},
+            "late": {"late": fault.amount},
+            "duplicate": {"duplicate": fault.amount},
+            "busy": {"busy": fault.amount},
+            "corrupt": {"corrupt": fault.amount},
+            "slow": {"latency_s": fault.amount},
+        }.get(fault.kind)
+        if rates is not None:
+            store.rates = replace(store.rates, **rates)
+            world.at(fault.for_s, lambda: self._mend(store, rates.keys()))
+        elif fault.kind == "outage":
+            store.down_until = max(store.down_until, until)
+        elif fault.kind == "full":
+            store.full_until = max(store.full_until, until)
+        elif fault.kind == "cut off":
+            store.cut_off[fault.client] = until
+        elif fault.kind == "wipe":
+            self._wipe(store)
+        elif fault.kind in ("hold", "lag", "refuse"):
+            lands, refuses = until if fault.kind == "hold" else 0.0, fault.kind == "refuse"
+            store.holds.append(Hold(fault.client, fault.calls, until, lands, fault.amount, refuses))
+        elif fault.kind == "empty":
+            self.empty_removed(store)
+        elif fault.kind == "rollback":
+            store.objects = store.past(fault.amount)
+        elif fault.kind == "split":
+            store.private[fault.client] = store.past(fault.amount)
+            world.at(fault.for_s, lambda: store.show_all(fault.client))
+        else:
+            raise AssertionError(fault.kind)
+        world.count(f"fault: {fault.kind}")
+
+    def _pounce(self, v: int, moment: str, store: Store) -> None:
+        for pounce in self.plan.pounces:
+            if (pounce.v, pounce.moment) == (v, moment) and not self._healed:
+                self.world.count(f"pounce: {pounce.kind}")
+                self.world.trace("pounce", v, moment, pounce.kind, store.name)
+                # Not within the call that brought it about, but before anything else.
+                self.world.at(0.0, partial(self._leap, pounce, store, self.lines.sender))
+
+    def _leap(self, pounce: Pounce, store: Store, sender: tuple[Boot, str] | None) -> None:
+        boot, client = sender or (None, "")
+        until = self.world.now + pounce.for_s
+        others = [s for s in self.stores.values() if s is not store]
+        if pounce.kind == "crash" and boot is not None:
+            boot.down_s = pounce.down_s
+            boot.die()
+        elif pounce.kind == "cut off":
+            for other in others:
+                other.cut_off[client] = until
+        elif pounce.kind == "hide":
+            store.down_until = max(store.down_until, until)
+        elif pounce.kind == "lonely":
+            for other in others:
+                other.down_until = max(other.down_until, until)
+        elif pounce.kind == "swap":
+            for other in others:
+                other.down_until = max(other.down_until, until)
+            self.world.at(pounce.for_s, lambda: self._hide(store, pounce.for_s))
+        elif pounce.kind == "suspend" and boot is not None:
+            boot.suspend(pounce.for_s)
+        elif pounce.kind == "slow":
+            self.lines.slow[client] = (until, pounce.for_s)
+        elif pounce.kind == "hold":
+            writes = ("create px", "put bl")
+            store.holds += [Hold(client, calls, until, until) for calls in writes]
+        elif pounce.kind == "wipe":
+            self._wipe(store)
+            others[0].down_until = max(others[0].down_until, until)
+
+    def _hide(self, store: Store, seconds: float) -> None:
+        if not self._healed:
+            store.down_until = max(store.down_until, self.world.now + seconds)
+
+    def _mend(self, store: Store, what: Iterable[str]) -> None:
+        fresh = Rates()
+        store.rates = replace(store.rates, **{name: getattr(fresh, name) for name in what})
+
+    def _wipe(self, store: Store) -> None:
+        """Empties a store, if the budget allows it: a minority, and nothing that lies there alone."""
+        if store.appending:
+            # A birth that was read just before, beside a create that lands just after: a window that is known to be
+            # open (CONSENSUS 1.10), and no finding.
+            self.world.at(APPEND_S, lambda: None if self._healed else self._wipe(store))
+            return
+        if self._wiped or self._changing or not self._may_lose(store) or self._holds_alone(store):
+            self.world.count("wipe beyond the budget left out")
+            return
+        self._wiped.add(store.name)
+        self.world.count("wiped")
+        store.wipe()
+
+    def _may_lose(self, store: Store) -> bool:
+        """Whether agreement and the copies of everything bear the loss of what an agreed backend holds."""
+        assert self.witness is not None
+        config = self.witness.config
+        lying = sum(self.stores_by[e.identity].liar is not None for e, _ in config.acceptors)
+        agreed = any(e.identity == store.identity for e in config.backends)
+        return agreed and lying == 0 and min(config.n - config.quorum, self.plan.copies - 1) >= 1
+
+    @functools.cached_property
+    def stores_by(self) -> dict[bytes, Store]:
+        """The stores by what they say who they are."""
+        return {s.identity: s for s in self.stores.values()}
+
+    def _holds_alone(self, store: Store) -> bool:
+        others = {checks.meaning(p) for s in self.stores.values() if s is not store for p in s.objects}
+        return any(checks.is_content(p) and checks.meaning(p) not in others for p in store.objects)
+
+    def empty_removed(self, store: Store) -> None:
+        """A backend that was taken out is used for something else."""
+        assert self.witness is not None
+        agreed = any(e.identity == store.identity for e in self.witness.config.backends)
+        if agreed or self._changing or self._healed or self._holds_alone(store):
+            return
+        self.world.trace("emptied", store.name)
+        self.world.count("removed backend emptied")
+        store.wipe()
+
+    # the end
+
+    def _heal(self) -> None:
+        self._healed = True
+        for store in self.stores.values():
+            store.rates = Rates()
+            store.down_until = store.full_until = 0.0
+            store.cut_off.clear()
+            store.holds.clear()
+            store.private.clear()
+        self.lines.slow.clear()
+        self.world.trace("healed")

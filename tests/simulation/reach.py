@@ -1,0 +1,120 @@
+"""What a state names, read from the stores themselves: every pack, every tree, all of history."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from metasync.config import Config, decode_config
+from metasync.consensus.objects import open_object
+from metasync.consensus.records.state import ZERO_HASH, State
+from metasync.keys.derive import RecordKind
+from metasync.keys.keyring import WorkspaceKeys
+from metasync.objects import walk
+from metasync.objects.ids import Ids
+from metasync.objects.model import Kind, ObjectKind
+from metasync.objects.snapshot import decode_snapshot
+from metasync.session import open_backend
+from metasync.store import pack_format
+from metasync.store.index import decode_root, decode_segment
+from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
+from simulation.network import Store
+from simulation.world import Violation
+
+
+class Library:
+    """All that lies on the stores, by name, whoever's copy it is; opened as it is asked for."""
+
+    def __init__(self, keys: WorkspaceKeys, stores: Mapping[str, Store]) -> None:
+        self.keys = keys
+        self.ids = Ids(keys.id_key)
+        self._by_hash: dict[bytes, bytes] = {}
+        for store in stores.values():
+            for path, data in store.objects.items():
+                if "/packs/" in path or "/meta/" in path or "/const/" in path:
+                    self._by_hash.setdefault(hashlib.sha256(data).digest(), data)
+        self._objects: dict[bytes, tuple[ObjectKind, bytes]] = {}
+
+    def _meta(self, kind: RecordKind, digest: bytes, what: str) -> bytes:
+        data = self._by_hash.get(digest)
+        if data is None:
+            raise Violation(f"{what} {digest.hex()[:16]} is intact on no backend")
+        return open_object(self.keys, kind, data)
+
+    def config(self, state: State) -> Config:
+        return decode_config(self._meta(RecordKind.CONST, state.config, "the config"))
+
+    def contents_of(self, state: State) -> set[bytes]:
+        """The contents of all files and links in all versions up to `state`. `Violation`: one cannot be read."""
+        self._read_packs(state)
+        out: set[bytes] = set()
+        roots: set[bytes] = set()
+        seen, todo = set(), [state.master]
+        while todo:
+            snapshot_id = todo.pop()
+            if snapshot_id in seen:
+                continue
+            seen.add(snapshot_id)
+            snapshot = decode_snapshot(self._object(ObjectKind.SNAPSHOT, snapshot_id))
+            todo += snapshot.parents
+            if snapshot.root not in roots:
+                roots.add(snapshot.root)
+                out |= self._tree(snapshot.root)
+        return out
+
+    def _read_packs(self, state: State) -> None:
+        config = self.config(state)
+        form = PackFormat(
+            keys=WorkspacePackKeys(self.keys),
+            chains=tuple(open_backend.chain_of(names) for names in config.chains),
+            epoch=self.keys.epoch,
+            level=config.compression_level,
+            segment_bytes=config.segment_bytes,
+            pack_bytes=config.pack_bytes,
+        )
+        if state.index.hash == ZERO_HASH:
+            return
+        root = decode_root(self._meta(RecordKind.META, state.index.hash, "the pack index"))
+        for item in root.items:
+            segment = decode_segment(self._meta(RecordKind.META, item.ref.hash, "a segment of the pack index"))
+            for record in segment.packs:
+                data = self._by_hash.get(record.name)
+                if data is None:
+                    raise Violation(f"pack {record.name.hex()[:16]}, which version {state.v} names, is on no backend")
+                self._read_pack(record.name, data, form)
+
+    def _read_pack(self, name: bytes, data: bytes, form: PackFormat) -> None:
+        _, footer = read_footer(data, name, form)
+        at = pack_format.offsets(footer.segments)
+        header = data[: pack_format.HEADER_BYTES]
+        for number, segment in enumerate(footer.segments):
+            stored = data[at[number] : at[number] + segment.stored_bytes]
+            raw = read_segment(header, stored, number, segment, form, verified=True)
+            located = [o for o in footer.objects if o.segment == number]
+            for item, piece in read_objects(raw, located, self.ids.of):
+                self._objects[item.id] = (item.kind, bytes(piece))
+
+    def _object(self, kind: ObjectKind, object_id: bytes) -> bytes:
+        found = self._objects.get(object_id)
+        if found is None or found[0] != kind:
+            raise Violation(f"{kind.name.lower()} {object_id.hex()[:16]}, which a version names, is in no pack")
+        return found[1]
+
+    def _tree(self, root: bytes) -> set[bytes]:
+        task = walk.flatten(root)
+        try:
+            needs = next(task)
+            while True:
+                kind, wanted = needs
+                needs = task.send({i: self._object(kind, i) for i in wanted})
+        except StopIteration as stop:
+            tree = stop.value
+        out = set()
+        for entry in tree.values():
+            if entry.kind is Kind.SYMLINK:
+                out.add(entry.content)
+            elif entry.kind is Kind.FILE and not entry.root:
+                out.add(self._object(ObjectKind.BLOB, entry.content) if entry.size else b"")
+            elif entry.kind is Kind.FILE:
+                raise AssertionError("simulated users write files of one chunk")
+        return out

@@ -1,0 +1,126 @@
+"""Plans in which one thing meets another at the worst time: what hardly ever happens in a seed's own plan.
+
+Each takes the place of a seed's plan for a mutant whose rule is there for just that (`mutants`, `mutants_agreed`). All
+is said by times: clients begin together, a command takes a few seconds, so what is to meet is written down with enough
+room. What the network does is still chance, of the seed. Nothing here judges: the witness and the checks of every
+simulation do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from simulation.plan import DAY_S, ClientPlan, Fault, Plan, Pounce, Step
+
+NIGHT_DAYS: Final = 35.0  # in which machines sleep, and the grace of a floor ends
+
+
+def _step(kind: str, at_s: float, edits: int = 0, target: int = 0, *, stays: bool = True) -> Step:
+    return Step(kind, int(at_s), edits=edits, target=target, at_s=at_s, stays=stays)
+
+
+def _scenario(plan: Plan, clients: dict[str, tuple[Step, ...]], faults: tuple[Fault, ...], *pounces: Pounce) -> Plan:
+    """Three backends in log form, of which two are a quorum, and these clients. Versions 1 and up are their joining."""
+    return replace(
+        plan,
+        backends=3,
+        copies=2,
+        clients=tuple(ClientPlan(name, steps) for name, steps in clients.items()),
+        faults=faults,
+        pounces=pounces,
+        features=("scenario",),
+        beyond=False,
+        spares=0,
+        bft=False,
+        liars=(),
+        blocks=(),
+        floors=False,
+    )
+
+
+def removed_and_emptied(plan: Plan, *, dies: bool = False) -> Plan:
+    """A vote from before a backend was removed, and one that lands on it long after it was emptied.
+
+    c0 owns version 4, and sends its value: b0 cannot be reached, b1 accepts it, the request to b2 lies around. c1 does
+    not reach the logs of b1, and has another value decided by b0 and b2: that b2 leaves. Long after that b2 is emptied;
+    then the request lands there. b1 has a vote for c0's value, and b2 shows one.
+
+    `dies`: c1 does, once it has decided, and c2 pushes the version after.
+    """
+    c0 = (_step("push", 5, 3), _step("push", 61, 3), _step("sync", 700), _step("sync", 900))
+    c1 = (_step("remove", 100, target=2), _step("sync", 800))
+    c2 = (_step("push", 140, 3), _step("push", 850, 3)) if dies else (_step("push", 850, 3),)
+    faults = (
+        Fault(60, "hold", 2, for_s=580, client="c0", calls="create px"),
+        Fault(60, "cut off", 0, for_s=35, client="c0"),
+        Fault(96, "hold", 1, for_s=19, client="c1", calls="create px"),
+        Fault(96, "hold", 1, for_s=19, client="c1", calls="get px"),
+        Fault(520, "empty", 2),
+        Fault(695, "slow", 0, 3.0, for_s=20),  # what b0 and b1 say of the end of version 4 comes after what b2 shows
+        Fault(695, "slow", 1, 3.0, for_s=20),
+    )
+    pounces = (Pounce(4, "decision", "crash", down_s=30.0),) if dies else ()
+    return _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults, *pounces)
+
+
+def slept_over_a_floor(plan: Plan, *, days: float = NIGHT_DAYS, sent: bool = False) -> Plan:
+    """c0, who owns version 5, and c2 sleep while c1 pushes on and deletes the logs of the versions after.
+
+    `days`: after which c1 looks again whether it may delete. `sent`: what c0 wrote of version 5 is under way all along.
+    """
+    later = days * DAY_S
+    c0 = (_step("push", 5, 3), _step("push", 30, 3)) + (_step("push", 61, 3),) * sent
+    c0 += _step("push", later + 3_000, 3), _step("sync", later + 4_000)
+    faults: tuple[Fault, ...] = ()
+    if sent:
+        faults = tuple(Fault(60, "hold", n, for_s=later + 1_440, client="c0", calls="create px") for n in range(3))
+    c1 = tuple(_step("push", 100 + 20 * n, 3) for n in range(18))
+    c1 += tuple(_step("push", later + 1_000 + 20 * n, 3) for n in range(12))
+    c2 = (_step("sync", 60), _step("pull", later + 2_000), _step("sync", later + 5_000))
+    return replace(_scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults), floors=True)
+
+
+def skipped_by_a_floor(plan: Plan) -> Plan:
+    """As `slept_over_a_floor`; the floor that covers version 5 cannot be made on b0 and b1 while c1 pushes first."""
+    plan = slept_over_a_floor(plan)
+    refused = tuple(Fault(0, "refuse", n, for_s=DAY_S, client="c1", calls="create floor/8") for n in (0, 1))
+    return replace(plan, faults=refused)
+
+
+def closed_by_a_thief(plan: Plan) -> Plan:
+    """One device is revoked while b2 is out of its revoker's reach; a thief writes there; others come across it later.
+
+    Which device is drawn; where it is the revoker itself, nothing comes of it.
+    """
+    c0 = (_step("push", 5, 3), _step("revoke", 60, target=plan.seed), _step("sync", 300, 3))
+    late = (_step("sync", 20, 3), _step("sync", 200), _step("push", 250, 3))
+    faults = (
+        Fault(55, "cut off", 2, for_s=60, client="c0"),
+        Fault(195, "slow", 0, 2.0, for_s=30),
+        Fault(195, "slow", 1, 2.0, for_s=30),
+    )
+    return _scenario(plan, {"c0": c0, "c1": late, "c2": late}, faults)
+
+
+def read_between_two_blocks(plan: Plan) -> Plan:
+    """A reader sees one device's blocks before another message stands there, and the other device's after that.
+
+    b2 has block form. c0 (without b1) prepares version 4; b0 accepts its value, its block with it for b2 lies around.
+    c2 (without b1) reads b2 slowly: nothing of c1 is there. Then c1 (without b0) prepares a higher round on b1 and b2.
+    Then c0's block lands, and c2 reads on: b0 and b2 show votes for a value that was not decided.
+    """
+    c0 = (_step("push", 5, 3), _step("reopen", 50), _step("push", 60, 3), _step("sync", 200))
+    c1 = (_step("sync", 20), _step("push", 88.5, 3), _step("sync", 210, 3))
+    c2 = (_step("sync", 30), _step("pull", 80), _step("sync", 220, 3))
+    faults = (
+        Fault(58, "cut off", 1, for_s=60, client="c0"),
+        Fault(58, "cut off", 1, for_s=60, client="c2"),
+        Fault(58, "cut off", 0, for_s=60, client="c1"),
+        Fault(
+            58, "lag", 0, 3.0, for_s=15, client="c0", calls="create px"
+        ),  # so that b2 is the first to promise c0's round
+        Fault(79, "lag", 2, 8.0, for_s=40, client="c2", calls="get bl"),
+    )
+    scenario = _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults, Pounce(4, "promise", "hold", 34.0))
+    return replace(scenario, blocks=(2,))

@@ -1,0 +1,293 @@
+"""The omniscient view: every message of an acceptor as it lands, counted by rules of its own.
+
+It reads what lands on the stores themselves, not what anybody is told. What an acceptor promised and accepted, what a
+quorum is, which acceptors and devices count in a version and by which keys its names are made, stands here a second
+time, so that a rule that is wrong in the product does not hide itself. A lying store's yes can be had at any time: with
+l of them, a value is decided once so many others accepted it that l more make a quorum.
+
+Of an acceptor in block form it takes in what lands as whoever read at that instant would: an ACCEPT counts if no higher
+round stands there then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from metasync.config import Config, decode_config
+from metasync.consensus.objects import open_object
+from metasync.consensus.records.birth import birth_matches, birth_path
+from metasync.consensus.records.entry import Entry, Kind, Round, block_path, entry_path, open_block, open_entry
+from metasync.consensus.records.state import State
+from metasync.errors import FormatError, PassphraseError, UpgradeError
+from metasync.keys.derive import RecordKind, sha256
+from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
+from simulation.network import Store
+from simulation.world import Violation, World
+
+_Round = tuple[int, bytes]
+
+
+@dataclass
+class _Acceptor:
+    """One acceptor in one version: promised round, votes, and where each of its logs goes on.
+
+    `next_idx`: by device in block form; in log form there is one, of nobody.
+    """
+
+    store: Store
+    acceptor_id: bytes
+    birth: bytes
+    v: int
+    blocks: bool
+    lies: bool
+    next_idx: dict[bytes, int] = field(default_factory=dict)
+    promised: _Round = (-1, b"")
+    votes: dict[_Round, bytes] = field(default_factory=dict)
+    closed: bool = False
+
+
+@dataclass
+class _Instance:
+    """One version: what its base says of it, and what was accepted. `least`: so many sound votes decide."""
+
+    base: State
+    config: Config
+    devices: DeviceSet
+    least: int
+    rounds: set[_Round] = field(default_factory=set)
+    values: dict[_Round, bytes] = field(default_factory=dict)
+    moments: set[str] = field(default_factory=set)
+    tally: dict[tuple[_Round, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    block_votes: bool = False
+    decided: bytes | None = None
+
+
+class Witness:
+    """`chain`: the decided states, from the genesis on. Raises `Violation` when a version has two values.
+
+    `stores`: by what they say who they are. `openers`: the devices' private keys, to open keyrings with.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        keys: WorkspaceKeys,
+        genesis: State,
+        stores: Mapping[bytes, Store],
+        openers: Callable[[], Iterable[bytes]],
+    ) -> None:
+        self.world = world
+        self.keys = keys
+        self.stores = stores
+        self.chain = [genesis]
+        self.forked = False
+        self.tolerates_forks = False
+        self.stolen: set[bytes] = set()  # changes that nobody proposes who may
+        self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
+        self._openers = openers
+        self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
+        self._instances: dict[int, _Instance] = {}
+        self._configs: dict[bytes, Config] = {}
+        self._sets: dict[bytes, DeviceSet] = {}
+        self._blocks: dict[tuple[str, str], bytes] = {}
+        self._open(1)
+
+    @property
+    def newest(self) -> State:
+        return self.chain[-1]
+
+    @property
+    def config(self) -> Config:
+        """The newest agreed one."""
+        return self.config_of(self.newest)
+
+    @property
+    def devices(self) -> DeviceSet:
+        """The newest agreed ones."""
+        return self.devices_of(self.newest)
+
+    def config_of(self, state: State) -> Config:
+        if state.config not in self._configs:
+            self._configs[state.config] = decode_config(self._const(state.config, "the config"))
+        return self._configs[state.config]
+
+    def devices_of(self, state: State) -> DeviceSet:
+        if state.devices not in self._sets:
+            data = self._const(state.devices, "the device set")
+            self._sets[state.devices] = decode_device_set(data, self.keys.ns_id)
+        return self._sets[state.devices]
+
+    def _const(self, digest: bytes, what: str) -> bytes:
+        end = f"/const/{digest.hex()}"
+        for store in self.stores.values():
+            for path, data in store.objects.items():
+                if path.endswith(end) and sha256(data) == digest:
+                    return open_object(self.keys, RecordKind.CONST, data)
+        raise Violation(f"{what} {digest.hex()[:16]}, which was agreed, is on no backend")
+
+    def _follow_keys(self, state: State) -> None:
+        end = ring_place(state.epoch, state.keyring)
+        for store in self.stores.values():
+            for path, data in store.objects.items():
+                if path.endswith(end) and sha256(data) == state.keyring:
+                    for private in self._openers():
+                        with suppress(PassphraseError):
+                            self.keys = open_ring(data, private, state.ns_id)
+                            return
+        raise Violation(f"the keyring of epoch {state.epoch}, which was agreed, opens for nobody")
+
+    # what lands
+
+    def _open(self, v: int) -> None:
+        """Version v may be worked on: the one before it is decided."""
+        base = self.chain[v - 1]
+        config, devices = self.config_of(base), self.devices_of(base)
+        acceptors = []
+        for entry, a in config.acceptors:
+            store = self.stores[entry.identity]
+            lies = store.liar is not None
+            acceptors.append(_Acceptor(store, a.acceptor_id, a.birth, v, a.form == "block", lies))
+        least = max(1, (config.n + config.f) // 2 + 1 - sum(a.lies for a in acceptors))
+        self._instances[v] = _Instance(base, config, devices, least)
+        for acceptor in acceptors:
+            for writer in [c.device_id for c in devices.certificates] if acceptor.blocks else [b""]:
+                acceptor.next_idx[writer] = 0
+                self._expect(acceptor, writer, 0)
+                if acceptor.blocks:
+                    self._expect(acceptor, writer, 1)
+
+    def _expect(self, acceptor: _Acceptor, writer: bytes, idx: int) -> None:
+        base, a = self._instances[acceptor.v].base, acceptor.acceptor_id
+        if acceptor.blocks:
+            path = block_path(self.keys, base.epoch, base.era, a, acceptor.v, writer, idx)
+        else:
+            path = entry_path(self.keys, base.epoch, base.era, a, acceptor.v, idx)
+        self._expected[acceptor.store.name, path] = (acceptor, writer, idx)
+
+    def landed(self, store: Store, path: str, data: bytes) -> None:
+        """An object was stored."""
+        inside = path.partition("/")[2]  # below the workspace's folder
+        if "/floor/" in path:
+            self.world.count("floor made")
+        if "/bl/" in path and self._blocks.setdefault((store.name, inside), data) != data:
+            raise Violation(f"two blocks were written under one name on {store.name}")
+        found = self._expected.pop((store.name, inside), None)
+        if found is None:
+            return
+        acceptor, writer, idx = found
+        if idx > acceptor.next_idx[writer]:
+            raise Violation(f"block {idx} of version {acceptor.v} was written on {store.name} before the one before it")
+        acceptor.next_idx[writer] = idx + 1
+        self._expect(acceptor, writer, idx + 1 + acceptor.blocks)
+        if not acceptor.lies:
+            self._feed(acceptor, writer, idx, data)
+
+    def _born(self, acceptor: _Acceptor) -> bool:
+        end, a = birth_path(acceptor.acceptor_id), acceptor.acceptor_id
+        objects = acceptor.store.objects
+        return any(birth_matches(d, a, acceptor.birth) for p, d in objects.items() if p.endswith(end))
+
+    def _opened(self, acceptor: _Acceptor, writer: bytes, idx: int, data: bytes) -> Entry:
+        base, a, v = self._instances[acceptor.v].base, acceptor.acceptor_id, acceptor.v
+        try:
+            if acceptor.blocks:
+                signed = open_block(self.keys, data, base=base, acceptor_id=a, v=v, device_id=writer, idx=idx)
+            else:
+                signed = open_entry(
+                    self.keys, data, ns_id=base.ns_id, era=base.era, epoch=base.epoch, acceptor_id=a, v=v, idx=idx
+                )
+        except (FormatError, UpgradeError) as e:
+            raise Violation(f"a client wrote an entry that does not open: {acceptor.store.name} v{v}: {e}") from e
+        return signed.entry
+
+    def _feed(self, acceptor: _Acceptor, writer: bytes, idx: int, data: bytes) -> None:
+        instance = self._instances[acceptor.v]
+        entry = self._opened(acceptor, writer, idx, data)
+        if instance.devices.key_of(entry.device_id, entry.certificate) is None:
+            self.world.count("void entry")
+            return
+        if entry.base != instance.base:
+            if self.forked:
+                return
+            raise Violation(f"an entry of version {acceptor.v} is on top of another state than the decided one")
+        if acceptor.closed or not self._born(acceptor):
+            return
+        rnd = (entry.round.n, entry.round.incarnation)
+        if entry.kind is Kind.DECIDED:
+            acceptor.closed = True
+        elif entry.kind is Kind.PREPARE:
+            if rnd > acceptor.promised:
+                acceptor.promised = rnd
+                self._rival(instance, rnd)
+                self._moment(acceptor, "promise")
+        elif entry.value is not None:
+            self._vote(acceptor, rnd, entry.round, entry.value)
+
+    def _rival(self, instance: _Instance, rnd: _Round) -> None:
+        if any(r[1] != rnd[1] for r in instance.rounds):
+            self.world.count("rivals in one version")
+        instance.rounds.add(rnd)
+
+    def _vote(self, acceptor: _Acceptor, rnd: _Round, named: Round, value: State) -> None:
+        instance = self._instances[acceptor.v]
+        if rnd < acceptor.promised or acceptor.votes.get(rnd, value.hash) != value.hash:
+            return
+        if named.n == 0 and named.incarnation != instance.base.writer:
+            return
+        acceptor.promised = rnd
+        acceptor.votes[rnd] = value.hash
+        self._rival(instance, rnd)
+        if instance.values.setdefault(rnd, value.hash) != value.hash and not self.tolerates_forks:
+            raise Violation(f"two values were proposed in one round of version {acceptor.v}")
+        tally = instance.tally[rnd, value.hash]
+        tally.add(acceptor.acceptor_id)
+        if acceptor.blocks:
+            self.world.count("block vote")
+            instance.block_votes = True
+        self._moment(acceptor, "vote")
+        if len(tally) >= instance.least:
+            self._decide(acceptor.v, rnd, value)
+            self._moment(acceptor, "decision")
+
+    def _moment(self, acceptor: _Acceptor, moment: str) -> None:
+        """Tells of the first promise, the first vote and the decision of a version."""
+        moments = self._instances[acceptor.v].moments
+        if moment not in moments:
+            moments.add(moment)
+            self.on_moment(acceptor.v, moment, acceptor.store)
+
+    def _decide(self, v: int, rnd: _Round, value: State) -> None:
+        instance = self._instances[v]
+        if instance.decided is None:
+            if value.op_id in self.stolen:
+                raise Violation(f"version {v} is what a stolen device made up")
+            instance.decided = value.hash
+            self.chain.append(value)
+            self.world.trace("decided", v, value.hash.hex()[:16])
+            self._note(instance, rnd, value)
+            if value.epoch != instance.base.epoch:
+                self._follow_keys(value)
+            self._open(v + 1)
+        elif instance.decided != value.hash:
+            self.forked = True
+            self.world.count("fork")
+            if not self.tolerates_forks:
+                raise Violation(f"two values were decided for version {v}")
+
+    def _note(self, instance: _Instance, rnd: _Round, value: State) -> None:
+        count = self.world.count
+        count("owner round" if rnd[0] == 0 else "decided in a prepared round")
+        if rnd[1] != value.writer:
+            count("value helped by another")
+        if instance.block_votes:
+            count("decided with block votes")
+        if value.config != instance.base.config:
+            count("reconfigured")
+            if len({r[1] for r in instance.rounds}) > 1:
+                count("reconfigured under contention")
+        if value.epoch != instance.base.epoch:
+            count("rotated")
