@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 FUZZ_VENV := .venv-fuzz
 FUZZ_BIN := $(FUZZ_VENV)/bin
 FUZZ_STAMP := $(FUZZ_VENV)/.installed
@@ -19,7 +19,8 @@ TARGETS ?=
 MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs format lock clean
+unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
+.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -35,8 +36,13 @@ $(STAMP): pyproject.toml requirements-dev.lock
 demo: $(STAMP) ## three providers and two devices in a temporary folder
 	@$(BIN)/metasync demo
 
-test: $(STAMP) ## the tests that need nothing but this machine
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not servers" $(PYTEST)
+RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+
+test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
+	$(RUN_TESTS) -m "not servers and not long"
+
+test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 15 minutes on two cores
+	$(RUN_TESTS) -m "not servers and (long or hypothesis)" --hypothesis-profile=long
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh

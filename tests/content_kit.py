@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
-
 from metasync.effects import Gather, Now, Op, Reply, Work
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.ring import WorkspaceKeys
@@ -22,9 +20,6 @@ from metasync.translators.encrypt import Encrypt
 from metasync.translators.integrity import Integrity
 
 T = TypeVar("T")
-
-settings.register_profile("content", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("content")  # a slow core is no bug
 
 NS_ID = bytes(range(32))
 ID_KEY = bytes(range(32, 64))

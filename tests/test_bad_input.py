@@ -183,6 +183,7 @@ def test_what_to_do_about_refused_credentials(lab: Lab, monkeypatch: pytest.Monk
 
     for name in ("open",) if when == "opened" else ("get", "create", "put", "stat", "list"):
         monkeypatch.setattr(FolderBackend, name, refuse)
+    lab.hurry()
     w = lab.reopen(w)
     write(w.directory, {"new": b"1"})
     for act in (w.push, w.pull):

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import pytest
 from content_kit import noise
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +54,7 @@ def odd_reads(data: bytes, steps: Sequence[int]) -> Callable[[int], bytes]:
 
 
 @given(st.integers(0, 40_000), st.integers(0, 3), st.sampled_from(["cdc", "fixed"]), st.sampled_from([0, 500, 20_000]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_chunks_join_to_the_input(size, seed, kind, whole):
     data = noise(size, seed) if seed else bytes(size)
     got = lengths(chunker(kind=kind, whole=whole), data)
@@ -68,7 +69,7 @@ def test_chunks_join_to_the_input(size, seed, kind, whole):
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=5), st.sampled_from(["cdc", "fixed"]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_how_read_splits_its_answers_does_not_matter(steps, kind):
     data = noise(30_000, 1)
     c = chunker(kind=kind)

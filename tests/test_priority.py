@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
@@ -67,7 +67,6 @@ arrivals = st.lists(
 
 
 @given(arrivals, st.floats(1e4, 1e8))
-@settings(deadline=None)
 def test_no_call_waits_for_ever(calls: list[tuple[float, int, Urgency]], rate: float) -> None:
     """On one connection that never rests: whoever goes first of two arrived before the other's virtual end.
 
