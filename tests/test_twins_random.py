@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crash_kit import Node, content_id, read_past
