@@ -13,7 +13,7 @@ from metasync.store.estimates import Call, Direction, Estimates
 from metasync.store.schedule import Failure, Piece, Schedule, Take
 
 OPENING_S = 0.01
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 64_000  # as `store.transfer` has it
 
 

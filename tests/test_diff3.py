@@ -204,7 +204,7 @@ def test_no_input_takes_long(shape: str) -> None:
     texts = [mebibyte(random, shape) for _ in range(3)]
     start = time.process_time()
     merge3(texts[0], texts[1], texts[2])
-    assert time.process_time() - start < 3  # 0.1 to 0.4 s were measured; without the bounds it is minutes
+    assert time.process_time() - start < 60, "it hangs: without the bounds it is minutes, with them half a second"
 
 
 def test_gives_up_beyond_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from metasync.backends.memory import MemoryBackend
 from metasync.effects import Op, Reply, Work
 from metasync.runtime import Runtime, _Pool
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Answer:

@@ -26,7 +26,7 @@ from metasync.sync.fsio import WorkTree
 from metasync.sync.names import Rules, key, problem
 from metasync.workspace import Workspace
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 IMAGE_BYTES = 48 << 20
 READY_S = 5.0
 

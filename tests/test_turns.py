@@ -20,7 +20,7 @@ from metasync.sync.push import _Attempts
 from metasync.sync.turns import LOOK_EVERY_S, TURN_S, GiveWay, Turns
 from metasync.workspace import Workspace
 
-SOON_S = 20.0
+SOON_S = 60.0
 SMALL = 1_000_000
 
 

@@ -356,7 +356,7 @@ def test_a_server_that_hangs(script: Script, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(_webdav_http, "SMALL_TIMEOUT_S", 0.2)
     over = threading.Event()
-    script.answer = lambda _: Answer(200 + over.wait(5))
+    script.answer = lambda _: Answer(200 + over.wait(60))
     with pytest.raises(UnreachableError, match="in time"):
         script.open().stat("a")
     over.set()
