@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from metasync.effects import Gather, Now, Op, Reply, Work
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.ring import WorkspaceKeys
+from metasync.objects.chunker import Chunker, SizeClass
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.store.packs import Packer, PackFormat, SealedPack, WorkspacePackKeys
@@ -254,3 +255,13 @@ def run(task: Generator[Any, Any, T], backends: Mapping[str, FakeBackend]) -> T:
                     raise AssertionError(f"unexpected effect {effect!r}")
         except (FormatError, BackendError, UpgradeError) as e:
             error = e
+
+
+SMALL = (256, 1024, 4096)
+Sizes = tuple[int | None, int, int, int]
+
+
+def chunker(
+    classes: Sequence[Sizes] = ((None, *SMALL),), *, kind: str = "cdc", whole: int = 0, seed: int = 7
+) -> Chunker:
+    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed)

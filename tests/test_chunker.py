@@ -9,27 +9,19 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import pytest
-from content_kit import noise
+from content_kit import SMALL, Sizes, chunker, noise
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasync.objects.chunker import READ_BYTES, SEED_MAX, Chunker, SizeClass, _cutter
+from metasync.objects.chunker import READ_BYTES, SEED_MAX, Chunker, _cutter
 
 KIB, MIB = 1 << 10, 1 << 20
-SMALL = (256, 1024, 4096)
-Sizes = tuple[int | None, int, int, int]
 DEFAULT: tuple[Sizes, ...] = (
     (64 * MIB, 64 * KIB, 256 * KIB, MIB),
     (4 << 30, 256 * KIB, MIB, 4 * MIB),
     (None, MIB, 4 * MIB, 16 * MIB),
 )
-
-
-def chunker(
-    classes: Sequence[Sizes] = ((None, *SMALL),), *, kind: str = "cdc", whole: int = 0, seed: int = 7
-) -> Chunker:
-    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed)
 
 
 def lengths(c: Chunker, data: bytes) -> list[int]:
