@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 FUZZ_VENV := .venv-fuzz
 FUZZ_BIN := $(FUZZ_VENV)/bin
 FUZZ_STAMP := $(FUZZ_VENV)/.installed
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+DOCS_STAMP := $(DOCS_VENV)/.installed
 SECONDS ?= 3600
 SEEDS ?= 300
 FIRST ?= 1
@@ -16,7 +19,8 @@ TARGETS ?=
 MODEL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check format lock clean
+unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
+.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,8 +36,13 @@ $(STAMP): pyproject.toml requirements-dev.lock
 demo: $(STAMP) ## three providers and two devices in a temporary folder
 	@$(BIN)/metasync demo
 
-test: $(STAMP) ## the tests that need nothing but this machine
-	$(BIN)/python -m pytest -n $(TEST_JOBS) -m "not servers" $(PYTEST)
+RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+
+test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
+	$(RUN_TESTS) -m "not servers and not long"
+
+test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 15 minutes on two cores
+	$(RUN_TESTS) -m "not servers and (long or hypothesis)" --hypothesis-profile=long
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
 	PYTHON=$(BIN)/python tests/servers/run.sh
@@ -77,17 +86,29 @@ check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(DOCS_STAMP): requirements-docs.lock
+	@echo "setting up $(DOCS_VENV) (once; half a minute)"
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_BIN)/python -m pip install --quiet --require-hashes -r requirements-docs.lock
+	@touch $@
+
+docs: $(DOCS_STAMP) ## the documentation as a site in build/site; a broken link or anchor fails
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
+
 format: $(STAMP) ## format and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+COMPILE = $(VENV)-lock/bin/pip-compile --quiet --strip-extras --generate-hashes --allow-unsafe \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header
+
 lock: ## pin the development tools anew (needs the network)
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet pip-tools
-	$(VENV)-lock/bin/pip-compile --quiet --strip-extras --extra dev --all-build-deps --generate-hashes --allow-unsafe \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
-		--output-file requirements-dev.lock pyproject.toml
+	$(COMPILE) --extra dev --all-build-deps --output-file requirements-dev.lock pyproject.toml
+	$(COMPILE) --extra docs --output-file requirements-docs.lock pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(FUZZ_VENV) .fuzz .servers .tla build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FUZZ_VENV) $(DOCS_VENV) .fuzz .servers .tla build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache

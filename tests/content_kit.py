@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
-
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.objects.chunker import Chunker, SizeClass
 from metasync.objects.ids import Ids
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.runtime.effects import Gather, Now, Op, Reply, Work
@@ -22,9 +21,6 @@ from metasync.translators.encrypt import Encrypt
 from metasync.translators.integrity import Integrity
 
 T = TypeVar("T")
-
-settings.register_profile("content", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("content")  # a slow core is no bug
 
 NS_ID = bytes(range(32))
 ID_KEY = bytes(range(32, 64))
@@ -259,3 +255,13 @@ def run(task: Generator[Any, Any, T], backends: Mapping[str, FakeBackend]) -> T:
                     raise AssertionError(f"unexpected effect {effect!r}")
         except (FormatError, BackendError, UpgradeError) as e:
             error = e
+
+
+SMALL = (256, 1024, 4096)
+Sizes = tuple[int | None, int, int, int]
+
+
+def chunker(
+    classes: Sequence[Sizes] = ((None, *SMALL),), *, kind: str = "cdc", whole: int = 0, seed: int = 7
+) -> Chunker:
+    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed)

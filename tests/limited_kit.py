@@ -22,11 +22,13 @@ from metasync.errors import BackendError
 
 class Rule(NamedTuple):
     """`until`: all requests before this time (seconds since 1970) are sent away, and asked to come back then, or after
-    `after_s` where that is not None. `per_s`: so many are answered in any second; None: any number."""
+    `after_s` where that is not None. `first_s`: the same for so many seconds after the first request. `per_s`: so many
+    are answered in any second; None: any number."""
 
     until: float = 0.0
     after_s: float | None = None
     per_s: int | None = None
+    first_s: float = 0.0
 
 
 class LimitedBackend(Wrapper):
@@ -62,8 +64,12 @@ def _refusal(root: str, now: float) -> float | None:
         rule = Rule(*json.loads(Path(f"{root}.rule").read_text()))
     except OSError:
         return None
-    if now < rule.until:
-        return rule.until - now if rule.after_s is None else rule.after_s
+    until = rule.until
+    if rule.first_s:
+        made = calls(root)
+        until = (made[0].at if made else now) + rule.first_s
+    if now < until:
+        return until - now if rule.after_s is None else rule.after_s
     if rule.per_s is not None:
         lately = [c for c in calls(root) if c.at > now - 1.0 and c.status == 200]
         if len(lately) >= rule.per_s:

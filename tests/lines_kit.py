@@ -13,7 +13,7 @@ from metasync.transfer.estimates import Call, Direction, Estimates
 from metasync.transfer.schedule import Failure, Piece, Schedule, Take
 
 OPENING_S = 0.01
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 64_000  # as `transfer.copies` has it
 
 

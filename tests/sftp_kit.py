@@ -246,7 +246,7 @@ def serving(home: Path) -> Iterator[Script]:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         script.drop()
-        thread.join(5)
+        thread.join(60)
 
 
 Opened = Callable[[Script], Backend]

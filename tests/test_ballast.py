@@ -140,7 +140,7 @@ def test_many_threads_that_fail_together_are_all_served() -> None:
             try:
                 return super().create(path, data)
             except FullError:
-                failed.wait(30)
+                failed.wait(60)
                 raise
 
     counts = AllFailFirst(full.counts)
@@ -156,7 +156,7 @@ def test_many_clients_may_give_it_up_at_once() -> None:
     views, together = [full.view(str(i)) for i in range(8)], threading.Barrier(8)
 
     def one(number: int) -> bool:
-        together.wait(30)
+        together.wait(60)
         return views[number].create(f"px/0/{number}", SMALL)
 
     with ThreadPoolExecutor(8) as pool:
@@ -479,14 +479,14 @@ def small_disks(tmp_path: Path) -> Iterator[dict[str, Path]]:
             disk.mkdir(parents=True)
             command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
             try:
-                subprocess.run(command, check=True, capture_output=True, timeout=20)
+                subprocess.run(command, check=True, capture_output=True, timeout=60)
             except (OSError, subprocess.SubprocessError):
                 pytest.skip("no right to mount a file system here")
             mounted.append(disk)
         yield disks
     finally:
         for disk in mounted:
-            subprocess.run(["umount", "-l", str(disk)], check=True, timeout=20)
+            subprocess.run(["umount", "-l", str(disk)], check=True, timeout=60)
 
 
 def free_bytes(disk: Path) -> int:

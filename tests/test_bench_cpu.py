@@ -42,7 +42,7 @@ def test_what_grew_by_a_fifth_and_by_more_than_its_scatter_is_named() -> None:
     ]
 
 
-def test_it_measures_a_commit_beside_this_tree(tmp_path: Path) -> None:
+def beside(tmp_path: Path, commit: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "a").write_bytes(b"a" * 5000)
     argv = [
@@ -55,9 +55,17 @@ def test_it_measures_a_commit_beside_this_tree(tmp_path: Path) -> None:
         "--work",
         str(tmp_path / "w"),
     ]
-    wrong = subprocess.run([*argv, "--commit", "no-such"], check=False, timeout=60, capture_output=True, text=True)
+    return subprocess.run([*argv, "--commit", commit], check=False, timeout=300, capture_output=True, text=True)
+
+
+def test_a_commit_that_is_none_is_said(tmp_path: Path) -> None:
+    wrong = beside(tmp_path, "no-such")
     assert (wrong.returncode, "--commit no-such: fatal" in wrong.stderr) == (1, True)
-    same = subprocess.run([*argv, "--commit", "HEAD"], check=False, timeout=120, capture_output=True, text=True)
+
+
+@pytest.mark.long
+def test_it_measures_a_commit_beside_this_tree(tmp_path: Path) -> None:
+    same = beside(tmp_path, "HEAD")
     assert same.stdout.count("| one-file push |") == 2
     assert "HEAD:" in same.stdout
 

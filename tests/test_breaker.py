@@ -228,7 +228,7 @@ def test_all_calls_under_way_end_together(breaker: Breaker, faulty: FaultyBacken
     pack = threading.Thread(target=call, args=(4 << 20,))  # alone it would be waited for much longer
     small = Breaker.stat
     time_left = threading.Event()
-    real, time.wait = time.wait, lambda event, s: event.wait(30) if not time_left.is_set() else real(event, s)
+    real, time.wait = time.wait, lambda event, s: event.wait(60) if not time_left.is_set() else real(event, s)
     breaker._wait = lambda event, s: time.wait(event, s)
     small_one = threading.Thread(target=lambda: errors.append(_error(lambda: small(breaker, "a"))))
     small_one.start()
@@ -241,8 +241,8 @@ def test_all_calls_under_way_end_together(breaker: Breaker, faulty: FaultyBacken
         oldest = min(breaker._flights, key=lambda f: f.patience_s)
     time.now = oldest.began + PATIENCE_S
     breaker._overdue(oldest)
-    pack.join(30)
-    small_one.join(30)
+    pack.join(60)
+    small_one.join(60)
     assert len(errors) == 2
     assert all("no answer for 5.0 s" in e.message for e in errors)
 
@@ -255,7 +255,7 @@ def _error(call: object) -> BackendError:
 
 def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
     """Behind a pack on a slow line a small request waits, and nothing hangs."""
-    breaker._wait = lambda event, s: event.wait(30)
+    breaker._wait = lambda event, s: event.wait(60)
     faulty.hanging = True
     callers = [
         threading.Thread(target=lambda call=call: _error(call), daemon=True)
@@ -273,14 +273,14 @@ def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: F
     assert breaker.state == "closed"
     faulty.release()
     for caller in callers:
-        caller.join(30)
+        caller.join(60)
 
 
 def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
     faulty.fail_next("hang", kind="list")
     done: list[object] = []
     stuck = threading.Thread(target=lambda: done.append(_error(lambda: breaker.list(""))), daemon=True)
-    breaker._wait = lambda event, s: event.wait(30)
+    breaker._wait = lambda event, s: event.wait(60)
     stuck.start()
     while not faulty.calls["list"]:
         pass
@@ -294,7 +294,7 @@ def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: F
     time.now = 2 * PATIENCE_S - 1
     assert breaker._overdue(flight) == 0.0
     assert breaker.state == "open"
-    stuck.join(30)
+    stuck.join(60)
     assert len(done) == 1
 
 
@@ -321,7 +321,7 @@ class _Gate(MemoryBackend):
         self.inner, self.gate = inner, gate
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
-        self.gate.wait(30)
+        self.gate.wait(60)
         return self.inner.get(path, offset=offset, length=length, max_bytes=max_bytes)
 
 
@@ -402,7 +402,7 @@ def test_silent_before_the_time_is_up(breaker: Breaker, faulty: FaultyBackend, t
     """A command that ended before the time-out tells the next one what it saw."""
     assert breaker.silent() is None
     faulty.hanging = True
-    breaker._wait = lambda event, s: event.wait(30)
+    breaker._wait = lambda event, s: event.wait(60)
     caller = threading.Thread(target=lambda: _error(lambda: breaker.stat("a")), daemon=True)
     caller.start()
     while not faulty.calls["stat"]:
@@ -411,7 +411,7 @@ def test_silent_before_the_time_is_up(breaker: Breaker, faulty: FaultyBackend, t
     time.now += PATIENCE_SHORT_S
     assert breaker.silent() is True
     faulty.release()
-    caller.join(30)
+    caller.join(60)
 
 
 def test_after_closing() -> None:

@@ -18,6 +18,7 @@ from checkout_kit import (
     late,
     replaced,
 )
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from workdir import (
@@ -273,7 +274,7 @@ def edit(root: Path, path: bytes, what: str, data: bytes) -> None:
         pass
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(trees, trees, edits)
 def test_any_tree_to_any_tree(tmp_path_factory: pytest.TempPathFactory, old: Any, new: Any, meanwhile: Any) -> None:
     with Workspace(tmp_path_factory.mktemp("w")) as work:

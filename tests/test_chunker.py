@@ -9,26 +9,19 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import pytest
-from content_kit import noise
+from content_kit import SMALL, Sizes, chunker, noise
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasync.objects.chunker import READ_BYTES, SEED_MAX, Chunker, SizeClass, _cutter
+from metasync.objects.chunker import READ_BYTES, SEED_MAX, Chunker, _cutter
 
 KIB, MIB = 1 << 10, 1 << 20
-SMALL = (256, 1024, 4096)
-Sizes = tuple[int | None, int, int, int]
 DEFAULT: tuple[Sizes, ...] = (
     (64 * MIB, 64 * KIB, 256 * KIB, MIB),
     (4 << 30, 256 * KIB, MIB, 4 * MIB),
     (None, MIB, 4 * MIB, 16 * MIB),
 )
-
-
-def chunker(
-    classes: Sequence[Sizes] = ((None, *SMALL),), *, kind: str = "cdc", whole: int = 0, seed: int = 7
-) -> Chunker:
-    return Chunker(whole, [SizeClass(*c, kind) for c in classes], seed)
 
 
 def lengths(c: Chunker, data: bytes) -> list[int]:
@@ -53,7 +46,7 @@ def odd_reads(data: bytes, steps: Sequence[int]) -> Callable[[int], bytes]:
 
 
 @given(st.integers(0, 40_000), st.integers(0, 3), st.sampled_from(["cdc", "fixed"]), st.sampled_from([0, 500, 20_000]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_chunks_join_to_the_input(size, seed, kind, whole):
     data = noise(size, seed) if seed else bytes(size)
     got = lengths(chunker(kind=kind, whole=whole), data)
@@ -68,7 +61,7 @@ def test_chunks_join_to_the_input(size, seed, kind, whole):
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=5), st.sampled_from(["cdc", "fixed"]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_how_read_splits_its_answers_does_not_matter(steps, kind):
     data = noise(30_000, 1)
     c = chunker(kind=kind)

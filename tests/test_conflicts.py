@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from crash_kit import mortal_clients  # noqa: F401
+from effort import few_and_many
 from test_restore import every_call, kept
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
@@ -215,9 +216,10 @@ def test_both_is_forgotten_with_the_copy(lab: Lab) -> None:
     assert [x.copy for x in w.conflicts()] == [b"f.conflict.1"]
 
 
+@few_and_many("stride", 5, 1)
 @pytest.mark.parametrize("keep", ["mine", "theirs"])
 def test_killed_at_every_call(
-    two: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch, keep: str
+    two: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch, keep: str, stride: int
 ) -> None:
     _, c = two
     before = tree_of(c.directory)
@@ -236,8 +238,8 @@ def test_killed_at_every_call(
         assert {x.path for x in w.status().conflicts} == {b"notes.txt"}
         return True
 
-    outcomes = every_call(lab, c, monkeypatch, lambda w: w.resolve("thing", keep), check)  # type: ignore[arg-type]
-    assert min(outcomes.values()) > 5
+    outcomes = every_call(lab, c, monkeypatch, lambda w: w.resolve("thing", keep), check, stride)  # type: ignore[arg-type]
+    assert min(outcomes.values()) > 5 // stride
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from crash_kit import (
     PASSPHRASE,
     Child,
     check_log,
-    content_id,
     quiet_environment,
     read_past,
     read_tree,
@@ -22,118 +20,13 @@ from crash_kit import (
     run_push,
     same_trees,
 )
+from crowd_kit import crowd, pull_all, push_when
 
 from metasync import workspace
 from metasync.errors import WorkspaceError
 from metasync.workspace import Workspace
 
 quiet_environment()
-
-DEVICES = 8
-ROUNDS = 3
-LIMIT_S = 60.0
-
-
-def push_when(directory: str, message: str, at: float) -> tuple[int | None, int, float]:
-    """Pushes at the moment `at`; -> (version, versions merged first, seconds)."""
-    with Workspace.open(directory) as w:
-        time.sleep(max(0.0, at - time.time()))
-        start = time.monotonic()
-        report = w.push(message)
-        merged = report.pulled.version - report.pulled.before if report.pulled is not None else 0
-        return report.version, merged, time.monotonic() - start
-
-
-def pull_all(directory: str) -> int:
-    with Workspace.open(directory) as w:
-        return w.pull().version
-
-
-def crowd(
-    root: Path,
-    urls: list[str],
-    *,
-    devices: int = DEVICES,
-    rounds: int = ROUNDS,
-    before_round: Callable[[int], None] = lambda _: None,
-    sick: Collection[str] = (),
-    enter: bool = False,
-    limit_s: float = LIMIT_S,
-) -> None:
-    """All devices push a file of their own and an edit of a shared one, at the same moment, several times.
-
-    `enter`: the first device takes the clones in, where too few backends have an atomic create for them to enter.
-    `sick`: backends that `before_round` takes away for some time; copies may be missing there.
-    """
-    began = time.monotonic()
-    places = {f"device{i}": root / f"device{i}" for i in range(devices)}
-    first = places["device0"]
-    first.mkdir()
-    for i in range(devices):
-        (first / f"shared{i}.txt").write_text("".join(f"line {n}\n" for n in range(9)))
-    with Workspace.init(
-        first, name=NAME, backends=urls, passphrase=PASSPHRASE, kdf=CHEAP, device_name="device0"
-    ).workspace as w:
-        pushed = {"first": w.push("first").version or 0}
-    clones = [Child(run_clone, str(places[d]), urls, NAME, d) for d in places if d != "device0"]
-    for clone in clones:
-        clone.wait()
-    if enter:
-        with Workspace.open(first) as w:
-            w.push()
-    print(f"\nset-up and {devices - 1} clones at once: {time.monotonic() - began:.1f} s")
-    written: set[bytes] = set()
-    for number in range(rounds):
-        for i, place in enumerate(places.values()):
-            mine = place / f"of{i}"
-            mine.mkdir(exist_ok=True)
-            (mine / f"round{number}").write_bytes(os.urandom(200))
-            written.add((mine / f"round{number}").read_bytes())
-            shared = place / f"shared{i}.txt"
-            lines = shared.read_text().splitlines(keepends=True)
-            lines[number] = f"line {number} by device {i}\n"
-            shared.write_text("".join(lines))
-        before_round(number)
-        start = time.monotonic()
-        at = time.time() + 0.4
-        running = {d: Child(push_when, str(p), f"{d} round {number}", at) for d, p in places.items()}
-        done = {d: child.wait() for d, child in running.items()}
-        took = sorted(seconds for _, _, seconds in done.values())
-        lost = sorted(merged for _, merged, _ in done.values())
-        print(
-            f"round {number}: {time.monotonic() - start:.1f} s; a push took {took[0]:.2f} to {took[-1]:.2f} s,"
-            f" median {took[len(took) // 2]:.2f}; versions merged first {lost}"
-        )
-        for d, (version, _, _) in done.items():
-            assert version is not None, f"{d}: nothing pushed in round {number}"
-            pushed[f"{d} round {number}"] = version
-    assert len(set(pushed.values())) == len(pushed), "two pushes report one version"
-    pulls = [Child(pull_all, str(p)) for p in places.values()]
-    versions = {pull.wait() for pull in pulls}
-    assert len(versions) == 1, versions
-    trees = {d: read_tree(p) for d, p in places.items()}
-    same_trees(trees)
-    final = trees["device0"]
-    assert {node.data for node in final.values()} >= written, "a file is missing"
-    for i in range(devices):
-        text = final[b"shared%d.txt" % i].data.decode()
-        assert text.count(f"by device {i}") == rounds, text
-    assert not [p for p in final if b".conflict." in p], "nobody edited another's lines"
-    with Workspace.open(first) as w:
-        past = read_past(w, read_blobs=True)
-        check_log(past, pushed)
-        assert len([s for s in past.main if s.message]) == len(pushed)
-        missing = [node for node in final.values() if node.kind != "dir" and content_id(w, node) not in past.contents]
-        assert not missing
-        report = w.check(read_data=True)
-        assert not report.lost
-        for problem in (*report.problems, *report.meta_problems):
-            assert problem.backend in sick, problem
-            assert "missing" in problem.problem, problem
-        assert not report.short or sick
-    took_s = time.monotonic() - began
-    print(f"in all: {took_s:.1f} s, {len(pushed)} pushes")
-    assert took_s < limit_s
 
 
 def test_eight_processes_push_at_once(tmp_path: Path) -> None:
@@ -166,9 +59,21 @@ def test_the_first_pushes_of_a_workspace_race(tmp_path: Path) -> None:
         check_log(read_past(w), pushed)
 
 
-def hold(directory: str, seconds: float) -> None:
+def hold(directory: str, until: str) -> None:
+    """Holds a workspace until there is a file `until`."""
     with Workspace.open(directory) as w, w._locked("push"):
-        time.sleep(seconds)
+        while not os.path.exists(until):
+            time.sleep(0.01)
+
+
+def holding(place: Path, until: Path) -> Child:
+    """A process that holds a workspace by now."""
+    child = Child(hold, str(place), str(until))
+    ends = time.monotonic() + 60
+    while not (place / ".metasync/lock.holder").exists():
+        assert time.monotonic() < ends, "the holder hangs"
+        time.sleep(0.01)
+    return child
 
 
 def test_two_processes_in_one_folder_wait_for_each_other(tmp_path: Path) -> None:
@@ -195,31 +100,32 @@ def test_the_second_process_waits_until_the_first_ends(tmp_path: Path) -> None:
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
     ).workspace.close()
-    holder = Child(hold, str(place), 1.0)
-    holder.ready()
-    time.sleep(0.4)
+    may_end = tmp_path / "may end"
+    holder = holding(place, may_end)
     heard: list[str] = []
-    start = time.monotonic()
-    with Workspace.open(place, on_event=lambda e: heard.append(str(e))) as w:
+
+    def hear(event: object) -> None:
+        heard.append(str(event))
+        if "waiting" in heard[-1]:
+            may_end.touch()
+
+    with Workspace.open(place, on_event=hear) as w:
         w.push()
-    assert time.monotonic() - start > 0.3
     assert any("waiting" in text and "process" in text for text in heard), heard
     holder.wait()
 
 
-def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
+def test_a_dead_holder_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "WAIT_S", 0.0)
     place = tmp_path / "d"
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
     ).workspace.close()
-    holder = Child(hold, str(place), 60.0)
-    holder.ready()
-    time.sleep(0.4)
-    assert holder.kill()
-    start = time.monotonic()
-    with Workspace.open(place) as w:
+    assert holding(place, tmp_path / "never").kill()
+    heard: list[str] = []
+    with Workspace.open(place, on_event=lambda e: heard.append(str(e))) as w:
         w.push()
-    assert time.monotonic() - start < 2
+    assert not any("waiting" in text for text in heard), heard
 
 
 def test_a_holder_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +134,7 @@ def test_a_holder_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
     ).workspace.close()
-    holder = Child(hold, str(place), 60.0)
-    holder.ready()
-    time.sleep(0.4)
+    holder = holding(place, tmp_path / "never")
     with Workspace.open(place) as w, pytest.raises(WorkspaceError, match=r"process \d+ \(metasync push\)"):
         w.push()
     assert holder.kill()

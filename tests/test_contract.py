@@ -313,7 +313,7 @@ def test_nobody_begins_before_all_are_there() -> None:
     waiting.join(0.2)
     assert waiting.is_alive(), "one of three is missing"
     assert meeting.wait(1, 6, (0, 5, 6)) is True
-    waiting.join(20)
+    waiting.join(60)
     assert came == [True]
     meeting.close()
 
@@ -331,7 +331,7 @@ def test_a_cancelled_meeting_holds_up_nobody(tmp_path: Path) -> None:
         waiting = threading.Thread(target=lambda: came.append(here.wait(0, 0, (0, 5))))
         waiting.start()
         there.cancel()
-        waiting.join(20)
+        waiting.join(60)
         assert came == [False]
         assert there.wait(1, 5, (5,)) is False, "nor does a later one begin"
         here.close()

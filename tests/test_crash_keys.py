@@ -1,7 +1,8 @@
 """A process that dies at any step of a rotation, a change of passphrase or an invitation leaves one of two states.
 
 Either the old keys are in force or the new ones; whichever it is, some passphrase opens the workspace, the devices go
-on, and running the command again ends what was begun. METASYNC_CRASH_STEPS: how many of the steps are tried (12).
+on, and running the command again ends what was begun. METASYNC_CRASH_STEPS: how many steps
+`make test-long` tries (12).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from crash_kit import (
     run_revoke,
     same_trees,
 )
+from effort import few_and_many
 
 from metasync.errors import ExcludedError, PassphraseError, RevokedError, UsageError, WorkspaceError
 from metasync.workspace import Workspace
@@ -101,21 +103,23 @@ def test_a_revocation_that_dies_as_it_is_agreed(tmp_path: Path, point: str) -> N
     goes_on(a, b, c, urls)
 
 
-def test_a_revocation_that_dies_at_any_call(tmp_path: Path) -> None:
+@few_and_many("steps", 3, STEPS)
+def test_a_revocation_that_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     rng = random.Random(7)
     a, *_ = made(tmp_path / "count")
     total, _ = Child(die_at_call, 0, run_revoke, str(a), "c", PASSPHRASE, NEW).wait()
-    for k in sorted(rng.sample(range(1, total + 1), min(STEPS, total))):
+    for k in sorted(rng.sample(range(1, total + 1), min(steps, total))):
         a, b, c, urls = made(tmp_path / f"k{k}")
         assert not Child(die_at_call, k, run_revoke, str(a), "c", PASSPHRASE, NEW).outcome()[0]
         print(f"killed at call {k} of {total}")
         goes_on(a, b, c, urls)
 
 
-def test_a_change_of_passphrase_that_dies_at_any_call(tmp_path: Path) -> None:
+@few_and_many("steps", 3, STEPS // 2)
+def test_a_change_of_passphrase_that_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     a, *_ = made(tmp_path / "count")
     total, _ = Child(die_at_call, 0, run_change_passphrase, str(a), PASSPHRASE, NEW).wait()
-    for k in sorted(random.Random(3).sample(range(1, total + 1), min(STEPS // 2, total))):
+    for k in sorted(random.Random(3).sample(range(1, total + 1), min(steps, total))):
         a, _, _, urls = made(tmp_path / f"k{k}")
         Child(die_at_call, k, run_change_passphrase, str(a), PASSPHRASE, NEW).outcome()
         root = a.parent
@@ -126,10 +130,11 @@ def test_a_change_of_passphrase_that_dies_at_any_call(tmp_path: Path) -> None:
         assert not opens(urls, root / "old", PASSPHRASE)
 
 
-def test_an_invitation_whose_use_dies_at_any_call(tmp_path: Path) -> None:
+@few_and_many("steps", 3, STEPS)
+def test_an_invitation_whose_use_dies_at_any_call(tmp_path: Path, steps: int) -> None:
     a, *_ = made(tmp_path / "count")
     total, _ = Child(die_at_call, 0, run_accept, str(a.parent / "t"), run_invite(str(a), "t")).wait()
-    for k in sorted(random.Random(5).sample(range(1, total + 1), min(STEPS, total))):
+    for k in sorted(random.Random(5).sample(range(1, total + 1), min(steps, total))):
         a, *_ = made(tmp_path / f"k{k}")
         code, place = run_invite(str(a), "t"), a.parent / "t"
         if not Child(die_at_call, k, run_accept, str(place), code).outcome()[0]:

@@ -11,13 +11,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from metasync.merge import lines as diff3
 from metasync.merge.lines import LINES_MAX, TEXT_BYTES_MAX, merge3
 
-examples = settings(max_examples=200, deadline=None, database=None, print_blob=True)
+tried = settings(max_examples=examples(200))
 
 texts = st.text(alphabet="abc\n\r", max_size=24).map(str.encode)
 lines_of_few = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"}\n"]), max_size=12).map(b"".join)
@@ -68,7 +69,7 @@ def test_refuses(base: bytes, ours: bytes, theirs: bytes) -> None:
     assert merge3(base, theirs, ours) is None
 
 
-@examples
+@tried
 @given(any_text, any_text)
 def test_one_side_changed(base: bytes, changed: bytes) -> None:
     assert merge3(base, base, changed) == changed
@@ -76,7 +77,7 @@ def test_one_side_changed(base: bytes, changed: bytes) -> None:
     assert merge3(base, changed, changed) == changed
 
 
-@examples
+@tried
 @given(any_text, any_text, any_text)
 @example(b"0\n2\n2\n0\n1\n", b"2\n2\n0\n1\n1\n", b"0\n2\n2\n0\n1\n1\n")
 def test_sides_are_equal(base: bytes, ours: bytes, theirs: bytes) -> None:
@@ -97,7 +98,7 @@ def edited(random: Random, base: list[bytes], name: str, at_least: int = 0) -> l
     return lines
 
 
-@examples
+@tried
 @given(st.randoms(use_true_random=False))
 def test_every_change_arrives(random: Random) -> None:
     """Lines are unique here, so each has one fate: in the merge if a side inserted it, or all left it alone."""
@@ -118,7 +119,7 @@ def test_every_change_arrives(random: Random) -> None:
         assert all(a < b for a, b in pairwise(places))
 
 
-@examples
+@tried
 @given(st.randoms(use_true_random=False), st.integers(2, 6))
 def test_a_unique_line_between_is_enough(random: Random, parts: int) -> None:
     """Each part is changed by one side at most; unchanged unique lines stand between the parts."""
@@ -136,7 +137,7 @@ def test_a_unique_line_between_is_enough(random: Random, parts: int) -> None:
     assert merge3(base, ours, theirs) == b"".join(merged)
 
 
-@examples
+@tried
 @given(st.lists(st.integers(0, 3), max_size=14), st.lists(st.integers(0, 3), max_size=14))
 def test_matches_as_many_lines_as_can_be(a: list[int], b: list[int]) -> None:
     pairs = diff3._shortest_edit(a, b, diff3._Effort())[::-1]
@@ -149,7 +150,7 @@ def test_matches_as_many_lines_as_can_be(a: list[int], b: list[int]) -> None:
     assert len(pairs) == longest[len(a)][len(b)]
 
 
-@examples
+@tried
 @given(st.lists(st.integers(0, 6), max_size=20), st.lists(st.integers(0, 6), max_size=20))
 def test_matching_is_ascending_and_true(a: list[int], b: list[int]) -> None:
     matched = [(i, j) for i, j in enumerate(diff3._match(a, b, diff3._Effort())) if j >= 0]
@@ -203,7 +204,7 @@ def test_no_input_takes_long(shape: str) -> None:
     texts = [mebibyte(random, shape) for _ in range(3)]
     start = time.process_time()
     merge3(texts[0], texts[1], texts[2])
-    assert time.process_time() - start < 3  # 0.1 to 0.4 s were measured; without the bounds it is minutes
+    assert time.process_time() - start < 60, "it hangs: without the bounds it is minutes, with them half a second"
 
 
 def test_gives_up_beyond_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

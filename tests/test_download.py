@@ -197,9 +197,9 @@ def test_a_late_answer_of_one_that_hung_is_delivered_to_nobody() -> None:
         assert far.transfer.silent == {"three"}
         gate.set()
         for future in started:
-            future.result(30)
+            future.result(60)
         assert got == wanted
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while far.transfer.silent and time.monotonic() < ends:
         time.sleep(0.01)
     assert far.transfer.silent == set(), "it answered after all"
@@ -226,7 +226,7 @@ def test_nothing_is_delivered_after_a_download_has_ended() -> None:
             for _lost in download.run():
                 pass
         over.set()
-        runtime.submit_work(lambda: None).result(30)
+        runtime.submit_work(lambda: None).result(60)
     assert late == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from crash_kit import Crashed, Fate, mortal_clients
+from effort import few_and_many
 from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import DamagedError, UsageError, WorkspaceError
@@ -286,13 +287,14 @@ def test_what_appears_meanwhile_is_not_replaced(lab: Lab, past: Workspace, monke
     assert lab.cli("restore", "1", "--to", str(lab.root / "out")).code == 1
 
 
-def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+@few_and_many("stride", 7, 1)
+def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     past.restore("1", to=lab.root / "whole")
     whole = tree_of(lab.root / "whole")
     past.close()
     ended = False
     with mortal_clients(monkeypatch) as here:
-        for k in range(1, 400):
+        for k in range(1, 400, stride):
             out = lab.root / f"out{k}"
             here.fate = fate = Fate()
             w = Workspace.open(past.directory)

@@ -230,6 +230,6 @@ def test_every_fault_under_threads(fault: str) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
     assert not unexpected
     assert backend.faults[fault] > 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from content_kit import IDS, NoSuchObject, digest, file_entry, mutated, walk
+from effort import examples
 from hypothesis import given, settings
 from test_walk import DIR, HOSTILE_DIRS, CountedNode, grow, inner, listing, trees
 
@@ -34,7 +35,7 @@ def gathered(root: bytes | None, store: Mapping[bytes, bytes]) -> tuple[Tree, li
 
 @pytest.mark.parametrize("batch", [1, 300, 1 << 20])
 @given(tree=trees)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_it_is_the_tree(batch: int, tree: Tree) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk_large, "BATCH_BYTES", batch)

@@ -16,7 +16,7 @@ from metasync.runtime import channel
 from metasync.runtime.effects import Op, Reply, Work
 from metasync.runtime.tasks import Runtime, _Pool
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Answer:

@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 import zstandard
 from content_kit import blob, digest, noise, pack_all, pack_format, refuses
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,7 +261,7 @@ def test_a_tombstone_drops_a_pack_wherever_it_lies():
 
 
 @given(st.lists(packs_lists, max_size=4), st.lists(st.integers(0, 30), max_size=5))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_merging_changes_no_answer(lists, dropped):
     segments = [make_segment(packs) for packs in lists]
     segments.append(make_segment([], [(1, digest(-n - 1)) for n in dropped]))
@@ -448,7 +449,7 @@ def test_a_frame_that_repeats_one_pack_costs_no_memory():
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), unique=True, max_size=80), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_large_index_finds_by_tables_what_a_small_one_finds_by_maps(numbers, blobs):
     """Ids that share their first bytes are told apart, whether they are there or not."""
     ids = [digest(n)[:8] + bytes([k]) * 24 for n, k in numbers]

@@ -382,17 +382,17 @@ def test_a_limit_holds_for_real_and_agreement_does_not_wait_for_it(tmp_path: Pat
     stores = {"a": MemoryBackend(), "b": MemoryBackend()}
     with Runtime(stores) as runtime:
         runtime.govern(Governor(path))
-        began = time.monotonic()
+        began, ended = time.monotonic(), []
         data = b"x" * (MIB // 4)
         futures = [runtime.start(one(Op("ab"[n % 2], "put", f"p{n}", data, urgency=Urgency.SOON))) for n in range(24)]
         urgent = runtime.start(one(Op("a", "create", "entry", b"vote")))
-        assert urgent.result(10).value is True
-        assert not all(f.done() for f in futures)
-        assert [f.result(30).error for f in futures] == [None] * 24
+        for future in (*futures, urgent):
+            future.add_done_callback(ended.append)
+        assert [f.result(60).error for f in futures] == [None] * 24
         took = time.monotonic() - began
-    rate = 6 * MIB / took
-    assert rate <= 2 * MIB * 1.15
-    assert rate >= 2 * MIB * 0.5  # a machine under load is slow by itself
+    assert urgent.result(60).value is True
+    assert ended.index(urgent) < len(futures), "it did not wait for all of them"
+    assert 6 * MIB / took <= 2 * MIB * 1.15
 
 
 def test_calls_that_a_limit_holds_do_not_run_out_of_time(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_calls_that_a_limit_holds_do_not_run_out_of_time(tmp_path: Path) -> None
         runtime.govern(Governor(path))
         op = Op("a", "put", "p", b"x" * (MIB // 2), timeout_s=0.3, urgency=Urgency.SOON)
         futures = [runtime.start(one(op)) for _ in range(2)]
-        assert [f.result(30).error for f in futures] == [None] * 2
+        assert [f.result(60).error for f in futures] == [None] * 2
 
 
 def test_connections_are_bounded_by_the_user(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_connections_are_bounded_by_the_user(tmp_path: Path) -> None:
         futures = [runtime.start(one(Op("a", "put", f"p{n}", b"x", urgency=Urgency.SOON))) for n in range(40)]
         futures += [runtime.start(one(Op("a", "put", f"p{n}", b"x"))) for n in range(40)]
         for future in futures:
-            future.result(30)
+            future.result(60)
     assert store.most == 3
 
 
@@ -439,16 +439,16 @@ def test_one_connection_leaves_another_for_agreement(tmp_path: Path) -> None:
     class Store(MemoryBackend):
         def put(self, path: str, data: bytes) -> None:
             begun.release()
-            go.wait(30)
+            go.wait(60)
 
     with Runtime({"a": Store()}) as runtime:
         runtime.govern(Governor(path))
         packs = [runtime.start(one(Op("a", "put", f"p{n}", b"x", urgency=Urgency.SOON))) for n in range(3)]
-        assert begun.acquire(timeout=10)
+        assert begun.acquire(timeout=60)
         assert runtime.run(one(Op("a", "create", "vote", b"1"))).value is True
         assert not begun.acquire(timeout=0.1)
         go.set()
-        assert [p.result(10).error for p in packs] == [None] * 3
+        assert [p.result(60).error for p in packs] == [None] * 3
 
 
 # --- a workspace
@@ -532,10 +532,14 @@ def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:
         other = [sys.executable, "-m", "metasync", "-C", str(folder)]
         subprocess.run([*other, "pause"], check=True, capture_output=True)
         _wait_for(lambda: any(isinstance(e, Notice) and "paused until it is resumed" in e.text for e in told))
-        time.sleep(0.3)  # what had begun ends
-        sent = sum(e.bytes for e in told if type(e).__name__ == "Transferred")
-        time.sleep(1.0)
-        assert sum(e.bytes for e in told if type(e).__name__ == "Transferred") == sent
+
+        def nothing_more() -> bool:
+            """Whether a second passes without a byte; what had begun ends first."""
+            sent = sum(e.bytes for e in told if type(e).__name__ == "Transferred")
+            time.sleep(1.0)
+            return sum(e.bytes for e in told if type(e).__name__ == "Transferred") == sent < 30_000_000
+
+        _wait_for(nothing_more)
         subprocess.run([*other, "config", "unset", "limit.up"], check=True, capture_output=True)
         subprocess.run([*other, "resume"], check=True, capture_output=True)
         thread.join(60)
@@ -543,7 +547,7 @@ def test_a_push_that_runs_notices_a_pause_and_a_resume(ready: Lab) -> None:
         assert w.push().version is None
 
 
-def _wait_for(true: Callable[[], bool], seconds: float = 30) -> None:
+def _wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends

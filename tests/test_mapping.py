@@ -19,6 +19,7 @@ from math import sqrt
 
 import figure6
 import pytest
+from effort import examples
 from figure6 import CHANGES, FIVE_GB, FOUR_GB, Table, backend_id, targets_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -203,7 +204,6 @@ def test_moves_are_those_of_figure_6(change: str, copies: int) -> None:
 
 
 @given(target_lists, partitions, st.data())
-@settings(deadline=None)
 def test_removing_a_backend_leaves_the_order_of_the_others(
     targets: list[Target], partition: int, data: st.DataObject
 ) -> None:
@@ -214,7 +214,6 @@ def test_removing_a_backend_leaves_the_order_of_the_others(
 
 
 @given(target_lists, partitions, st.data())
-@settings(deadline=None)
 def test_growing_a_backend_moves_it_forward_alone(targets: list[Target], partition: int, data: st.DataObject) -> None:
     old = data.draw(st.sampled_from(targets))
     new = Target(old.backend_id, data.draw(st.integers(old.weight, WEIGHT_MAX)))
@@ -228,7 +227,6 @@ def test_growing_a_backend_moves_it_forward_alone(targets: list[Target], partiti
 
 
 @given(target_lists, partitions, st.data())
-@settings(deadline=None)
 def test_an_order_has_every_backend_once_whatever_the_input_order(
     targets: list[Target], partition: int, data: st.DataObject
 ) -> None:
@@ -293,7 +291,6 @@ def test_shares_agree_with_the_recursion(copies: int) -> None:
 
 
 @given(target_lists, st.integers(1, 4))
-@settings(deadline=None)
 def test_shares_add_up_to_the_copies(targets: list[Target], copies: int) -> None:
     got = mapping.shares(targets, copies)
     assert all(0 <= share <= 1 for share in got.values())
@@ -315,7 +312,7 @@ def test_shares_of_too_many_backends_are_refused() -> None:
 @example(2**63 - 1)
 @example(2**63)
 @example(2**64 - 1)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(300))
 def test_neg_ln_is_right_to_the_bits_it_claims(h: int) -> None:
     with localcontext() as context:
         context.prec = 60
@@ -331,7 +328,6 @@ def test_ln_2_to_the_last_bit() -> None:
 
 
 @given(target_lists, partitions)
-@settings(deadline=None)
 def test_orders_follow_the_formula_in_decimals(targets: list[Target], partition: int) -> None:
     """docs/design/placement.md, computed another way."""
 

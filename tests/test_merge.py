@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from metasync.objects.model import Entry, Kind
 
 Tree = dict[bytes, Entry]
 
-examples = settings(max_examples=400, deadline=None, database=None, print_blob=True)
+tried = settings(max_examples=examples(400))
 
 
 def file(content: bytes, mtime_ns: int = 10, mode: int = 0o644, tags: Tags = (), size: int | None = None) -> Entry:
@@ -472,7 +473,7 @@ def moved(path: bytes, conflicts: Iterable[Conflict]) -> Iterator[bytes]:
             yield kept + path[len(old) :]
 
 
-@examples
+@tried
 @given(three_trees(), st.sampled_from([refuse, join]))
 def test_no_byte_is_lost(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     base, ours, theirs = trees
@@ -488,7 +489,7 @@ def test_no_byte_is_lost(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
             assert substance(merged.get(path)) == substance(entry)
 
 
-@examples
+@tried
 @given(three_trees(), st.sampled_from([refuse, join]))
 def test_nothing_is_invented_and_deletions_arrive(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     base, ours, theirs = trees
@@ -514,7 +515,7 @@ def test_nothing_is_invented_and_deletions_arrive(trees: tuple[Tree, Tree, Tree]
         assert merged[kept] == ours[path]
 
 
-@examples
+@tried
 @given(three_trees(), st.sampled_from([refuse, join]))
 def test_all_devices_reach_the_same_tree(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     base, ours, theirs = trees
@@ -523,7 +524,7 @@ def test_all_devices_reach_the_same_tree(trees: tuple[Tree, Tree, Tree], text: A
     assert merged_tree(base, base, merged) == merged
 
 
-@examples
+@tried
 @given(three_trees())
 def test_merging_again_changes_nothing(trees: tuple[Tree, Tree, Tree]) -> None:
     base, ours, theirs = trees
@@ -532,7 +533,7 @@ def test_merging_again_changes_nothing(trees: tuple[Tree, Tree, Tree]) -> None:
         assert run(*again) == Merge({}, (), ())
 
 
-@examples
+@tried
 @given(three_trees(), st.sampled_from([refuse, join]))
 def test_one_side_alone(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     base, ours, _ = trees
@@ -543,7 +544,7 @@ def test_one_side_alone(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     assert (pulled.conflicts, pulled.text) == ((), ())
 
 
-@examples
+@tried
 @given(three_trees(), st.sampled_from([refuse, join]))
 def test_who_merges_decides_names_alone(trees: tuple[Tree, Tree, Tree], text: Any) -> None:
     base, ours, theirs = trees
@@ -552,7 +553,7 @@ def test_who_merges_decides_names_alone(trees: tuple[Tree, Tree, Tree], text: An
     assert [(path, reason) for path, _, reason in a.conflicts] == [(path, reason) for path, _, reason in b.conflicts]
 
 
-@examples
+@tried
 @given(three_trees(), st.sets(st.sampled_from(PATHS)), st.sampled_from([refuse, join]))
 def test_given_paths_are_enough(trees: tuple[Tree, Tree, Tree], more: set[bytes], text: Any) -> None:
     base, ours, theirs = trees
@@ -562,7 +563,7 @@ def test_given_paths_are_enough(trees: tuple[Tree, Tree, Tree], more: set[bytes]
     assert sum(tree.asked for tree in lazy) <= 40 * len(paths)
 
 
-@settings(examples, max_examples=100)
+@settings(tried, max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 2), edits), min_size=2, max_size=6), st.sampled_from([refuse, join]))
 def test_three_devices_settle(rounds: list[tuple[int, list[tuple[str, bytes, int]]]], text: Any) -> None:
     agreed: Tree = {}

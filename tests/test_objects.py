@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from content_kit import IDS, digest, file_entry, refuses
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -318,7 +319,7 @@ def test_long_names_make_several_levels_that_can_all_be_read():
 
 
 @given(st.lists(st.integers(1, 9000), max_size=60), st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_cut_covers_all_in_order(lengths, rng):
     items = [bytes(n) for n in lengths]
     words = [rng.randbytes(8) for _ in items]

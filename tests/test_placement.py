@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import UsageError
@@ -28,7 +28,6 @@ def pack_name(i: int) -> bytes:
 
 
 @given(target_lists, st.integers(1, 20), st.binary(min_size=32, max_size=32))
-@settings(deadline=None)
 def test_copies_go_to_distinct_backends(targets: list[Target], copies: int, name: bytes) -> None:
     where = Placement(targets, copies=copies)
     primary = where.primary(name)
@@ -38,7 +37,6 @@ def test_copies_go_to_distinct_backends(targets: list[Target], copies: int, name
 
 
 @given(target_lists, st.binary(min_size=32, max_size=32), st.data())
-@settings(deadline=None)
 def test_devices_agree_whatever_order_they_read_the_config_in(
     targets: list[Target], name: bytes, data: st.DataObject
 ) -> None:

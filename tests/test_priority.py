@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parent / "benchmarks"))
@@ -77,7 +77,6 @@ arrivals = st.lists(
 
 
 @given(arrivals, st.floats(1e4, 1e8))
-@settings(deadline=None)
 def test_no_call_waits_for_ever(calls: list[tuple[float, int, Urgency]], rate: float) -> None:
     """On one connection that never rests: whoever goes first of two arrived before the other's virtual end.
 
@@ -298,7 +297,7 @@ def test_packs_leave_connections_to_agreement_and_to_small_files() -> None:
         store.wait_begun(8)
         assert sorted(store.began) == sorted([*(f"pack{n}" for n in range(6)), "small", "urgent"])
         store.let("small", "urgent")
-        assert small.result(10).value == urgent.result(10).value == b"12345"
+        assert small.result(60).value == urgent.result(60).value == b"12345"
         store.let("*")
 
 
@@ -319,7 +318,7 @@ def test_a_small_pull_passes_a_large_push_that_waits() -> None:
         time.sleep(0.05)
         store.let("*")
         for future in futures:
-            future.result(10)
+            future.result(60)
     assert store.began == ["first", "agreed", "small", "middle", "large", "later"]
 
 
@@ -348,7 +347,7 @@ def test_calls_of_a_task_that_was_abandoned_are_taken_out() -> None:
         assert len(runtime._channels["m"]._queue) == 1  # the vote: what is dropped does not keep its bytes either
         last = runtime.start(one(put(1, LATER, path="last")))
         store.let("*")
-        last.result(10)
+        last.result(60)
     assert store.began == ["begun", "vote", "last"]
     assert set(store.objects) == {"begun", "vote", "last"}
 
@@ -362,7 +361,7 @@ def test_a_call_that_is_late_is_taken_out_too() -> None:
         assert isinstance(late.error, UnreachableError)
         assert len(runtime._channels["m"]._queue) == 0
         store.let("*")
-        first.result(10)
+        first.result(60)
         runtime.run(one(put(1, path="last")))
     assert store.began == ["first", "last"]
 
@@ -379,7 +378,7 @@ def test_waiting_while_others_are_served_costs_no_patience() -> None:
     store.let("*")
     with Runtime({"m": store}, connections_per_backend=1, connections_max=1) as runtime:
         futures = [runtime.start(one(put(BIG, path=str(n), timeout_s=0.4))) for n in range(10)]
-        assert [f.result(10).error for f in futures] == [None] * 10
+        assert [f.result(60).error for f in futures] == [None] * 10
 
 
 def test_a_server_that_throttles_is_given_time_and_fewer_calls() -> None:
@@ -389,7 +388,7 @@ def test_a_server_that_throttles_is_given_time_and_fewer_calls() -> None:
         futures = [runtime.start(one(put(BIG, path=str(n)))) for n in range(12)]
         store.wait_begun(6)
         store.let("*")
-        assert [f.result(10).error for f in futures] == [None] * 12
+        assert [f.result(60).error for f in futures] == [None] * 12
         assert len(store.began) == 16
         assert runtime._channels["m"]._gauge.size == 4
 
@@ -427,7 +426,7 @@ def test_more_connections_are_opened_where_they_help() -> None:
     with Runtime({"m": store}) as runtime:
         futures = [runtime.start(one(get(1000, path=str(n)))) for n in range(1500)]
         for future in futures:
-            future.result(30)
+            future.result(60)
     assert 10 <= store.most <= 32
 
 
@@ -472,5 +471,5 @@ def test_the_order_holds_for_random_bursts() -> None:
     ops = [put(rng.choice((1, 1000, BIG)), rng.choice(list(Urgency)), path=str(n)) for n in range(1000)]
     with Runtime({"m": store}) as runtime:
         futures = [runtime.start(one(op)) for op in ops]
-        assert all(f.result(30).error is None for f in futures)
+        assert all(f.result(60).error is None for f in futures)
     assert sorted(store.began) == sorted(op.path for op in ops)

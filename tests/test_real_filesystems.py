@@ -26,7 +26,7 @@ from metasync.workspace import Workspace
 from metasync.worktree.disk import WorkTree
 from metasync.worktree.names import Rules, key, problem
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 IMAGE_BYTES = 48 << 20
 READY_S = 5.0
 

@@ -293,7 +293,7 @@ def test_an_interrupted_push_that_was_carried_is_found_again(lab: Lab, monkeypat
     assert files(one.directory) == files(other.directory) and files(one.directory)["unsure"] == b"unsure"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [2, *(pytest.param(part, marks=pytest.mark.long) for part in (0, 1, 3))])
 def test_cut_off_at_any_write_it_goes_on_when_run_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """From its nth write on the backend that is left does not answer; then it does, and the same command is run again.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from crash_kit import Crashed, Fate, mortal_clients
+from effort import few_and_many
 from workspace_kit import Lab, Node, lab, tree_of, unreadable, write  # noqa: F401
 
 from metasync.checkout.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_plan
@@ -364,12 +365,16 @@ def every_call(
     monkeypatch: pytest.MonkeyPatch,
     act: Callable[[Workspace], object],
     check: Callable[[Workspace], bool],
+    stride: int,
 ) -> dict[bool, int]:
-    """Kills `act` at every call on the disk and the local state; `check` after the next command, -> was it finished."""
+    """Kills `act` at every `stride`th call on the disk and the local state; `check` after the next command.
+
+    Returns how often it was finished then, and how often undone.
+    """
     past.close()
     outcomes = {True: 0, False: 0}
     with mortal_clients(monkeypatch) as here:
-        for k in range(1, 2000):
+        for k in range(1, 2000, stride):
             place = lab.root / "victim"
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(past.directory, place, symlinks=True)
@@ -394,7 +399,8 @@ def every_call(
     raise AssertionError("it never ended")
 
 
-def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+@few_and_many("stride", 9, 1)
+def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     one = wanted(past, lab, "1")
     write(
         past.directory,
@@ -416,9 +422,9 @@ def test_killed_at_every_call(lab: Lab, past: Workspace, monkeypatch: pytest.Mon
         assert b"added/a" in w.status().changes.deleted, "the next push takes the deletions too"
         return True
 
-    outcomes = every_call(lab, past, monkeypatch, lambda w: w.restore("1"), check)
-    assert outcomes[True] > 30
-    assert outcomes[False] > 10
+    outcomes = every_call(lab, past, monkeypatch, lambda w: w.restore("1"), check, stride)
+    assert outcomes[True] > 30 // stride
+    assert outcomes[False] > 10 // stride
 
 
 def test_the_journal_says_whose_changes_they_are() -> None:

@@ -336,7 +336,7 @@ def test_a_killed_clone_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
         victim.stdin.close()
         assert victim.stdout.readline() == "now\n"
         victim.send_signal(signal.SIGKILL)
-        victim.wait(30)
+        victim.wait(60)
     assert [p.name for p in folder.iterdir()] == [".metasync"]
     delivered = watched(monkeypatch)
     ran = lab.cli("clone", str(folder), "--name", "docs", *lab.words("a", "b", "c"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_block_workspaces import URLS, at_once, crowd, racing  # noqa: F401
+from racing_kit import URLS, at_once, crowd, racing  # noqa: F401
 from test_key_copies import folder_of, names_in, push, ring_of
 from test_rotation import NEW, agree_on_files, away, revoke, rotate
 from workspace_kit import Lab, lab, tree_of, wipe, write  # noqa: F401

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from workdir import (
@@ -644,7 +645,7 @@ def test_a_fifo_does_not_stop_the_scan(work: Workspace, monkeypatch: pytest.Monk
 # ---- a model: any tree, any edits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(trees, trees)
 def test_scan_sees_what_is_there(tmp_path_factory: pytest.TempPathFactory, first: Any, second: Any) -> None:
     with Workspace(tmp_path_factory.mktemp("w")) as work:

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lines_kit import TIMEOUT_S, Link, Run, drive
 
@@ -153,7 +154,7 @@ def test_an_unknown_holder_is_tried_with_something_small_where_much_is_wanted() 
     assert all(t.piece.size <= 2 * MIB for t in first.values())
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_all_holders_end_near_the_best_that_could_be(data: st.DataObject) -> None:
     names = "abcd"[: data.draw(st.integers(2, 4))]
@@ -184,7 +185,7 @@ def test_all_holders_end_near_the_best_that_could_be(data: st.DataObject) -> Non
 # --- trouble
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_whatever_goes_wrong_nothing_is_lost_that_somebody_has(data: st.DataObject) -> None:
     names = "abcd"

@@ -45,7 +45,7 @@ def test_sessions_that_the_server_ends(script: Script, opened: Opened) -> None:
         thread.join()
     lent = list(backend._line._connection.idle)  # type: ignore[attr-defined]
     script.hang_up()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(session.is_open() for session in lent) and time.monotonic() < until:
         time.sleep(0.01)
     for call in CALLS.values():
@@ -62,7 +62,7 @@ def test_calls_that_are_under_way_when_it_is_closed(script: Script, opened: Open
     def waits(kind: int, body: bytes) -> Answer:
         if kind == STAT:
             asked.release()
-            over.wait(20)
+            over.wait(60)
         return sound(kind, body)
 
     script.answer = waits
@@ -78,11 +78,11 @@ def test_calls_that_are_under_way_when_it_is_closed(script: Script, opened: Open
     for thread in threads:
         thread.start()
     for _ in range(8):
-        assert asked.acquire(timeout=20)
+        assert asked.acquire(timeout=60)
     backend.close()
     over.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [type(error) for error in ended] == [UnreachableError] * 12, ended
 
 

@@ -39,7 +39,7 @@ def test_what_is_no_ssh_server(script: Script, monkeypatch: pytest.MonkeyPatch, 
             way, _ = listener.accept()
             with way:
                 if sent is None:
-                    over.wait(10)
+                    over.wait(60)
                 else:
                     way.sendall(sent)
 

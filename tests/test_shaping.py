@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def fed(stream: RequestStream, data: bytes, cuts: list[int]) -> RequestStream:
     return stream
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(requests(), min_size=1, max_size=6), st.lists(st.integers(0, 2000), max_size=30))
 def test_requests_are_counted_wherever_the_bytes_are_cut(sent: list[tuple[str, bytes]], cuts: list[int]) -> None:
     stream = fed(RequestStream(), b"".join(data for _, data in sent), cuts)

@@ -64,7 +64,7 @@ def test_many_threads_get_one_token(fake: Fake) -> None:
     def answer(request: Request) -> Answer:
         if request.headers["X-Auth-Token"] in good:
             return stored(request)
-        refused.wait(10)
+        refused.wait(60)
         return Answer(401, b"", TRANS)
 
     fake.answer = answer
@@ -217,7 +217,7 @@ def test_a_refusal_before_the_body_was_read(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(swift_module, "timeout_s", lambda _: 2)
         with pytest.raises(FullError):
             backend.get("a", max_bytes=9)
-        thread.join(5)
+        thread.join(60)
         assert len(connections) == 2
         for connection in connections:
             connection.close()
@@ -235,7 +235,7 @@ def test_a_server_that_nobody_can_find(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_says_nothing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swift_module, "timeout_s", lambda _: 0.3)
     over = threading.Event()
-    fake.answer = lambda _: (over.wait(5), Answer())[1]
+    fake.answer = lambda _: (over.wait(60), Answer())[1]
     with pytest.raises(UnreachableError, match="no answer in time"):
         opened(fake).get("a", max_bytes=9)
     over.set()

@@ -101,7 +101,7 @@ def test_what_is_still_under_way_when_it_closes(sink: Sink) -> None:
         pass
     backend.close()
     faulty.release()
-    caller.join(30)
+    caller.join(60)
     assert [f[2:6] for f in sink.fields()] == [["stat", "a", "-", "no answer yet"]], "once"
 
 

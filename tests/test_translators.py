@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import zstandard
 from content_kit import FULL, SEALED_ONLY, noise, refuses
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ def test_the_built_in_steps_are_found_by_entry_point():
 
 
 @given(st.binary(max_size=2000) | st.integers(0, 5000).map(bytes), st.booleans(), st.sampled_from([FULL, SEALED_ONLY]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_round_trip(data, encrypted, chain):
     c = context(data, encrypted=encrypted)
     stored = put(chain, data, c)

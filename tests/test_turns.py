@@ -19,7 +19,7 @@ from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceL
 from metasync.sync.push import _Attempts
 from metasync.workspace import Workspace
 
-SOON_S = 20.0
+SOON_S = 60.0
 SMALL = 1_000_000
 
 

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crash_kit import Node, content_id, read_past
@@ -209,10 +210,12 @@ class World:
         return tree
 
 
-def seeds(disks: Iterable[type[OtherDisk]]) -> list[tuple[type[OtherDisk], int]]:
+def seeds(disks: Iterable[type[OtherDisk]]) -> list[Any]:
     if ONE:
         return [(disk, int(ONE)) for disk in disks]
-    return [(disk, 100 + run) for disk in disks for run in range(RUNS)]
+    return [
+        pytest.param(disk, 100 + run, marks=pytest.mark.long if run else ()) for disk in disks for run in range(RUNS)
+    ]
 
 
 @pytest.mark.parametrize(("disk", "run"), seeds([Mac, OldMac, Casefold, Windows, Fat, Lowering]))

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ texts = st.builds(lambda lines, last: b"".join(lines) + last, st.lists(line, max
 
 
 @given(texts, texts)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_patch_makes_one_of_the_other(tmp_path: Path, a: bytes, b: bytes) -> None:
     lines = unified(a, b, "a/f", "b/f")
     assert not isinstance(lines, str)

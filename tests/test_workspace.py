@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -262,10 +261,8 @@ def test_a_big_file_of_nothing(lab: Lab) -> None:
     w, c = pair(lab)
     with (w.directory / "sparse").open("wb") as f:
         f.truncate(200 << 20)
-    start = time.monotonic()
     r = w.push()
     assert r.bytes_stored < 1 << 20
-    assert time.monotonic() - start < 20
     c.pull()
     assert (c.directory / "sparse").stat().st_size == 200 << 20
 
@@ -490,7 +487,7 @@ class Probed(MemoryBackend):
     verdicts: ClassVar[Iterator[LogForm | Exception]]
 
     def probe(self) -> LogForm:
-        self.meeting.wait(20)
+        self.meeting.wait(60)
         verdict = next(self.verdicts)
         if isinstance(verdict, Exception):
             raise verdict

@@ -498,7 +498,7 @@ def test_calls_at_once_are_bounded_and_one_place_is_kept_for_small_ones() -> Non
                 at_once[0] += 1
                 most[0] = max(most[0], at_once[0])
             if len(data) > SMALL_BYTES_MAX:
-                gate.wait(30)
+                gate.wait(60)
             with lock:
                 at_once[0] -= 1
 
@@ -509,10 +509,10 @@ def test_calls_at_once_are_bounded_and_one_place_is_kept_for_small_ones() -> Non
     for large in larges:
         large.start()
     threading.Thread(target=lambda: (backend.put("s", b""), small_done.set()), daemon=True).start()
-    assert small_done.wait(30), "all places were taken by large calls"
+    assert small_done.wait(60), "all places were taken by large calls"
     gate.set()
     for large in larges:
-        large.join(30)
+        large.join(60)
     assert most[0] <= 3
 
 
@@ -549,7 +549,7 @@ def test_hanging_calls_return_when_released(faulty: FaultyBackend, tmp_path: Pat
     caller.join(0.05)
     assert caller.is_alive()
     faulty.release()
-    caller.join(30)
+    caller.join(60)
     assert isinstance(outcomes[0], UnreachableError)
     assert faulty.create("d/new", b"") is True, "it had no effect, and now nothing hangs"
 

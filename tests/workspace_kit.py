@@ -108,6 +108,8 @@ class Lab:
         monkeypatch.setattr(open_backend, "opened", self._opened)
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
+        for method in (Workspace.init, Workspace.device_revoke, Workspace.key_change_passphrase, Workspace.key_rotate):
+            monkeypatch.setitem(method.__kwdefaults__, "kdf", CHEAP)
 
     def _opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
         """Like `ways.opened`, with the faults and the counter of that place in between."""
@@ -185,9 +187,11 @@ class Lab:
     def close(self) -> None:
         for workspace in self.open_workspaces:
             workspace.close()
-        for path in self.root.rglob("*"):
-            if path.is_dir() and not path.is_symlink():
-                path.chmod(0o755)
+        for folder, names, _ in os.walk(self.root):
+            for path in (os.path.join(folder, name) for name in names):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
+                    os.chmod(path, 0o755)  # so that pytest can remove it
 
 
 _CAPTURE: list[pytest.CaptureFixture[str]] = []

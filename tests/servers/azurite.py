@@ -115,7 +115,7 @@ class AzuriteServer(loopback.LoopbackServer):
             "Content-Length": "0",
         }.items():
             request.add_header(name, value)
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
 
     def _sign(self, text: str) -> str:
         key = base64.b64decode(self.env["AZURE_STORAGE_ACCOUNT_KEY"])

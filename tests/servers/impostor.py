@@ -32,7 +32,7 @@ class Impostor:
 
     def close(self) -> None:
         self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(60)
         self._listening.close()
         for peer in list(self._open):
             with contextlib.suppress(OSError):

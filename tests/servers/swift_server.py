@@ -259,7 +259,7 @@ def running(
 
 
 def _request(port: int, method: str, path: str, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, headers={"Content-Length": "0", **headers})
         answer = connection.getresponse()

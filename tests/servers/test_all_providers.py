@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from crash_kit import CHEAP, PASSPHRASE, edit_some, make_tree, quiet_environment, read_tree, same_trees
+from crowd_kit import crowd
 from providers_kit import clone, urls_of
-from test_contention import crowd
 
 from metasync.workspace import Workspace
 

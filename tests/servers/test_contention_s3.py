@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import s3
-from test_contention import crowd
+from crowd_kit import crowd
 
 pytestmark = pytest.mark.servers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openssh
 import pytest
-from test_contention import crowd
+from crowd_kit import crowd
 
 pytestmark = pytest.mark.servers
 pytest.importorskip("paramiko")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import webdav
 from crash_kit import CHEAP, NAME, PASSPHRASE
-from test_contention import crowd
+from crowd_kit import crowd
 
 from metasync.events import Event
 from metasync.workspace import Workspace

@@ -12,8 +12,8 @@ import fakegcs
 import pytest
 import s3
 from crash_kit import CHEAP, PASSPHRASE, make_tree, quiet_environment, read_tree, same_trees
+from crowd_kit import crowd
 from object_calls import open_url
-from test_contention import crowd
 
 from metasync.errors import UsageError
 from metasync.workspace import Workspace

@@ -172,7 +172,7 @@ def test_the_script_for_benchmarks(tmp_path: Path, s3_keys: dict[str, str]) -> N
         ports = [int(line.partition("127.0.0.1:")[2].partition("&")[0]) for line in lines[:2]]
         assert all(line.startswith("export AWS_") for line in lines[2:5])
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     for port in ports:
         with pytest.raises(UnreachableError):
             open_url(f"s3://metasync?endpoint=http://127.0.0.1:{port}").list("")

@@ -152,7 +152,7 @@ def test_a_wrong_key(
 
 def test_a_token_that_somebody_else_got(swift: swift_server.SwiftServer, monkeypatch: pytest.MonkeyPatch) -> None:
     login = {"X-Auth-User": swift.keys["ST_USER"], "X-Auth-Key": swift.keys["ST_KEY"]}
-    found = requests.get(swift.env["ST_AUTH"], headers=login, timeout=30).headers
+    found = requests.get(swift.env["ST_AUTH"], headers=login, timeout=60).headers
     for name in ("ST_USER", "ST_KEY", "ST_AUTH"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("OS_STORAGE_URL", found["X-Storage-Url"])
@@ -213,7 +213,7 @@ def test_quotas(swift: swift_server.SwiftServer) -> None:
 
 def _until(done: Callable[[], object]) -> None:
     """Counters come late."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not done():
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -297,6 +297,6 @@ def test_the_script_for_benchmarks(tmp_path: Path) -> None:
                 patch.setenv(name, value)
             _open(lines[0]).put("a", b"1")
             process.stdin.close()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
             with pytest.raises(UnreachableError), contextlib.closing(_open(lines[0])) as backend:
                 backend.list("")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import swift_server
 from crash_kit import CHEAP, PASSPHRASE, quiet_environment, read_tree, same_trees
-from test_contention import crowd
+from crowd_kit import crowd
 
 from metasync.workspace import Workspace
 

@@ -310,7 +310,7 @@ def lengths(chunker: Chunker, data: bytes) -> list[int]:
 
 
 def of_chunks() -> Cases:
-    from test_chunker import chunker
+    from content_kit import chunker
 
     big = (65_536, 262_144, 1_048_576)
     small = (256, 1024, 4096)
