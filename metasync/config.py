@@ -1,7 +1,7 @@
 """The agreed config: which backends there are, who votes, and how data are cut, packed, translated and placed.
 
-Every version of the state names one config by hash; it governs the instance that agrees the next version (CONSENSUS
-1.1, alpha = 1). A config is canonical: one value, one byte string. Unknown tags survive. What differs between devices
+Every version of the state names one config by hash; it governs the instance that agrees the next version (consensus.md,
+rule 1.1). A config is canonical: one value, one byte string. Unknown tags survive. What differs between devices
 (URLs, accounts, credentials) stands in no agreed object.
 """
 

@@ -1,4 +1,4 @@
-"""The part of `Workspace` about devices, keys and invitations: who may write, and by which keys (D11)."""
+"""The part of `Workspace` about devices, keys and invitations (architecture.md, D11)."""
 
 from __future__ import annotations
 

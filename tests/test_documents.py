@@ -6,10 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LIBRARY = ROOT / "docs" / "library.md"
+_NUMBERS = r"D?\d+(?:\.\d+)*(?:(?:, | and | to )D?\d+(?:\.\d+)*)*"
+CITED = re.compile(rf"([\w-]+\.md)`?\)?,? ((?:rule|section)s?)? ?({_NUMBERS})\b")
+ELSEWHERE = re.compile(r"\b(?!TLS|HTTP|RFC)[A-Z][A-Z-]{3,} (?:§ ?)?(?:D\d+|\d+\.\d+)\b|§ ?\d+")
+OF_THE_SITE = {"index.md", "contributing.md", "changelog.md"}
 
 
 def test_the_examples_of_the_library_page_print_what_it_says(tmp_path: Path) -> None:
@@ -33,3 +38,54 @@ def test_the_examples_of_the_library_page_print_what_it_says(tmp_path: Path) -> 
 def test_every_schema_is_listed() -> None:
     listed = set(re.findall(r"\(json/([\w-]+\.schema\.json)\)", (ROOT / "docs/reference/json.md").read_text("utf-8")))
     assert listed == {path.name for path in (ROOT / "docs/reference/json").iterdir()}
+
+
+def test_every_citation_has_its_target() -> None:
+    """A cited document is in the repository, and has the rule, section or decision that is cited."""
+    pages = {path.name: path.read_text("utf-8") for path in ROOT.rglob("*.md") if _is_ours(path)}
+    missing = []
+    cited = 0
+    for path, text in _texts():
+        for name, kind, numbers in CITED.findall(text):
+            where = f"{path.relative_to(ROOT)}: {name}, {kind} {numbers}"
+            if name not in pages:
+                missing.append(f"{where}: no such document")
+                continue
+            for number in re.findall(r"D?\d+(?:\.\d+)*", numbers):
+                cited += 1
+                target = rf"^(?:#+ |\*\*){re.escape(number)}\.? "
+                if not re.search(target, pages[name], re.MULTILINE):
+                    missing.append(f"{where}: it has no {number}")
+        missing += [f"{path.relative_to(ROOT)}: {found}" for found in ELSEWHERE.findall(text)]
+    assert not missing, "\n".join(missing)
+    assert cited > 100
+
+
+def test_every_document_that_is_named_is_there() -> None:
+    pages = {path.name for path in ROOT.rglob("*.md") if _is_ours(path)}
+    for path, text in _texts():
+        if path.parts[len(ROOT.parts)] != "tests":  # whose files have names like notes.md
+            named = {Path(name).name for name in re.findall(r"[\w/.-]*\w\.md\b", text)}
+            assert named - pages <= OF_THE_SITE, f"{path}: {named - pages - OF_THE_SITE}"
+
+
+def test_rules_refer_to_rules() -> None:
+    page = (ROOT / "docs/design/consensus.md").read_text("utf-8")
+    rules = set(re.findall(r"^### (\d+\.\d+) ", page, re.MULTILINE))
+    assert len(rules) > 40
+    referred = set(re.findall(r"\brules? (\d+\.\d+)", page))
+    assert referred <= rules
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
+    """The texts of the repository that a person reads, each as one line."""
+    for path in sorted(ROOT.rglob("*")):
+        is_text = path.suffix in (".md", ".py", ".toml", ".yml", ".tla") or path.name == "Makefile"
+        if is_text and _is_ours(path) and path != Path(__file__):
+            yield path, re.sub(r"\s*\n\s*(?:(?:#:?|--) )?", " ", path.read_text("utf-8"))
+
+
+def _is_ours(path: Path) -> bool:
+    """Not of a virtual environment, nor built."""
+    inside = path.relative_to(ROOT).parts
+    return path.is_file() and not inside[0].startswith(".") and inside[0] not in ("build", "dist")

@@ -55,7 +55,7 @@ DEVICES_MAX = 4
 
 NAMES = ["a", "b", "c.txt", "d.txt", "e", "sub", "x y", "Ümlaut", "long" * 20]
 TEXTS = ["poem.txt", "list.txt", "plan.txt"]
-LINKS = ["l", "l.txt"]  # never directories: a symlink in the place of a directory is not taken in, and stays so (D8)
+LINKS = ["l", "l.txt"]  # never directories: a symlink in a directory's place is not taken in (architecture.md, D8)
 MODES = [0o644, 0o600, 0o755, 0o400]
 
 
@@ -577,7 +577,7 @@ def test_what_many_merges_replaced_is_all_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_disk_cannot_take_is_deleted_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The absence of a file that this device never had says nothing (D8)."""
+    """The absence of a file that this device never had says nothing (architecture.md, D8)."""
     urls = [f"memory://unspeakable{i}" for i in range(3)]
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()

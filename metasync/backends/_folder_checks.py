@@ -1,9 +1,9 @@
 """Why a folder may not vote: another program copies it elsewhere, or its mount stores late or shows late.
 
 A program that keeps a folder in step with another place makes renamed copies of what two wrote at once: both believe
-that they were first (PROVIDERS 2). It is known by what it alone puts into its folders, here or further up, and by where
-it puts them unless it is told otherwise. A mount is known by its kind. Neither list can be complete: what is not on it
-is taken for a plain disk.
+that they were first (providers.md, section 2). It is known by what it alone puts into its folders, here or further up,
+and by where it puts them unless it is told otherwise. A mount is known by its kind. Neither list can be complete: what
+is not on it is taken for a plain disk.
 
 Where a folder is: on which file system, and under which identity.
 """
@@ -170,7 +170,7 @@ _REMOTE = re.compile(r"nfs|cifs|smb|9p|virtiofs|afs|ceph|gluster|fuse\.")
 
 
 def place_of(folder: int, root: str) -> bytes:
-    """The native identity of the open `folder` at `root`: machine, file system and inode (CONSENSUS 1.1)."""
+    """The native identity of the open `folder` at `root`: machine, file system and inode (consensus.md, rule 1.1)."""
     found = os.fstat(folder)
     mount = mount_of(os.path.realpath(root), found.st_dev)
     if mount is not None and _REMOTE.match(mount.kind):

@@ -1,4 +1,6 @@
-"""The contract of a backend: seven small calls on named, mostly immutable objects (CONSENSUS 1.2, PROVIDERS 1).
+"""The contract of a backend: seven small calls on named, mostly immutable objects.
+
+What agreement asks of them: consensus.md, rule 1.2. What providers do: providers.md, section 1.
 
 Paths are relative to the backend's root, `/`-separated, made of `[a-z0-9._-]` only, never absolute and never with `..`.
 Every call may be repeated. Calls come from several threads at once. A provider holds no retry loop, no cache and no
@@ -121,7 +123,7 @@ class Backend(Protocol):
         ...
 
     def identity(self) -> bytes:
-        """What makes two people's views of this store the same store (CONSENSUS 1.1, native identity); no secrets.
+        """What makes two people's views of this store the same store (consensus.md, rule 1.1); no secrets.
 
         32 bytes: 16 for the scope in which stores can be compared (a machine, an endpoint), 16 for the place there.
         The same scope and another place is another store, such as a copy. Another scope cannot be compared.

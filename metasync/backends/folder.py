@@ -6,7 +6,7 @@ handle part by part without following a link. So what happens to the root during
 lost, nor make one in the folder under the mount.
 
 An object is written to a temporary name beside its place, synced, and then linked (`create`: fails if the name is
-taken) or renamed (`put`). O_EXCL alone would make the name atomic, not the content (PROVIDERS 2).
+taken) or renamed (`put`). O_EXCL alone would make the name atomic, not the content (providers.md, section 2).
 """
 
 from __future__ import annotations

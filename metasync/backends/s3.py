@@ -1,7 +1,7 @@
 """S3 and what speaks its language: `s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=...&profile=...`.
 
 `create` is PutObject with If-None-Match: *. 412 alone means that the name is taken; obstore raises the same exception
-for every 409, which means "in conflict right now, ask again" (PROVIDERS 2).
+for every 409, which means "in conflict right now, ask again" (providers.md, section 2).
 
 The access key for an S3 store: from the AWS variables, the shared credentials file, the keyring, or the machine.
 """
@@ -28,8 +28,8 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn")
-# Who vouches that of two racing creates only one wins (PROVIDERS 2): Amazon and Cloudflare document the condition,
-# MinIO and versitygw check and write under one lock and stood the races, Ceph documents it.
+# Who vouches that of two racing creates only one wins (providers.md, section 2): Amazon and Cloudflare document the
+# condition, MinIO and versitygw check and write under one lock and stood the races, Ceph documents it.
 _SOUND_HOSTS = (*_AMAZON, ".r2.cloudflarestorage.com")
 _SOUND_SERVERS = frozenset({"minio", "ceph", "versitygw"})
 _OTHER_SERVERS = frozenset({"b2", "garage", "seaweedfs", "other"})

@@ -1,4 +1,4 @@
-"""What checkouts replaced: kept in `.metasync/replaced/` until a decided version holds it (ARCHITECTURE D8).
+"""What checkouts replaced: kept in `.metasync/replaced/` until a decided version holds it (architecture.md, D8).
 
 An editor that had a file open when it was replaced or deleted still writes to the old inode, which lies here now. So a
 file is looked at only when it was quiet for ten minutes, and its content is then read, never taken from a record.

@@ -1,4 +1,4 @@
-"""What acceptors were seen to hold, and whether they still show it (CONSENSUS 1.10, 3 "Fork and rollback").
+"""What acceptors were seen to hold, and whether they still show it (consensus.md, rules 1.10 and 3.3).
 
 Two witnesses testify: this device's own memory, and the signed `seen` of every entry it reads, in which its writer says
 what it last saw on the other acceptors. An acceptor that lacks such an entry, or shows another in its place, was rolled

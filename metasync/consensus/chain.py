@@ -1,4 +1,4 @@
-"""Walking the chain of states backwards, by hash (CONSENSUS 1.1 `skip`, 3 "Fork and rollback").
+"""Walking the chain of states backwards, by hash (consensus.md, rules 1.1 and 3.3).
 
 State u stands, as the base of every entry of version u+1, in the acceptors' logs; so an ancestor is fetched from slot
 0 of the next version, or from `const/` once that log is deleted (`floors`), and its hash proves it. Steps along `skip`

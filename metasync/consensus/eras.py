@@ -1,4 +1,4 @@
-"""Following a new era: a majority of the acceptors was lost, and an admin restarted the workspace (CONSENSUS 1.9).
+"""Following a new era, which an admin began after a majority of acceptors was lost (consensus.md, rule 5.3).
 
 Only a record signed by the admin key takes a device off the chain that it knows. It is looked for when an acceptor
 shows a tombstone, or when no quorum answers, on all backends within reach. What this device knows to be decided and the

@@ -1,9 +1,9 @@
 """What this process knows of one instance: the logs of all acceptors for one version, and what follows from them.
 
 Pure bookkeeping: which value is decided, which is the highest accepted one, who promised what. Votes count only from
-acceptors whose birth object was seen to be the right one during the operation in progress (CONSENSUS 1.9: a root that
-was wiped may accept what it had promised not to), and only if their log was read at most DELTA_S ago: who slept longer
-must read again, and then meets the fence that a change of the config left behind (`reconfig`).
+acceptors whose birth object was seen to be the right one during the operation in progress (consensus.md, rule 1.9: a
+root that was wiped may accept what it had promised not to), and only if their log was read at most DELTA_S ago: who
+slept longer must read again, and then meets the fence that a change of the config left behind (`reconfig`).
 """
 
 from __future__ import annotations

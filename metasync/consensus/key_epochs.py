@@ -1,4 +1,4 @@
-"""Following the keys: what a device does when the agreed state is in a key epoch that it does not hold (D11).
+"""Following the keys: a device meets a state of a key epoch that it does not hold (consensus.md, rule 1.12).
 
 The state names its keyring by hash, so whichever acceptor's copy matches is the one that was agreed; it is signed by
 the admin key of the epoch before, back to `ns_id`. It is opened with the device's own sealing key. A device that the

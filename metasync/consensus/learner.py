@@ -1,4 +1,4 @@
-"""The learner: what is the newest decided state (CONSENSUS 1.8).
+"""The learner: what is the newest decided state (consensus.md, rule 1.8).
 
 Slot 0 of every version has a name that any member can compute, so "is there anything after v" is one GET per acceptor,
 with the birth object beside it: when a quorum has neither, v is the latest, because a decided v+1 stands on a quorum.

@@ -1,4 +1,4 @@
-"""Beginning a new era: what `metasync recover` writes when a majority of acceptors is lost (CONSENSUS 1.9).
+"""Beginning a new era: what `metasync recover` writes when a majority of acceptors is lost (consensus.md, rule 5.2).
 
 Theory of operation. Nobody can tell any more what the lost acceptors decided last. So nothing of the old era is decided
 here: the new one goes on from the newest state *known decided*, by what the reachable acceptors show or this device

@@ -2,7 +2,7 @@
 
 A name holds the SHA-256 of the sealed bytes, so that any acceptor's copy is as good as another's: a reader takes the
 first that matches. Every meta object that a state names is confirmed on n - q + 1 + f acceptors before that state is
-proposed, so that every quorum holds an honest copy (CONSENSUS 1.1).
+proposed, so that every quorum holds an honest copy (consensus.md, rule 1.1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The proposer: one instance of Paxos per version, over passive logs (CONSENSUS 1.5, 1.6).
+"""The proposer: one instance of Paxos per version, over passive logs (consensus.md, rules 1.5 and 1.6).
 
 Theory of operation. A backend cannot run an acceptor, but it can keep a log: objects at numbered names, each created
 only if absent, and only by a client that has read all before it. Replaying the log computes what an acceptor would
@@ -9,10 +9,11 @@ Delayed, lost and repeated requests are then ordinary network behaviour, and the
     value       the one accepted in the highest round seen anywhere; only if there is none, one's own
     ACCEPT(r,x) on all acceptors; a quorum has accepted it: x is decided, for ever, whoever learns it
 
-The owner round (2.3). Round 0 of a version, below all others, belongs to the incarnation that proposed the value of the
-version before, which every entry's base names. Nobody else can have a value accepted in it, and below it there is
-nothing to find out: so its owner sends ACCEPT at once and commits with one append, a minority down notwithstanding.
-Whoever else is at work has prepared a higher round, and replay makes the owner's entry void of effect after it.
+The owner round (consensus.md, rule 2.1). Round 0 of a version, below all others, belongs to the incarnation that
+proposed the value of the version before, which every entry's base names. Nobody else can have a value accepted in it,
+and below it there is nothing to find out: so its owner sends ACCEPT at once and commits with one append, a minority
+down notwithstanding. Whoever else is at work has prepared a higher round, and replay makes the owner's entry void of
+effect after it.
 
 A round is (n, incarnation): an incarnation is drawn at every process start, so no two processes share a round, and a
 process proposes one value per round. Rounds and promises are never persisted: a restart is another process. An own

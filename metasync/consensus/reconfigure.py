@@ -1,4 +1,4 @@
-"""Changing the config: what surrounds the decision, so that no old quorum can come about afterwards (CONSENSUS 1.9).
+"""Changes of the config: the steps around the decision that rule out an old quorum (consensus.md, rule 4.1).
 
 Theory of operation. Instance v runs on the config that state v - 1 names, so a new config is an ordinary value: it is
 decided by the old acceptors, and version v + 1 is the new ones' business. Four steps:

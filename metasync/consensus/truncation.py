@@ -1,4 +1,4 @@
-"""Bounded logs: a floor below which logs may be deleted, and what that asks of everybody (CONSENSUS 1.11).
+"""Bounded logs: a floor below which logs may be deleted, and what that asks of everybody (consensus.md, rule 1.11).
 
 A create-if-absent at a deleted index succeeds, so deleting a log is dangerous: a proposer that slept would commit its
 version again, and a learner would take the absence for "nothing newer". Hence a *floor* F, a multiple of 1024:

@@ -1,4 +1,4 @@
-"""The agreed past as this device can read it, always through the newest index (CONSENSUS 6.2), and `metasync log`.
+"""The agreed history, read through the newest index (consensus.md, rule 6.2), and `metasync log`.
 
 A snapshot names its parents, so a history is read one step after the other. Snapshots are small and kept in the local
 cache; where many are missing, all that the index names are fetched side by side first, and each brings the directories

@@ -1,4 +1,4 @@
-"""Keys: derivation and sealing, key slots, keyrings, devices and their certificates (ARCHITECTURE D2, D11)."""
+"""Keys: derivation and sealing, key slots, keyrings, devices and their certificates (architecture.md, D2 and D11)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A *sealed record* is one small secret value in the open: a clear, bound header, then AES-256-GCM. Its key is drawn from
 a parent key and 32 random bytes that stand in the header, so each key seals one record, the nonce is always zero, and
-no nonce state lives anywhere (CONSENSUS 1.1). The associated data are the header and whatever the caller binds the
-record to: a workspace, an acceptor, a place in a log.
+no nonce state lives anywhere (format-agreement.md, section 2). The associated data are the header and whatever the
+caller binds the record to: a workspace, an acceptor, a place in a log.
 
 Nothing here draws randomness: entropy comes as an argument, so a simulator replays every byte.
 """

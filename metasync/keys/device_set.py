@@ -1,13 +1,14 @@
 """Devices: a device's own identity, the certificate by which it is admitted, and the agreed set of all of them.
 
 Who may write is decided by two things alone: the device set that the agreed state names, and certificates by that
-set's admin key. A device set is refused unless every certificate in it verifies (ARCHITECTURE D11).
+set's admin key. A device set is refused unless every certificate in it verifies (architecture.md, D11).
 
 What an agreed device set says beside who is admitted, in its tags: logins still to withdraw, and invitations.
 
 A revoked device still has the logins of the providers. Which of them a user has not withdrawn yet is agreed, so that
 every device shows it until somebody confirms it. An invitation is a device whose keys were drawn and certified before
-anybody holds them; the set says which are open, so that each is used once, may expire and can be taken back (D11).
+anybody holds them; the set says which are open, so that each is used once, may expire and can be taken back
+(architecture.md, D11).
 """
 
 from __future__ import annotations

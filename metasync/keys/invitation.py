@@ -1,4 +1,4 @@
-"""Invitations: what lets a new device in without the passphrase, once (D11).
+"""Invitations: what lets a new device in without the passphrase, once (architecture.md, D11).
 
 While the admin key is open, the inviter draws a device's keys and certifies them. They are sealed under a secret of
 their own into an object at `keys/`, with all that a new device starts from. The secret, the object's name and the ways

@@ -1,4 +1,4 @@
-"""Keyrings: one key epoch's keys, sealed to every device and slot of that moment (ARCHITECTURE D11).
+"""Keyrings: one key epoch's keys, sealed to every device and slot of that moment (architecture.md, D11).
 
 A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is wrapped to each recipient's X25519 key
 with one ephemeral key; under it lie the epoch key, the id key and the chunk seed, and beneath those the older epoch

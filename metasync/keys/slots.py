@@ -1,4 +1,4 @@
-"""Key slots: what a passphrase or a recovery phrase opens (ARCHITECTURE D11).
+"""Key slots: what a passphrase or a recovery phrase opens (architecture.md, D11).
 
 A slot is an immutable object at `keys/`. In the clear it holds the salt, the Argon2id cost and an X25519 public key, so
 that a keyring can be sealed to it by somebody who does not know the passphrase; sealed, the X25519 private key, the

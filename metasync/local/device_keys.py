@@ -1,4 +1,4 @@
-"""Where a device keeps its own keys: the system's keyring, or a file of mode 0600 (D11).
+"""Where a device keeps its own keys: the system's keyring, or a file of mode 0600 (architecture.md, D11).
 
 `METASYNC_KEYRING=off` chooses the file. So does a system without a keyring, or without the `keyring` package.
 """

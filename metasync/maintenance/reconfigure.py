@@ -1,4 +1,4 @@
-"""Has another set of backends agreed: `backend add`, `remove`, `set` (CONSENSUS 1.9, 6.2).
+"""Has another set of backends agreed: `backend add`, `remove`, `set` (consensus.md, rules 4.1 and 6.4).
 
 The order of things: the new root is written and the new acceptors get all they need, the change is agreed by the old
 ones, the old instance is closed, and an empty version on the new config shows that it works. Whoever lost a version to
@@ -149,7 +149,7 @@ def _settled(config: Config) -> Config:
 
 
 def _all_is_moved(s: Session, base: Agreed) -> bool:
-    """Whether every pack has all its copies in places that count (CONSENSUS 6.2), as far as can be asked now.
+    """Whether every pack has all its copies in places that count (consensus.md, rule 6.4), as far as can be asked now.
 
     On a backend that the config before mapped it to as well, a pack counts under any storage id; on one that gained it,
     only under the newest: what lies under an older one may be on somebody's list of what to delete.

@@ -1,4 +1,4 @@
-"""`recover`: a majority of the voting backends is lost; a new era begins on those that are left (CONSENSUS 1.9).
+"""`recover`: begins a new era on the backends that are left of a lost majority (consensus.md, rule 5.2).
 
 What is agreed with whom is in `consensus.new_era`. Here: what the new config looks like, what of the data is left, and
 what of it this folder can give back. Packs of which no backend that is left holds a copy leave the index, so that no

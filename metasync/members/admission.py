@@ -1,4 +1,4 @@
-"""How this device comes to stand in the agreed device set: by its certificate, or by an invitation, once (D11)."""
+"""Has this device join the agreed device set, by its certificate or an invitation (architecture.md, D11)."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _entered(s: Session, entering: Future[tuple[Decided, Heads | None]]) -> tupl
 
 
 def enrol(s: Session) -> None:
-    """Has this device agreed as one of the workspace's devices (D11). `NoQuorumError`, `ExcludedError`.
+    """Has this device agreed as one of the workspace's devices. `NoQuorumError`, `ExcludedError`.
 
     Starts from the newest state known: what is agreed on top of it is learned by trying. With an invitation all
     backends within reach are read first: nothing below the version it was made at is believed anyhow.

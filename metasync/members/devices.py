@@ -1,4 +1,4 @@
-"""Who may write: lists devices and invitations, and what the user has still to do at the providers (D11)."""
+"""Lists devices, invitations, and logins that the user has still to withdraw (architecture.md, D11)."""
 
 from __future__ import annotations
 

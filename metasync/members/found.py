@@ -1,4 +1,4 @@
-"""Founds a workspace on its backends (`metasync init`): keys, config, device set, and state 0 (CONSENSUS 1.1, D11).
+"""Founds a workspace on its backends, for `init`: keys, config, device set and state 0 (consensus.md, rule 1.1).
 
 Everything lies under a random folder per backend. Key slots are written last: without one, a founding that was cut
 short is not a workspace to anybody, only some unreadable bytes.

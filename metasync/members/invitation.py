@@ -1,11 +1,11 @@
-"""Invitations: a device's keys, drawn and certified while the admin key is open, sealed for who holds the code (D11).
+"""Makes invitations: keys of a new device, certified, and sealed for the holder of a code (architecture.md, D11).
 
 The agreed device set lists open invitations. Using one is a commit that admits its device and marks it used, so it is
 used once, whoever holds copies; taking it back, or its end after a number of versions, is one that names its device
 revoked. So neither needs a clock, nor an honest holder. The object on the backends goes as soon as it was used.
 
-Where only block-form acceptors make a quorum, an admitted device would answer a request file instead (CONSENSUS 6.4):
-that belongs beside `invite`, and is not there yet.
+Where only block-form acceptors make a quorum, an admitted device would answer a request file instead (consensus.md,
+rule 7.5): that belongs beside `invite`, and is not there yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keyrings and key slots on every backend: one that was away when the keys changed gets them later from another (D11).
+"""Copies keyrings and key slots to backends that were away when the keys changed (architecture.md, D11).
 
 All of it is sealed and named by its hash, so that copying needs no key and no trust. Which copies count is told by what
 is agreed: the newest ring by the state's hash; an older one by its admin keys, which begin the device set's chain (a

@@ -1,7 +1,7 @@
 """What lies under `keys/` on the backends, as an open workspace sees it: finds, opens, stores and removes slots.
 
 A slot is worth a try only if the agreed device set lists its public key: what a provider puts there beside costs
-nothing. "Wrong passphrase" is said only after all reachable slots were tried (D11).
+nothing. "Wrong passphrase" is said only after all reachable slots were tried (architecture.md, D11).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a passphrase is for after `init`: showing which keys there are, and changing the passphrase itself (D11).
+"""Shows which keys there are, and changes the passphrase (architecture.md, D11).
 
 Changing the passphrase writes a new slot around the same key and removes the old one. No key changes by it: whoever
 opened the old slot before, or kept a copy of it and learns the old passphrase, has the keys still. Against that there

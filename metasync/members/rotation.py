@@ -1,4 +1,4 @@
-"""New keys: rotation, and the revocation of devices, as one commit (D11).
+"""New keys: rotation, and the revocation of devices, as one commit (architecture.md, D11).
 
 The passphrase opens the admin key of today. With it: a new admin key certified by it, a new epoch key in a keyring
 sealed to the devices that remain and to new slots, all certificates anew, the revoked ids and keys. Ring and slots lie

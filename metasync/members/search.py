@@ -1,4 +1,4 @@
-"""Finds a workspace on backends by its passphrase, as a new device does (`metasync clone`, D11).
+"""Finds a workspace on backends by its passphrase, as a new device does (`metasync clone`, architecture.md, D11).
 
 Nothing on a backend says which workspaces it holds: a key slot that opens does. "Wrong passphrase" is said only after
 every reachable slot was tried.

@@ -1,7 +1,7 @@
 """Cuts files into chunks: content-defined (FastCDC, Xia et al. 2016, by `pyfastcdc`) with a secret seed, or fixed.
 
-Which sizes a file gets is a function of its length and of the agreed config alone, never of the device (D1), so that
-every device cuts the same bytes at the same places.
+Which sizes a file gets is a function of its length and of the agreed config alone, never of the device
+(architecture.md, D1), so that every device cuts the same bytes at the same places.
 """
 
 from __future__ import annotations

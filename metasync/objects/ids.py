@@ -1,4 +1,4 @@
-"""Keyed object ids: what an object is called depends on its kind, its bytes and the workspace's id key (D2)."""
+"""Keyed object ids: a hash of the object's kind and bytes under the workspace's id key (architecture.md, D2)."""
 
 from __future__ import annotations
 

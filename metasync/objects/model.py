@@ -1,4 +1,4 @@
-"""The values that content objects are made of (ARCHITECTURE D1). `docs/design/format.md` sections 2 and 3."""
+"""The values that content objects are made of (architecture.md, D1). `docs/design/format.md` sections 2 and 3."""
 
 from __future__ import annotations
 

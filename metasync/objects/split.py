@@ -1,4 +1,4 @@
-"""Cuts a long list of encoded items into nodes at places that depend on the items alone (D1).
+"""Cuts a long list of encoded items into nodes at places that depend on the items alone (architecture.md, D1).
 
 A node ends after an item whose 64 pseudo-random bits fall below its length in proportion to `NODE_BYTES_SPREAD`, once
 the node has `NODE_BYTES_MIN`; at `NODE_BYTES_MAX` it ends anyway. So an edit changes the node it falls in and, rarely,

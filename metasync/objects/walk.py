@@ -1,4 +1,4 @@
-"""Walks over trees of objects as generators: they yield the ids they need, and are sent the objects' bytes (D9).
+"""Walks over trees of objects: generators that yield ids and are sent the objects' bytes (architecture.md, D9).
 
 Each `yield` is a set of ids, all of one kind, that may be fetched together, so that a walk costs one round of requests
 per level and not one per directory. `docs/design/format.md` section 3.

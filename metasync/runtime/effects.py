@@ -1,4 +1,4 @@
-"""What deciding code yields and what it is sent back: the seam between decisions and the world (D9).
+"""What deciding code yields and what it is sent back: the seam between decisions and the world (architecture.md, D9).
 
 A *task* is a generator that yields effects and receives their results. It does no I/O, reads no clock and draws no
 random numbers itself. `metasync.runtime.tasks` carries effects out with threads; a simulator can carry out the same
@@ -13,7 +13,7 @@ ones in virtual time.
     bits  = yield Random(16)
 
 Ops that were started are never undone: when a `Gather` ends early or a deadline passes, what is under way may still
-land on the backend. Consensus allows for exactly that (CONSENSUS 1.6).
+land on the backend. Consensus allows for exactly that (consensus.md, rule 1.7).
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Seat:
     recalled: bool = False  # whether the agreement has been told of the states that are kept here
 
     def follow_keys(self, state: State) -> None:
-        """Takes over the keys of the epoch that a decided state is in, once and for all (D11).
+        """Takes over the keys of the epoch that a decided state is in, once and for all (architecture.md, D11).
 
         Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
         """
@@ -235,7 +235,7 @@ class Seat:
             return self.told(look)
 
     def remember(self, state: State) -> None:
-        """Keeps a decided state, and what each acceptor showed: no provider takes this device back behind it (D10)."""
+        """Keeps a decided state and each acceptor's last entry, against rollback (consensus.md, rule 1.10)."""
         self.follow_keys(state)
         known = self.newest_state()
         mine = self.config_hash or known.config
@@ -393,7 +393,7 @@ class Seat:
         self.db.clear_staged(staged)
 
     def note_agreed(self, contents: Iterable[bytes]) -> None:
-        """Notes that the tree of a decided version holds these contents: what was replaced of them may go (D8)."""
+        """Notes contents that a decided version holds: replaced files with them may go (architecture.md, D8)."""
         self.db.put_objects((content, META_KIND, AGREED_MARK) for content in contents)
 
     def config_of(self, state: State) -> Config:
@@ -424,7 +424,7 @@ class Seat:
             self._bound_logs(state)
 
     def _bound_logs(self, state: State) -> None:
-        """This push's share in deleting logs that are long past (CONSENSUS 1.11)."""
+        """This push's share in deleting logs that are long past (consensus.md, rule 1.11)."""
         progress = decode_progress(self.db.get(FLOORS_KEY))
         with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
             self.runtime.run(self.group.bound_logs(state, progress, self.wall_ns() / 1e9))

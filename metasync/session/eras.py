@@ -1,4 +1,4 @@
-"""What becomes of this folder when the workspace is restarted without its lost backends (CONSENSUS 1.9).
+"""What becomes of this folder when the workspace is restarted without its lost backends (consensus.md, rule 5.3).
 
 The folder may be at a version of the old era that the new one does not contain. Then its base is set back to the last
 version that both have, in the same step in which the new era is remembered. Nothing on the disk changes by that: what

@@ -1,4 +1,4 @@
-"""What backends were seen to do that no honest one does: kept on this device, and shown until they are gone (D10).
+"""Notes of what backends did that no honest one does, kept until they are removed (consensus.md, rule 3.3).
 
 A backend that shows an older past than it showed before, or different pasts to different devices, is left out as long
 as this device can tell. What it did stays noted after it behaves again: whether to go on with it is for people.

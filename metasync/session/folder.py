@@ -1,4 +1,4 @@
-"""What makes a folder a device of a workspace: the local state that `init` and `clone` leave behind (D11)."""
+"""The local state that `init` and `clone` write, which makes a folder a device (architecture.md, D11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process may write in its device's name: blocks are single-writer objects (CONSENSUS 6.4).
+"""Whether this process may write in its device's name: blocks are single-writer objects (consensus.md, rule 7.4).
 
 Two processes that write as one device, each what the other does not know of, could take back what was agreed. So
 whoever writes a block holds the workspace's lock, and works in the very folder that was enrolled: a home directory that

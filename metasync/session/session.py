@@ -159,7 +159,7 @@ class Session(Seat):
             return self.newest_seen()
 
     def newest_or_own(self) -> tuple[Agreed, bool]:
-        """What to push on, and whether it was asked for: who decided the newest state itself need not ask (D5)."""
+        """The state to push on, and whether it was asked for: an owner need not ask (consensus.md, rule 2.1)."""
         state = self.newest_state()
         if not self.group.owns(state):
             return self.newest(), True
@@ -293,7 +293,7 @@ class Session(Seat):
             self.note_agreed(replaced & {e.content for e in tree.values()})
 
     def settle_replaced(self) -> list[Conflict]:
-        """Drops or brings back what checkouts replaced, where that is certain now (D8)."""
+        """Drops or brings back what checkouts replaced, where that is certain now (architecture.md, D8)."""
         if not self.db.replaced():
             return []
         agreed = self.base()

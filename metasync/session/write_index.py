@@ -1,4 +1,4 @@
-"""Stores what a push adds to the pack index: a segment, and the tiers that are merged with it (D4)."""
+"""Stores what a push adds to the pack index: a segment, and the tiers that are merged with it (architecture.md, D4)."""
 
 from __future__ import annotations
 

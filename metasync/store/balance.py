@@ -1,4 +1,4 @@
-"""Spreads the packs of a push evenly over the backends by choosing among names for each (ARCHITECTURE D6).
+"""Spreads the packs of a push evenly over the backends by choosing among names for each (architecture.md, D6).
 
 Theory of operation. A pack's place follows from its name, and its name from its bytes, of which eight, the salt, mean
 nothing. A writer tries a few salts and keeps the name that leaves loads most even: the sum of load^2 / share over the

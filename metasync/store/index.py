@@ -1,4 +1,4 @@
-"""The pack index: which object lies where in which pack (D4, CONSENSUS 6.2). `docs/design/format.md` section 6.
+"""The pack index: which object lies where in which pack (format.md, section 6; consensus.md, rule 6.2).
 
 The index is a root that lists immutable segments. A push adds one segment for its own packs; segments lie in size
 tiers, at most `TIER_SEGMENTS_MAX` in each, and whoever would add one more merges the tier in the same commit. So what a

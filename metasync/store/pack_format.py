@@ -1,4 +1,4 @@
-"""The layout of a pack: a clear header, sealed segments, a sealed footer (D2, D3). `docs/design/format.md` section 5.
+"""The layout of a pack: a clear header, sealed segments, a sealed footer (format.md, section 5; architecture.md, D3).
 
     header | segment 0 | ... | segment n-1 | padding | salt | footer | trailer
 

@@ -1,4 +1,4 @@
-"""Builds packs from objects, and reads them (D2, D3). `docs/design/format.md` section 5.
+"""Builds packs from objects, and reads them (architecture.md, D2 and D3). `docs/design/format.md` section 5.
 
 Writing is a pipeline: objects gather into segments of about `segment_bytes`; a worker shrinks each segment; in order,
 segments gather into packs of about `pack_bytes`; a worker seals each pack and hands it on. A pack's name is the SHA-256
@@ -48,7 +48,7 @@ class PackKeys(Protocol):
 
 
 class WorkspacePackKeys:
-    """`PackKeys` of a workspace: one key per pack, drawn from the epoch's and the pack's random bytes (D2)."""
+    """`PackKeys` of a workspace: a key per pack, of the epoch key and the pack's random bytes (architecture.md, D2)."""
 
     def __init__(self, keys: WorkspaceKeys) -> None:
         self._keys = keys
@@ -406,7 +406,7 @@ def read_segment(
 def read_objects(
     raw: Buffer, located: Iterable[Located], check: Callable[[ObjectKind, bytes | memoryview], bytes]
 ) -> Iterator[tuple[Located, memoryview]]:
-    """The objects asked for of one raw segment, each checked against its id (check twice: D10)."""
+    """The objects asked for of one raw segment, each checked against its id (check twice: architecture.md, D10)."""
     view = memoryview(raw)
     for item in located:
         if item.encoding:

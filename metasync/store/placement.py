@@ -1,9 +1,9 @@
-"""Placement: the order of backends for a pack, under one agreed config (ARCHITECTURE D6).
+"""Placement: the order of backends for a pack, under one agreed config (architecture.md, D6).
 
 A `Placement` is made from what the config says and holds nothing else, so every device that has the config computes the
 same one. Orders are kept once computed: a push and a repair ask for the same few thousand partitions again and again.
 
-Which backends keep which pack: weighted rendezvous hashing in integers (ARCHITECTURE D6).
+Which backends keep which pack: weighted rendezvous hashing in integers (architecture.md, D6).
 
 Theory of operation. The pack's name picks one of H partitions. Each backend draws for a partition a number u in (0, 1)
 from a hash of the partition and its own id, and pays the *cost* -ln(u) / weight for it; the backends in ascending order
@@ -18,7 +18,8 @@ as it was, adding one inserts it, growing one moves it forward: nothing moves be
 Everything is an integer: a float's logarithm differs in its last bit between C libraries, and two devices that disagree
 on an order look for a pack where it is not. `docs/design/placement.md` has the formula and what was measured.
 
-Where packs lie under the agreed config, and under the one before while what it displaced is not moved (D6, 6.2).
+Where packs lie under the agreed config, and under the one before while what it displaced is not moved (architecture.md,
+D6; consensus.md, rule 6.4).
 
 A change of the mapping moves nothing by itself: new packs go where the new config maps them, and readers try that first
 and the old places next. `moving` says what still lies where only the old config maps it.

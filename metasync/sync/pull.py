@@ -1,4 +1,4 @@
-"""Brings the folder to an agreed state: scan, merge, checkout (D8).
+"""Brings the folder to an agreed state: scan, merge, checkout (architecture.md, D8).
 
 What is here and not agreed stays: it is merged into the tree, and remains a change for the next push. `integrate` is
 what a pull does with news, and what a push does when another was faster.

@@ -1,4 +1,4 @@
-"""A push: scan, pack, store, agree; when another was faster, merge and go on (D4, D5).
+"""A push: scan, pack, store, agree; when another was faster, merge and go on (architecture.md, D4 and D5).
 
 The order of things is what keeps data safe. Packs are stored on R backends, and the index segment that names them on
 enough acceptors, side by side; only then the state that names the segment is proposed. A crash before that leaves packs

@@ -1,4 +1,4 @@
-"""Merges of texts for the tree merge: reads the three sides, merges by lines, keeps what was (D8).
+"""Merges of texts for the tree merge: reads the three sides, merges by lines, keeps what was (architecture.md, D8).
 
 What a clean merge replaces on this device must still be in a decided version some day, because the merged text is a
 third one. So the bytes that were here are staged, and the next push carries them as the snapshot's second parent.

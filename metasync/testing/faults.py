@@ -13,7 +13,7 @@ nothing else: threads that take turns in another order do not change it.
     unreachable   no          UnreachableError
     lost_request  no          UnreachableError, and cannot know which of these three it was
     lost_reply    yes         UnreachableError
-    late          later       UnreachableError; takes effect with a later call, or `land()` (PROVIDERS 1.3)
+    late          later       UnreachableError; takes effect with a later call, or `land()` (providers.md, section 1.3)
     duplicate     twice       the outcome of the second: a create that won says False
     full          no          FullError (create, put)
     refused       no          RefusedError

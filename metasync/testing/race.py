@@ -4,7 +4,8 @@ Both processes run `run_writers` on the same plan. Before every name its writers
 mapped file), so that their calls begin within some microseconds of each other; how often two were really under way at
 once is counted, because a race in which nobody met proves nothing. `judge` looks at all calls of both processes.
 
-200 names were too few to find out nginx, whose MOVE gave three of the next 1,000 to two writers (PROVIDERS 4).
+200 names were too few to find out nginx, whose MOVE gave three of the next 1,000 to two writers (providers.md, section
+4).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     b = RacingBackend(inner)                # form "block": what such a store may be used for
     b = RacingBackend(inner, form="log")    # used as if its create were atomic, to see what comes of that
 
-So do WebDAV servers and Swift, which check a condition before they take the body (PROVIDERS 1.4). Between the look and
-the write the writer pauses, and whoever looks meanwhile wins, too; the last to write stands. `put` and reads are those
-of `inner`: who reads after a write sees it.
+So do WebDAV servers and Swift, which check a condition before they take the body (providers.md, section 1.4). Between
+the look and the write the writer pauses, and whoever looks meanwhile wins, too; the last to write stands. `put` and
+reads are those of `inner`: who reads after a write sees it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects by id, wherever they lie: kept locally, or in packs on backends.
 
 The face of the store for whoever wants objects and not packs. Trees and histories are kept in a local cache, blobs
-never: the working tree is the local store (D8).
+never: the working tree is the local store (architecture.md, D8).
 """
 
 from __future__ import annotations

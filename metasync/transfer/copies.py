@@ -1,8 +1,8 @@
-"""Where packs go and lie, what is known of the backends in one session, and R copies up (D6, D7). Down: `download`.
+"""Stores R copies of each pack, and keeps what one session knows of the backends (architecture.md, D6 and D7).
 
-Decisions are tasks over effects (D9); whoever calls decides how many run at once. A backend that could not be reached
-or is full is not asked again within one session: it costs one timeout, not one per pack. One that is known to have no
-room for a pack counts as full before it says so.
+Decisions are tasks over effects (architecture.md, D9); whoever calls decides how many run at once. A backend that could
+not be reached or is full is not asked again within one session: it costs one timeout, not one per pack. One that is
+known to have no room for a pack counts as full before it says so.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Stored(NamedTuple):
 
 
 def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
-    """Where a pack lies on a backend, relative to the workspace's folder there (CONSENSUS 1.1, 6.2)."""
+    """Where a pack lies on a backend, relative to the workspace's folder there (consensus.md, rule 6.1)."""
     h = name.hex()
     return f"{storage_id.hex()}/packs/{generation}/{h[:2]}/{h}"
 

@@ -1,4 +1,4 @@
-"""Fetches packs from all their holders at once: carries out what `schedule` decides, and verifies what comes (D7).
+"""Fetches packs from all their holders at once, as `schedule` decides, and verifies them (architecture.md, D7).
 
 Every request is a task of its own, and so is the opening of its answer: a connection is free again before its answer is
 unpacked. All decisions are taken in the thread that called `run`, between futures that end. What a backend sends is

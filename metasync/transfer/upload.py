@@ -1,4 +1,4 @@
-"""One push's own packs: objects go in, stored packs and an index segment come out (D4, CONSENSUS 6.2).
+"""One push's own packs: objects go in, stored packs and an index segment come out (consensus.md, rule 6.2).
 
 An upload lives as long as the push, over all its attempts: what was stored for an attempt that lost counts for the
 next one, as long as its generation is not fenced and its key epoch is still the base's. What an earlier push of this
@@ -279,5 +279,5 @@ class Upload:
 
 
 def known_in(index: Index, upload: Upload) -> Callable[[bytes], bool]:
-    """Whether an object need not be stored: the base's index names it, or this push stores it (D4)."""
+    """Whether an object need not be stored: the base's index names it, or this push stores it (architecture.md, D4)."""
     return lambda object_id: object_id in upload or object_id in index

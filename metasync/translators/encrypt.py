@@ -1,4 +1,4 @@
-"""AES-256-GCM with a key per pack; nonces count segments, so no nonce state lives anywhere (D2).
+"""AES-256-GCM with a key per pack; nonces count segments, so no nonce state lives anywhere (architecture.md, D2).
 
 A pack's key comes from the epoch key and 32 fresh random bytes: two packs never share one, and within a pack each
 number is used once. The associated data bind workspace, epoch, kind and header.

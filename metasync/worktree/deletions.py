@@ -1,4 +1,4 @@
-"""What the absence of a path means: that it was deleted here, or that nothing is known of it (ARCHITECTURE D8).
+"""What the absence of a path means: that it was deleted here, or that nothing is known of it (architecture.md, D8).
 
 A path of the base counts as deleted only if this device wrote or scanned it there (it has a row), the directory above
 it was listed completely on the device the row names, and the name is gone even when asked for directly (a file system

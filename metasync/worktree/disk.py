@@ -1,4 +1,4 @@
-"""The user's disk: system calls below directory descriptors, with no link followed on the way (ARCHITECTURE D8).
+"""The user's disk: system calls below directory descriptors, with no link followed on the way (architecture.md, D8).
 
 `Disk` has one thin method per system call, so that tests and the simulator can put another disk in its place. `Tree`
 is a workspace's directory: its root, its `.metasync`, and descriptors of the directories in between, each opened by

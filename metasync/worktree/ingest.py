@@ -1,4 +1,4 @@
-"""Reads files into chunks: names them, and hands on those that are not stored yet (D1)."""
+"""Reads files into chunks: names them, and hands on those that are not stored yet (architecture.md, D1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of file systems for names, as values: what a disk can hold, and which names it takes for one (D8).
+"""Rules of file systems for names: which a disk can hold, and which it takes for one (architecture.md, D8).
 
 Two names of one directory that a disk takes for one are *twins* there: `a` and `A` where case is folded, the two
 spellings of `é` where Unicode is normalised. A disk holds one of them. Which one is decided alike everywhere: the one

@@ -1,4 +1,4 @@
-"""The scan: what stands in the working tree now, as a tree of entries (ARCHITECTURE D8).
+"""The scan: what stands in the working tree now, as a tree of entries (architecture.md, D8).
 
 Theory of operation. Stage 1 walks directory descriptors and looks at every name once, without opening files. A file
 whose stat equals its *trusted* row is clean and keeps the row's entry, whatever the file system made of it. Stage 2

@@ -1,4 +1,4 @@
-"""What must be true of every simulation in the end (CONSENSUS 5, "Checks")."""
+"""What must be true of every simulation in the end (simulation.md)."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class Play:
         """Empties a store, if the budget allows it: a minority, and nothing that lies there alone."""
         if store.appending:
             # A birth that was read just before, beside a create that lands just after: a window that is known to be
-            # open (CONSENSUS 1.10), and no finding.
+            # open (consensus.md, rule 1.10), and no finding.
             self.world.at(APPEND_S, lambda: None if self._healed else self._wipe(store))
             return
         if self._wiped or self._changing or not self._may_lose(store) or self._holds_alone(store):

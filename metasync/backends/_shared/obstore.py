@@ -159,7 +159,7 @@ class ObjectStoreBackend(ABC):
         """Whether the server keeps `create`'s promise: "none" if it was seen to break it, else what is allowed anyway.
 
         Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
-        disprove: nginx's MOVE stood 200 such races before it failed (PROVIDERS 1.4).
+        disprove: nginx's MOVE stood 200 such races before it failed (providers.md, section 1.4).
         """
         try:
             return self.form if keeps_creates(self) else "none"

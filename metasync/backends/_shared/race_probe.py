@@ -11,7 +11,7 @@ from typing import Final
 from metasync.backends.api import Backend
 from metasync.errors import BackendError
 
-NAMES: Final = 4  # nginx's MOVE stood 200 such races before it failed (PROVIDERS 1.4): few show what many would not
+NAMES: Final = 4  # nginx's MOVE stood 200 races before it failed: few show what many miss (providers.md, section 1.4)
 WRITERS: Final = 8
 
 

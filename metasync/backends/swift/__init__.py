@@ -4,8 +4,8 @@ Every GET and HEAD asks for `X-Newest`: without it the proxy takes the first cop
 of the last write yet. A provider does not know which bytes an agreement rests on, so it is asked for on all of them.
 
 `create` is a PUT with If-None-Match: *. It finds a name that is taken, but of several racing writers more than one can
-win (178 of 200 names, PROVIDERS 4: an object server looks, then takes the body). So this store votes in block form,
-which needs no atomic create; what it needs of the cluster instead is in docs/howto/swift.md.
+win (178 of 200 names, providers.md, section 4: an object server looks, then takes the body). So this store votes in
+block form, which needs no atomic create; what it needs of the cluster instead is in docs/howto/swift.md.
 
 A missing container answers an object's GET as a missing object does. So "not there" is said only with the container
 seen a moment before, or looked for now: what was deleted, or misspelt, must not look like an empty store.

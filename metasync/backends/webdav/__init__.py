@@ -1,8 +1,8 @@
 """A folder on a WebDAV server: `webdav://anna@host/dav/folder` over TLS, `webdav+http://...` over a plain line.
 
-Nothing that WebDAV can do creates a name for one of several racers alone, on all servers (PROVIDERS 1.4, 4). So a store
-of this kind votes in block form: every device writes names of its own, and needs no more than that nobody sees a part
-and that everybody sees what was written.
+Nothing that WebDAV can do creates a name for one of several racers alone, on all servers (providers.md, sections 1.4
+and 4). So a store of this kind votes in block form: every device writes names of its own, and needs no more than that
+nobody sees a part and that everybody sees what was written.
 
 **Whole or not at all.** Most servers write a PUT in place, and a reader beside it gets a part. So an object is put to a
 temporary name first and moved, which is two requests. Servers known to write whole (`_webdav_folder`) are asked once

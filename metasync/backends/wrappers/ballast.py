@@ -1,9 +1,9 @@
 """The ballast: an object on every backend that is given up when its space ends, so that agreement goes on.
 
-A voting backend that is full accepts no log entry, and so is down for agreement though it is well (CONSENSUS 1.8). So
-`init` leaves one object of random bytes beside the others. When a write of what clients agree by meets `FullError`,
-the ballast is deleted and the write repeated, once. Packs never take that space: they go to another backend, and one
-push would eat what serves a hundred.
+A voting backend that is full accepts no log entry, and so is down for agreement though it is well (consensus.md, rule
+1.13). So `init` leaves one object of random bytes beside the others. When a write of what clients agree by meets
+`FullError`, the ballast is deleted and the write repeated, once. Packs never take that space: they go to another
+backend, and one push would eat what serves a hundred.
 
 Any client may delete it, several at once, and a provider may too: a backend without one is a backend like any other.
 """

@@ -11,7 +11,7 @@ A backend hangs when a call has been under way for longer than it may take and *
 one lost connection among calls that are answered is no sign. How long a call may take grows with its bytes and with
 those that were under way when it began, so that a slow line which is busy does not look like a dead one. When it opens,
 all calls under way fail together: they were sent to the same silence. What they asked for may still take effect, like
-any request whose answer got lost; whoever writes must live with that anyway (PROVIDERS 1.3).
+any request whose answer got lost; whoever writes must live with that anyway (providers.md, section 1.3).
 
 "Not there", "refused", "full" and even a server's own error are answers. An answer that comes after all, late, closes
 the circuit at once, and from then on the backend is given twice the time that this answer took.

@@ -6,12 +6,12 @@ deadline, or after the time-out of the `Op` that asked for it: nobody would hear
 What repeating does to writes:
 
 - **create.** An error leaves it open whether the object was created, and the answer to the next attempt may be "taken"
-  because the first one landed (PROVIDERS 1.3). Then the object is read back. If it holds the very bytes of this call it
-  counts as created by it, else as taken by another. That is sound where equal bytes can only come from this call, or
-  where it does not matter whose they are. A log entry holds 32 random bytes, an id drawn for it and its device's
-  signature: nobody else makes the same bytes. A pack, a meta or a const object is named by the hash of its bytes:
-  whoever stored them, they are right. It is NOT sound for an object whose mere existence elects its creator and whose
-  bytes two clients may share, such as an empty lock file: both would be told that they won. MetaSync has no such
+  because the first one landed (providers.md, section 1.3). Then the object is read back. If it holds the very bytes of
+  this call it counts as created by it, else as taken by another. That is sound where equal bytes can only come from
+  this call, or where it does not matter whose they are. A log entry holds 32 random bytes, an id drawn for it and its
+  device's signature: nobody else makes the same bytes. A pack, a meta or a const object is named by the hash of its
+  bytes: whoever stored them, they are right. It is NOT sound for an object whose mere existence elects its creator and
+  whose bytes two clients may share, such as an empty lock file: both would be told that they won. MetaSync has no such
   object. If the reading fails the outcome stays unknown, and that is an `UnreachableError`.
 - **delete** twice is delete once, as long as nobody creates the name anew in between. Log entries, packs and births are
   never created anew once they are gone.

@@ -1,4 +1,4 @@
-"""Births: whether a root is still the one that the config means (CONSENSUS 1.9, finding).
+"""Births: whether a root is still the one that the config means (consensus.md, rule 1.9).
 
 A root that was wiped has forgotten what it promised and accepted. So its birth object is read beside every step that
 counts: beside every create, beside every look at a log, and nothing of an acceptor is taken in without it. One that is

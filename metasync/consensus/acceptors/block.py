@@ -1,4 +1,4 @@
-"""Acceptors in block form: writing one's own block, and reading everybody's (CONSENSUS 6.4; `blocks` says why).
+"""Acceptors in block form: writing one's own block, and reading everybody's (consensus.md, rules 7.2 and 7.3).
 
 A message costs two round trips where log form has one: the block, then a complete read. A block's bytes are journalled
 before they are sent, and whoever is this device next (a process that was started again) sends exactly those bytes

@@ -1,4 +1,4 @@
-"""Acceptors in log form: reading a log onwards, and appending to it (CONSENSUS 1.2, 1.6 lemma A).
+"""Acceptors in log form: reading a log onwards, and appending to it (consensus.md, rules 1.2 and 1.6).
 
 For backends whose create-if-absent is atomic. An entry is created only at the first index that was not read, so a
 create that succeeds shows that the log before it is what was read, and its acceptor's answer is known without a fetch.
@@ -119,7 +119,7 @@ def append(
     again with the same bytes at the same index. PREPARE does not climb over foreign rounds above `stale`.
 
     The birth object is read beside every create: a vote counts only where it is right, because a root that was wiped
-    accepts what it had promised not to (CONSENSUS 1.9, finding); and so does a promise, because a root that was wiped
+    accepts what it had promised not to (consensus.md, rule 1.9); and so does a promise, because a root that was wiped
     has forgotten what it accepted, and another value would be chosen over it.
     """
     backend = m.backend_of(instance, acceptor_id)

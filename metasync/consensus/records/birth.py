@@ -1,4 +1,4 @@
-"""Birth and genesis: how an acceptor begins, and how version 0 is known to be the workspace's (CONSENSUS 1.1, 1.9).
+"""Birth and genesis: how an acceptor begins, and what proves version 0 (consensus.md, rules 1.1 and 1.9).
 
 The *birth* object makes a root the one that the config means: its nonce is drawn for every initialisation, and the
 config holds the nonce's hash. A root that was emptied, or replaced, has none or another, and no longer votes.

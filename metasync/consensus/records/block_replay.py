@@ -1,9 +1,9 @@
 """What is known of one acceptor in block form, in one version: every admitted device's own chain of blocks.
 
-Theory of operation (after Disk Paxos; CONSENSUS 6.4). Where no create is atomic, two devices must never write one name.
-So each writes blocks of its own, numbered per (acceptor, version, device) 0, 1, 2, ..., immutable, each naming the hash
-of the one before, the next only once the one before stands. There is no order between two devices' blocks, so the
-acceptor's answer is not in the bytes: it is in *when* they were read.
+Theory of operation (after Disk Paxos; consensus.md, rules 7.1 and 7.2). Where no create is atomic, two devices must
+never write one name. So each writes blocks of its own, numbered per (acceptor, version, device) 0, 1, 2, ...,
+immutable, each naming the hash of the one before, the next only once the one before stands. There is no order between
+two devices' blocks, so the acceptor's answer is not in the bytes: it is in *when* they were read.
 
     PREPARE(r)    is promised once it stands and a complete read that began after that shows no round above r
     ACCEPT(r, x)  counts once it stands, or was seen, and a complete read that began after that shows no round above r

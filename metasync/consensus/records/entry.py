@@ -1,4 +1,4 @@
-"""Log entries: the messages of pPaxos, sealed and signed (CONSENSUS 1.2, 1.3).
+"""Log entries: the messages of pPaxos, sealed and signed (consensus.md, rules 1.2 and 1.3).
 
 An entry binds everything that could be confused: workspace, era, acceptor, version and index (in its associated data,
 so that it opens nowhere else), the entry before it, and the whole base state. Its name is an HMAC under the epoch's log

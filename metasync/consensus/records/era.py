@@ -1,4 +1,4 @@
-"""The record that begins a new era, and the tombstone that stands where a retired acceptor's birth was (CONSENSUS 1.9).
+"""The record of a new era, and the tombstone in place of a retired acceptor's birth (consensus.md, rule 5.1).
 
 A record is sealed under the log key of its epoch and signed by the admin key of that epoch, whose chain it carries back
 to `ns_id`. It is identified by its era's number and by the SHA-256 of its sealed bytes, and lies at `eras/<number>` in

@@ -1,7 +1,7 @@
 """Heads: what a device itself last made and last synchronised, written by it alone to all backends.
 
 One sealed, signed record at `devices/<id>`, overwritten. A head tells the others what is on its way; it is a hint, and
-nothing is decided by it (CONSENSUS 1.5).
+nothing is decided by it (consensus.md, rule 1.5).
 """
 
 from __future__ import annotations

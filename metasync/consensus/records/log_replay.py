@@ -1,4 +1,4 @@
-"""A log replayed: what one passive acceptor has promised and accepted for one version (CONSENSUS 1.4).
+"""A log replayed: what one passive acceptor has promised and accepted for one version (consensus.md, rule 1.4).
 
 A backend only keeps entries in order; this module is the acceptor. Whether an entry is *effective* depends on the
 immutable entries before it alone, so every reader of the same log computes the same promises and votes: "b accepted

@@ -1,4 +1,4 @@
-"""The state: what pPaxos agrees on, one per version (CONSENSUS 1.1, there *tuple*).
+"""The state: what pPaxos agrees on, one per version (consensus.md, rule 1.1).
 
 402 bytes, always: hashes and small numbers only, so that an entry that carries two of them (its base and its value)
 stays small, and every entry of version v is by itself a certificate of the whole state v-1.
