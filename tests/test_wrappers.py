@@ -16,9 +16,8 @@ from metasync.backends.memory import MemoryBackend, MemoryStore
 from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.breaker import Breaker
 from metasync.backends.wrappers.retry import Retrying
-from metasync.backends.wrappers.throttle import BURST_S, SMALL_BYTES_MAX, Throttled
 from metasync.backends.wrappers.trace import Traced
-from metasync.backends.wrappers.wrapper import Prefixed, ReadOnly, Wrapper, layers
+from metasync.backends.wrappers.wrapper import Prefixed, Wrapper, layers
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import DUE, Op
 from metasync.runtime.tasks import Runtime
@@ -58,10 +57,9 @@ WRAPPERS: dict[str, Callable[[Backend], Backend]] = {
     "prefixed": lambda b: Prefixed(b, "folder/below"),
     "retrying": Retrying,
     "retrying a lossy one": lambda b: retrying(lossy(b, seed=1, rate=0.1), Clock(), attempts_max=20),
-    "throttled": lambda b: Throttled(b, up_bytes_per_s=1e9, down_bytes_per_s=1e9, requests_per_s=1e6, calls_max=8),
     "traced": lambda b: Traced(b, "m", lambda _line: None),
     "breaker": Breaker,
-    "all": lambda b: Retrying(Breaker(Traced(Throttled(b, calls_max=8), "m", lambda _line: None))),
+    "all": lambda b: Retrying(Breaker(Traced(b, "m", lambda _line: None))),
     "faulty": FaultyBackend,
     "counting": CountingBackend,
     "lagging by nothing": lambda b: LaggingBackend(b, lag=(0, 0)),
@@ -138,29 +136,6 @@ def test_prefixed_keeps_to_its_folder() -> None:
             below.put(path, b"2")
     with pytest.raises(ValueError, match="not a path"):
         below.list("a/")
-
-
-# --- read-only
-
-
-def test_read_only_makes_no_request() -> None:
-    store = CountingBackend(_Full())
-    store.put("a", b"1")
-    store.take()
-    backend = ReadOnly(store)
-    for call in (
-        lambda: backend.create("b", b""),
-        lambda: backend.put("a", b""),
-        lambda: backend.delete("a"),
-        lambda: backend.probe(),
-    ):
-        with pytest.raises(RefusedError):
-            call()
-    assert store.take().requests.total() == 0
-    assert backend.get("a", max_bytes=1) == b"1"
-    assert backend.stat("a") == 1
-    assert [e.name for e in backend.list("")] == ["a"]
-    assert backend.space() == Space(1, 2)
 
 
 # --- retry
@@ -390,144 +365,6 @@ def test_racing_creates_over_a_lossy_network_have_one_winner_each() -> None:
     assert sorted(number for number, _ in wins) == list(range(100))
     for number, writer in wins:
         assert store.objects[f"px/{number}"] == b"%d" % writer
-
-
-# --- throttle
-
-
-class _Sizes(MemoryBackend):
-    """Takes no time, and notes when what began."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self.clock = clock
-        self.began: list[tuple[float, str]] = []
-
-    def put(self, path: str, data: bytes) -> None:
-        self.began.append((self.clock() - 1000.0, path))
-        super().put(path, data)
-
-
-def test_bytes_per_second(clock: Clock) -> None:
-    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
-    for number in range(20):
-        backend.put(f"a/{number}", bytes(1 << 20))
-    total_s = clock.now - 1000.0
-    assert 20 * (1 << 20) / 1e6 - BURST_S - 1.1 <= total_s <= 20 * (1 << 20) / 1e6
-    before = clock.now
-    backend.get("a/1", max_bytes=1 << 20)
-    assert clock.now == before, "the other direction is free"
-
-
-def test_what_was_saved_up_is_bounded(clock: Clock) -> None:
-    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
-    clock.now += 3600
-    began = clock.now
-    for number in range(10):
-        backend.put(f"a/{number}", bytes(1_000_000))
-    assert clock.now - began == pytest.approx(9 - BURST_S)
-
-
-def test_bytes_down_are_booked_when_they_came(clock: Clock) -> None:
-    backend = Throttled(MemoryBackend(), down_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
-    backend.put("a", bytes(5_000_000))
-    began = clock.now
-    backend.get("a", max_bytes=1 << 26)
-    assert clock.now == began
-    backend.get("a", max_bytes=1 << 26)
-    assert clock.now - began == pytest.approx(5 - BURST_S)
-    backend.get("a", length=10, max_bytes=10)  # a small one, beside the debt
-    assert clock.now - began == pytest.approx(5 - BURST_S)
-
-
-def test_requests_per_second(clock: Clock) -> None:
-    backend = Throttled(MemoryBackend(), requests_per_s=10, clock=clock, sleep=clock.sleep)
-    for _ in range(50):
-        backend.list("")
-    assert clock.now - 1000.0 == pytest.approx(4.9 - BURST_S)
-
-
-def test_small_calls_pass_large_ones(clock: Clock) -> None:
-    """Behind 16 MB on a line of 1 MB/s stands a log entry: it does not wait for them."""
-    waits: dict[str, float] = {}
-    store = _Sizes(clock)
-
-    def note(path: str) -> Callable[[float], None]:
-        return lambda seconds: waits.__setitem__(path, seconds)
-
-    backend = Throttled(store, up_bytes_per_s=1e6, clock=clock, sleep=lambda s: sleeping(s))
-    sleeping = note("large1")
-    backend.put("large1", bytes(16_000_000))
-    sleeping = note("large2")
-    backend.put("large2", bytes(16_000_000))
-    assert waits["large2"] == pytest.approx(15)
-    for number in range(100):
-        sleeping = note(f"small{number}")
-        backend.put(f"small{number}", bytes(1000))
-    assert waits.get("small0", 0) == 0
-    assert all(waits.get(f"small{n}", 0) == 0 for n in range(100)), "100 kB are within their share of what was saved"
-    sleeping = note("many")
-    for _ in range(1000):
-        backend.put("many", bytes(1000))
-    assert 2 < waits["many"] < 6, "they have a share of the rate, not the whole"
-    sleeping = note("large3")
-    backend.put("large3", bytes(SMALL_BYTES_MAX + 1))
-    assert waits["large3"] == pytest.approx(32 - BURST_S + 1.1), "and what they took is booked on the common line"
-
-
-def test_small_calls_alone_have_the_whole_rate(clock: Clock) -> None:
-    backend = Throttled(MemoryBackend(), up_bytes_per_s=1e6, clock=clock, sleep=clock.sleep)
-    for _ in range(200):
-        backend.put("a", bytes(50_000))
-    assert clock.now - 1000.0 == pytest.approx(10 - 0.05 - BURST_S)
-    clock.now += 2
-    backend.put("large", bytes(10_000_000))
-    before = clock.now
-    backend.put("a", bytes(1000))
-    assert clock.now == before, "what they took while the line was free does not count against them"
-
-
-def test_calls_at_once_are_bounded_and_one_place_is_kept_for_small_ones() -> None:
-    gate, lock = threading.Event(), threading.Lock()
-    at_once, most = [0], [0]
-    small_done = threading.Event()
-
-    class Store(MemoryBackend):
-        def put(self, path: str, data: bytes) -> None:
-            with lock:
-                at_once[0] += 1
-                most[0] = max(most[0], at_once[0])
-            if len(data) > SMALL_BYTES_MAX:
-                gate.wait(60)
-            with lock:
-                at_once[0] -= 1
-
-    backend = Throttled(Store(), calls_max=3)
-    larges = [
-        threading.Thread(target=backend.put, args=(f"{n}", bytes(SMALL_BYTES_MAX + 1)), daemon=True) for n in range(6)
-    ]
-    for large in larges:
-        large.start()
-    threading.Thread(target=lambda: (backend.put("s", b""), small_done.set()), daemon=True).start()
-    assert small_done.wait(60), "all places were taken by large calls"
-    gate.set()
-    for large in larges:
-        large.join(60)
-    assert most[0] <= 3
-
-
-def test_a_place_is_given_back_after_an_error(faulty: FaultyBackend) -> None:
-    backend = Throttled(faulty, calls_max=1)
-    faulty.fail_next("unreachable")
-    with pytest.raises(UnreachableError):
-        backend.stat("d/a")
-    assert backend.stat("d/a") == 7
-
-
-def test_no_rate_is_none() -> None:
-    for options in ({"up_bytes_per_s": 0}, {"requests_per_s": -1}, {"calls_max": 0}):
-        with pytest.raises(ValueError, match=r"not a rate|no call"):
-            Throttled(MemoryBackend(), **options)
 
 
 # --- faults that hang

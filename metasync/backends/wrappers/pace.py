@@ -35,7 +35,7 @@ LOOK_S: Final = 1.0  # between looks at the file, while calls are made
 SAVE_S: Final = 10.0  # between notes of a rate that grows
 TURN_MOST_S: Final = 30.0  # that a call waits for its turn, where nobody says when it is due
 TELL_S: Final = 2.0  # what is shorter is not worth words
-SMALL_BYTES_MAX: Final = 64 << 10  # as `_throttle` has it
+SMALL_BYTES_MAX: Final = 64 << 10  # log entries, births, heads, slots; not packs
 FILE_BYTES_MAX: Final = 4096
 _FORMAT: Final = 1
 

@@ -11,7 +11,7 @@ grown to several times what was once refused limits nothing any more, and is for
 some minutes.
 
 A rate is kept by a line: when the next call may start. Small calls have a second one with a share of the rate, so that
-what devices agree by does not wait behind packs (`_throttle` has the same for bytes).
+what devices agree by does not wait behind packs.
 """
 
 from __future__ import annotations

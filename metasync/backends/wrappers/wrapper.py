@@ -1,4 +1,4 @@
-"""Wrappers around any backend, with the backend's own interface: what all of them share, and the two simplest.
+"""Wrappers around any backend, with the backend's own interface: what all of them share, and the simplest.
 
 A wrapper says in one place, `around`, what it does about a call; which calls there are stands here alone. It has an
 optional power (`space`, `probe`) exactly if what it wraps has it. Wrappers stack: `layers` takes them off one by one.
@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from metasync.backends.api import Backend, Digest, Listed, LogForm, Probes, Space, Sweeps, TellsDigests, TellsSpace
-from metasync.errors import RefusedError
 
 T = TypeVar("T")
 
@@ -148,15 +147,3 @@ class Prefixed(Wrapper):
 
     def close(self) -> None:
         """Nothing: the inner backend belongs to whoever opened it."""
-
-
-class ReadOnly(Wrapper):
-    """Refuses every create, put and delete before any request is made, and what else writes."""
-
-    def around(self, call: Call, do: Callable[[], T]) -> T:
-        if call.kind in WRITES or call.kind in ("probe", "sweep"):
-            raise RefusedError(
-                f"cannot {call.kind} {call.path}: this device may only read here".replace("  ", " "),
-                next_step="Write from a device that may.",
-            )
-        return do()
