@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasync.backends._shared.http import MOST_S as HOLD_MOST_S
 from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import parse_url
 from metasync.backends.wrappers import pace as _pace
 from metasync.backends.wrappers.pace import LOOK_S, Account, Paced, account_of
-from metasync.backends.wrappers.pace_rate import FORGET_S, HOLD_MOST_S, RATE_LEAST, Allowance, Noted
 from metasync.backends.wrappers.retry import Retrying
 from metasync.errors import BackendError, HeldBackError, UnreachableError
-from metasync.runtime.effects import DUE
+from metasync.runtime.effects import CARRIED
 
 
 class Clock:
@@ -55,118 +57,55 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- what is decided
 
 
-def test_nothing_is_limited_before_a_refusal() -> None:
-    a = Allowance()
-    assert [a.turn_s(n / 1000, small=False, most_s=0.0) for n in range(5000)] == [0.0] * 5000
-    assert a.held_s(5.0) == 0.0
+def test_nothing_is_held_before_a_refusal(tmp_path: Path, clock: Clock) -> None:
+    a = account(tmp_path, clock)
+    assert [a.held_s() for _ in range(5000)] == [0.0] * 5000
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refusal_holds_for_as_long_as_the_server_asks_and_not_for_ever() -> None:
-    a = Allowance()
-    a.refused(10.0, 9.9, 7.0, 1.0)
-    assert (a.held_s(10.0), a.held_s(16.5), a.held_s(17.0)) == (7.0, 0.5, 0.0)
-    a.refused(20.0, 20.0, 86_400.0, 1.0)
-    assert a.held_s(20.0) == HOLD_MOST_S
-    a.refused(21.0, 21.0, 1.0, 1.0)
-    assert a.held_s(21.0) == HOLD_MOST_S - 1, "a shorter rest does not end a longer one"
+def test_a_refusal_holds_for_as_long_as_the_server_asks_and_not_for_ever(tmp_path: Path, clock: Clock) -> None:
+    a = account(tmp_path, clock)
+    a.refused(7.0)
+    held = [a.held_s()]
+    for seconds in (6.5, 0.5):
+        clock.sleep(seconds)
+        held.append(a.held_s())
+    assert held == [7.0, 0.5, 0.0]
+    a.refused(86_400.0)
+    assert a.held_s() == HOLD_MOST_S
+    clock.sleep(1.0)
+    a.refused(1.0)
+    assert a.held_s() == HOLD_MOST_S - 1, "a shorter rest does not end a longer one"
 
 
-def test_calls_that_were_refused_together_halve_the_rate_once() -> None:
-    a = Allowance()
-    for n in range(8):
-        a.refused(1.0 + n / 100, 0.9, 1.0, 40.0)
-    assert a.rate == 20.0
-    a.answered()
-    a.refused(3.0, 2.5, 1.0, 40.0)
-    assert a.rate == 10.0
-
-
-def test_a_server_that_answers_none_is_asked_as_before_once_it_does() -> None:
-    """As one in maintenance: however often it refused, the next calls do not crawl."""
-    a, now = Allowance(), 1.0
-    for _ in range(20):
-        now += 2.0
-        a.refused(now, now, 1.0, 40.0)
-    assert a.rate == 20.0
-    assert a.held_s(now) == 1.0
-
-
-def test_the_rate_is_kept_and_grows_back() -> None:
-    a, now = Allowance(), 1.0
-    a.refused(now, now, 1.0, 64.0)
-    assert a.rate == 32.0
-    now += 1.0
-    starts = []
-    for _ in range(400):
-        now += a.turn_s(now, small=False, most_s=60.0)
-        starts.append(now)
-    for n, start in enumerate(starts):
-        lately = [s for s in starts if start - 1.0 < s <= start]
-        assert len(lately) <= 32 + 4 * (n + 400) / 32, "the rate, its steps, and what an idle second saves up"
-    assert a.rate is not None
-    assert 56.0 < a.rate < 128.0, "a sixteenth of 64 in each of about 8 seconds"
-
-
-def test_a_rate_that_limits_nothing_is_forgotten() -> None:
-    a, now = Allowance(), 100.0
-    a.refused(now, now, 0.0, 1.0)
-    for _ in range(2000):
-        now += max(0.05, a.turn_s(now, small=True, most_s=60.0))
-    assert a.rate is None
-    a.refused(now, now, 0.0, 1.0)
-    assert a.rate is not None
-    assert a.turn_s(now + FORGET_S + 2, small=True, most_s=0.0) == 0.0
-    assert a.rate is None
-
-
-def test_idle_time_does_not_raise_the_rate() -> None:
-    a = Allowance()
-    a.refused(0.0, 0.0, 0.0, 64.0)
-    for now in (100.0, 200.0, 300.0):
-        a.turn_s(now, small=False, most_s=60.0)
-    assert a.rate == 32.0 + 3 * 4.0, "a step for each second in which something was asked"
-
-
-def test_small_calls_do_not_wait_behind_large_ones() -> None:
-    a = Allowance()
-    a.refused(0.0, 0.0, 0.0, 1.0)
-    large = [a.turn_s(0.0, small=False, most_s=60.0) for _ in range(81)]
-    assert large[-1] == pytest.approx(10.0)
-    assert a.turn_s(0.0, small=True, most_s=60.0) == 0.0
-    assert a.turn_s(0.0, small=True, most_s=60.0) == pytest.approx(0.5)
-
-
-def test_a_turn_that_comes_too_late_is_not_taken() -> None:
-    a = Allowance()
-    a.refused(0.0, 0.0, 0.0, 1.0)
-    waits = [a.turn_s(0.0, small=False, most_s=1.0) for _ in range(50)]
-    assert sum(w <= 1.0 for w in waits) == 9
-    assert waits[-1] == waits[10], "who gave up is not waited for"
+def test_refusals_of_a_burst_hold_as_long_as_the_longest_and_are_written_once(tmp_path: Path, clock: Clock) -> None:
+    a = account(tmp_path, clock)
+    written = set()
+    for _ in range(8):
+        a.refused(10.0)
+        written.add((tmp_path / "a.json").stat().st_ino)
+        clock.sleep(0.01)
+    assert a.held_s() == pytest.approx(9.99), "what the last one asked for"
+    assert len(written) == 1
 
 
 @given(
-    st.lists(
-        st.tuples(
-            st.floats(0, 50), st.sampled_from(["turn", "small", "refused", "learn"]), st.floats(0, 4000), st.booleans()
-        ),
-        max_size=60,
-    )
+    st.lists(st.tuples(st.floats(0, 50), st.sampled_from(["ask", "refused", "told"]), st.floats(0, 4000)), max_size=60)
 )
-def test_whatever_happens_it_is_asked_again(events: list[tuple[float, str, float, bool]]) -> None:
-    a, now = Allowance(), 0.0
-    for after, what, number, recent in events:
-        now += after
-        if what == "refused":
-            a.refused(now, now if recent else now - 5, number, number / 2)
-        elif what == "learn":
-            a.learn(now, Noted(number, number if recent else None, number))
-        else:
-            a.turn_s(now, small=what == "small", most_s=number)
-        assert 0 <= a.held_s(now) <= HOLD_MOST_S
-        assert a.rate is None or a.rate >= RATE_LEAST
-    now += HOLD_MOST_S
-    assert a.held_s(now) == 0.0
-    assert a.turn_s(now, small=True, most_s=1e9) <= len(events) / (RATE_LEAST * 0.25) + 1
+def test_whatever_happens_it_is_asked_again(events: list[tuple[float, str, float]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Clock()
+        a, other = account(Path(folder), clock), account(Path(folder), clock)
+        for after, what, number in events:
+            clock.sleep(after)
+            if what == "refused":
+                a.refused(number)
+            elif what == "told":
+                other.refused(number)
+            assert 0 <= a.held_s() <= HOLD_MOST_S + 1e-6
+        clock.sleep(HOLD_MOST_S + 1e-3)
+        assert a.held_s() == other.held_s() == 0.0
+        assert account(Path(folder), clock).held_s() == 0.0
 
 
 # --- what is remembered
@@ -180,28 +119,14 @@ def account(folder: Path, clock: Clock) -> Account:
 def test_another_process_knows_and_forgets(tmp_path: Path, clock: Clock) -> None:
     one, other = account(tmp_path / "deep" / "down", clock), account(tmp_path / "deep" / "down", clock)
     assert other.held_s() == 0.0
-    one.refused(clock(), 20.0)
+    one.refused(20.0)
     clock.sleep(5.0)
     assert other.held_s() == pytest.approx(15.0)
     assert account(tmp_path / "deep" / "down", clock).held_s() == pytest.approx(15.0)
     clock.sleep(15.5)
     assert other.held_s() == 0.0
-    held_s, wait_s = account(tmp_path / "deep" / "down", clock).begin(small=True, most_s=60.0)
-    assert (held_s, wait_s) == (0.0, 0.0)
-    clock.sleep(FORGET_S + 1)
     assert account(tmp_path / "deep" / "down", clock).held_s() == 0.0
     assert not list((tmp_path / "deep" / "down").iterdir()), "what has run out is removed"
-
-
-def test_a_rate_is_shared(tmp_path: Path, clock: Clock) -> None:
-    one = account(tmp_path, clock)
-    for _ in range(100):
-        one.begin(small=True, most_s=0.0)
-    one.refused(clock(), 0.5)
-    clock.sleep(1.0)
-    other = account(tmp_path, clock)
-    waits = [other.begin(small=False, most_s=60.0)[1] for _ in range(101)]
-    assert waits[-1] == pytest.approx(2.0), "a hundred at fifty a second, with nothing saved up"
 
 
 @pytest.mark.parametrize(
@@ -226,17 +151,17 @@ def test_a_rate_is_shared(tmp_path: Path, clock: Clock) -> None:
 )
 def test_a_damaged_note_is_none(tmp_path: Path, clock: Clock, data: bytes) -> None:
     (tmp_path / "a.json").write_bytes(data)
-    assert account(tmp_path, clock).begin(small=True, most_s=1.0) == (0.0, 0.0)
+    assert account(tmp_path, clock).held_s() == 0.0
 
 
 def test_a_clock_that_was_turned_costs_little(tmp_path: Path, clock: Clock) -> None:
     one = account(tmp_path, clock)
-    one.refused(clock(), 60.0)
+    one.refused(60.0)
     clock.turned = -86_400.0
     assert account(tmp_path, clock).held_s() == 0.0, "said tomorrow: by a clock that was wrong, then or now"
     assert one.held_s() == 60.0, "who heard it goes by another clock"
     clock.turned = 0.0
-    one.refused(clock(), 60.0)
+    one.refused(60.0)
     clock.turned = 86_400.0
     assert account(tmp_path, clock).held_s() == 0.0
 
@@ -246,17 +171,15 @@ def test_a_note_that_nobody_of_ours_writes_holds_nothing(
     tmp_path: Path, clock: Clock, hold_s: float, kept_s: float
 ) -> None:
     """Else every process would keep off the account for another hour, until somebody finds the file."""
-    (tmp_path / "a.json").write_text(
-        json.dumps({"format": 1, "at": clock.wall(), "until": clock.wall() + hold_s, "rate": None, "refused": 0})
-    )
+    (tmp_path / "a.json").write_text(json.dumps({"format": 1, "at": clock.wall(), "until": clock.wall() + hold_s}))
     assert account(tmp_path, clock).held_s() == kept_s
 
 
 def test_a_shorter_rest_that_another_process_is_told_does_not_end_a_longer_one(tmp_path: Path, clock: Clock) -> None:
     one, other = account(tmp_path, clock), account(tmp_path, clock)
-    assert other.begin(small=True, most_s=1.0) == (0.0, 0.0)  # it has looked a moment ago
-    one.refused(clock(), 600.0)
-    other.refused(clock(), 1.0)
+    assert other.held_s() == 0.0  # it has looked a moment ago
+    one.refused(600.0)
+    other.refused(1.0)
     assert other.held_s() == 600.0
     assert account(tmp_path, clock).held_s() == 600.0
 
@@ -269,7 +192,7 @@ def test_no_memory_is_no_error(tmp_path: Path, clock: Clock, kind: str) -> None:
     else:
         folder.mkdir()
     if kind == "link":
-        account(tmp_path / "other", clock).refused(clock(), 60.0)  # a note, but whose?
+        account(tmp_path / "other", clock).refused(60.0)  # a note, but whose?
         (tmp_path / "elsewhere").write_bytes((tmp_path / "other/a.json").read_bytes())
         (folder / "a.json").symlink_to(tmp_path / "elsewhere")
     elif kind == "folder":
@@ -279,10 +202,9 @@ def test_no_memory_is_no_error(tmp_path: Path, clock: Clock, kind: str) -> None:
     elif kind == "read-only":
         folder.chmod(0o555)
     one = account(folder, clock)
-    assert one.begin(small=True, most_s=1.0) == (0.0, 0.0)
-    one.refused(clock(), 9.0)
+    assert one.held_s() == 0.0
+    one.refused(9.0)
     assert one.held_s() == 9.0
-    one.close()
     if kind == "link":
         assert (tmp_path / "elsewhere").read_bytes() == (tmp_path / "other/a.json").read_bytes()
     folder.chmod(0o755)
@@ -292,7 +214,7 @@ def test_writers_at_once_leave_a_whole_note(tmp_path: Path, clock: Clock) -> Non
     def refuse(seed: int) -> None:
         one, rng = account(tmp_path, clock), random.Random(seed)
         for _ in range(50):
-            one.refused(clock(), rng.uniform(1, 1000))
+            one.refused(rng.uniform(1, 1000))
 
     threads = [threading.Thread(target=refuse, args=(n,)) for n in range(6)]
     for t in threads:
@@ -330,9 +252,8 @@ def test_a_user_without_a_home_has_no_notes(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_pace, "_accounts", {})
     one = account_of(parse_url("s3://b-1/x"), b"", clock)
-    one.refused(clock(), 9.0)
+    one.refused(9.0)
     assert one.held_s() == 9.0
-    one.close()
     assert list(tmp_path.iterdir()) == []
     assert account_of(parse_url("s3://b-1/x"), b"f" * 16) is not one
 
@@ -358,7 +279,7 @@ class Server(MemoryBackend):
 
 def paced(server: Server, folder: Path, **options: Callable[[float], None]) -> Paced:
     clock = server.clock
-    return Paced(server, account(folder, clock), sleep=clock.sleep, **options)
+    return Paced(server, account(folder, clock), **options)
 
 
 def ask(backend: Paced, times: int) -> None:
@@ -387,53 +308,31 @@ def test_a_held_account_is_not_asked(tmp_path: Path, clock: Clock) -> None:
     assert backend.stat("a") == other.stat("a") == 1
 
 
-def test_the_wait_for_a_turn_ends_with_the_patience_of_who_asked(tmp_path: Path, clock: Clock) -> None:
+def test_the_channel_hears_of_a_refusal_that_is_tried_again_below_it(tmp_path: Path, clock: Clock) -> None:
+    """Else what is in flight would grow for as long as second attempts go through."""
+
+    class Flight:
+        told: ClassVar[list[float]] = []
+
+        def refused(self, after_s: float) -> None:
+            self.told.append(after_s)
+
     server = Server(clock)
-    backend = paced(server, tmp_path)
-    server.refuse = [0.0]
-    with pytest.raises(BackendError):
-        backend.stat("a")
-    token = DUE.set(clock() + 3.0)
+    backend = Retrying(paced(server, tmp_path), clock=clock, sleep=clock.sleep)
+    server.refuse = [0.5]
+    token = CARRIED.set(Flight())
     try:
-        began = clock()
-        for _ in range(25):
-            backend.stat("a")
-        assert clock() > began + 1.0, "at about eight a second, and a line of its own for small calls"
-        DUE.set(clock() + 0.1)
-        with pytest.raises(HeldBackError, match="others are before"):
-            ask(backend, 9)
-        DUE.set(clock() - 1.0)
-        clock.sleep(5.0)
-        assert backend.stat("a") == 1, "a turn that is free is nobody's to refuse"
+        assert backend.stat("a") == 1
     finally:
-        DUE.reset(token)
-
-
-def test_who_slept_for_a_turn_looks_again(tmp_path: Path, clock: Clock) -> None:
-    server = Server(clock)
-    backend = paced(server, tmp_path)
-    server.refuse = [0.0]
-    with pytest.raises(BackendError):
-        backend.stat("a")
-
-    asked = []
-
-    def sleep(seconds: float) -> None:
-        clock.sleep(seconds)
-        asked.append(len(server.asked))
-        backend._account.refused(clock(), 50.0)  # another call was sent away meanwhile
-
-    backend._sleep = sleep
-    with pytest.raises(HeldBackError, match="left alone until"):
-        ask(backend, 9)
-    assert asked == [len(server.asked)], "nothing was asked after that"
+        CARRIED.reset(token)
+    assert Flight.told == [0.5]
 
 
 def test_what_another_process_was_told_counts_within_a_second(tmp_path: Path, clock: Clock) -> None:
     server = Server(clock)
     backend = paced(server, tmp_path)
     backend.stat("a")
-    account(tmp_path, clock).refused(clock(), 50.0)
+    account(tmp_path, clock).refused(50.0)
     clock.sleep(LOOK_S)
     with pytest.raises(HeldBackError):
         backend.stat("a")
@@ -490,7 +389,7 @@ def test_a_conflict_is_told_from_throttling_and_from_ones_own(
     tmp_path: Path, clock: Clock, fates: list[str], created: bool, gets: int
 ) -> None:
     store = Taken(*fates)
-    pace = Paced(store, account(tmp_path, clock), sleep=clock.sleep)
+    pace = Paced(store, account(tmp_path, clock))
     backend = Retrying(pace, clock=clock, sleep=clock.sleep)
     assert backend.create("d/x", b"mine") is created
     assert store.gets == gets
@@ -500,7 +399,7 @@ def test_a_conflict_is_told_from_throttling_and_from_ones_own(
 
 def test_a_create_that_was_never_sent_is_not_read_back(tmp_path: Path, clock: Clock) -> None:
     store = Taken("other")
-    account(tmp_path, clock).refused(clock(), 1.0)
-    pace = Paced(store, account(tmp_path, clock), sleep=clock.sleep)
+    account(tmp_path, clock).refused(1.0)
+    pace = Paced(store, account(tmp_path, clock))
     assert Retrying(pace, clock=clock, sleep=clock.sleep).create("d/x", b"another's") is False
     assert store.gets == 0

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 from metasync.errors import BackendError, HeldBackError, RefusedError
 from metasync.runtime.concurrency import Gauge
-from metasync.runtime.effects import DUE, Op, Reply
+from metasync.runtime.effects import CARRIED, DUE, Op, Reply
 from metasync.runtime.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
 
 QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
@@ -70,6 +70,7 @@ class Call:
         "at",
         "backend",
         "began",
+        "channel",
         "deliver",
         "held_since",
         "is_large",
@@ -93,6 +94,7 @@ class Call:
         self.is_urgent = self.lane is Lane.NOW
         self.is_large = self.lane in LARGE
         self.began: float | None = None
+        self.channel: Channel | None = None
         self.tries = 0
         self.held_since: float | None = None  # when it was first kept off without being made
         self.ticket: list[Any] | None = None
@@ -101,6 +103,11 @@ class Call:
     def outlives_its_task(self) -> bool:
         """An urgent write is made even if nobody waits: it may complete a quorum's copies."""
         return self.is_urgent and self.op.kind in WRITES
+
+    def refused(self, after_s: float) -> None:
+        """See `effects.Carried`."""
+        if self.channel is not None:
+            self.channel.refused(self, after_s)
 
 
 class Channel:
@@ -136,6 +143,7 @@ class Channel:
 
     def submit(self, call: Call) -> bool:
         """False when too many wait already."""
+        call.channel = self
         with self._changed:
             if len(self._queue) >= QUEUED_MAX:
                 return False
@@ -272,6 +280,7 @@ class Channel:
                 self._governor.count(self._name, up=op.kind != "get", size_bytes=-bytes_of(op))
             return None
         DUE.set(self.due(call))
+        CARRIED.set(call)
         reply = made(call.backend, op)
         self._heard_at = self._clock()
         moved = len(reply.value) if op.kind == "get" and reply.error is None else len(op.data)
@@ -286,6 +295,11 @@ class Channel:
             return None
         call.deliver(reply)
         return moved if reply.error is None else None
+
+    def refused(self, call: Call, after_s: float) -> None:
+        """The server sent an attempt at a call away, whatever becomes of the call: fewer are made at once."""
+        with self._changed:
+            self._gauge.throttled(self._clock(), call.began or 0.0, after_s)
 
     def _sent_away(self, call: Call, began: float, error: BackendError) -> bool:
         """Takes note that the server asks for fewer calls. True: this one waits, and will be made again."""

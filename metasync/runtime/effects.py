@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from metasync.errors import BackendError
 
@@ -39,6 +39,17 @@ class Urgency(IntEnum):
 
 DUE: ContextVar[float | None] = ContextVar("due", default=None)
 """When nobody will wait any more for the `Op` that this thread carries out, on the clock of `Now`; None: for ever."""
+
+
+class Carried(Protocol):
+    """An `Op` under way, as the wrappers of its backend see it. Thread-safe."""
+
+    def refused(self, after_s: float) -> None:
+        """The server sent an attempt away and wants to be left alone for `after_s`; another attempt may follow."""
+
+
+CARRIED: ContextVar[Carried | None] = ContextVar("carried", default=None)
+"""The `Op` that this thread carries out; None outside of a channel's threads."""
 
 
 @dataclass(frozen=True, slots=True)

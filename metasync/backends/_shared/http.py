@@ -17,7 +17,7 @@ from metasync.errors import RefusedError
 
 SILENT_S: Final = 1.0
 """Where a server that asks for fewer requests does not say when to come back."""
-MOST_S: Final = 3600.0  # as `_allowance` has it: a server that asks for more is asked once an hour
+MOST_S: Final = 3600.0  # a server that asks for more is asked once an hour
 _DATE_CHARS_MAX: Final = 64
 
 

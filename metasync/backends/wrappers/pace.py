@@ -1,11 +1,15 @@
-"""Keeps off an account that asked for fewer requests, and within the rate it bears: in all processes of this user.
+"""Keeps off an account that asked for fewer requests, for as long as it asked: in all processes of this user.
 
-What was learnt of an account (`_allowance`) is kept in one small file each, below the user's state directory
-($XDG_STATE_HOME/metasync/accounts, or ~/.local/state/metasync/accounts), called by a hash. There is no lock: a file is
-replaced as a whole after a look at what is there; what another writes in that moment is a hint that got lost. A file
-that cannot be read or written, or holds nonsense, is no memory; it never is an error. Nothing is written before a
-server has refused a call, and what has run out is removed. Times in it are those of the wall's clock, because processes
-of other boots read it; one that was turned costs a request too early, or a wait of HOLD_MOST_S at most.
+A server that refuses a call because there were too many says for how long it wants to be left alone, or its provider's
+code says so for it (`BackendError.retry_after_s`). Until when is kept for each account in one small file below the
+user's state directory ($XDG_STATE_HOME/metasync/accounts, or ~/.local/state/metasync/accounts), named by a hash. How
+many calls at once an account bears is learnt by the channel (`runtime.concurrency`), in each process by itself.
+
+There is no lock: a file is replaced as a whole after a look at what is there; what another process writes in that
+moment is a hint that got lost. A file that cannot be read or written, or holds nonsense, is no note; it never is an
+error. Nothing is written before a server has refused a call, and what has run out is removed. Times in it are those of
+the wall's clock, because processes of other boots read it; one that was turned costs a request too early, or a wait of
+HOLD_MOST_S at most.
 
 A call that may not be made is refused by `HeldBackError`, without a request. Whoever can do without this backend goes
 on with the others at once; who cannot, waits and asks again.
@@ -21,21 +25,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from metasync.backends._shared.http import MOST_S as HOLD_MOST_S
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
-from metasync.errors import BackendError, HeldBackError, UnreachableError
-from metasync.runtime.effects import DUE
+from metasync.errors import BackendError, HeldBackError
+from metasync.runtime.effects import CARRIED
 
-if TYPE_CHECKING:  # loaded where something is known of an account: there is nothing to decide before
-    from metasync.backends.wrappers.pace_rate import Allowance, Noted
-
+LONGER: Final = 0.05  # of a wait: what would make it longer by less is not written; calls are refused in bursts
 LOOK_S: Final = 1.0  # between looks at the file, while calls are made
-SAVE_S: Final = 10.0  # between notes of a rate that grows
-TURN_MOST_S: Final = 30.0  # that a call waits for its turn, where nobody says when it is due
 TELL_S: Final = 2.0  # what is shorter is not worth words
-SMALL_BYTES_MAX: Final = 64 << 10  # log entries, births, heads, slots; not packs
 FILE_BYTES_MAX: Final = 4096
 _FORMAT: Final = 1
 
@@ -70,9 +70,9 @@ def _folder() -> str:
 
 
 class Account:
-    """What is known of one account, shared by threads and, through the file at `path`, by processes.
+    """Until when one account is to be left alone; shared by threads and, through the file at `path`, by processes.
 
-    `clock` never goes back, and is the one by which calls are due (`effects.DUE`); `wall` is seconds since 1970.
+    `clock` gives seconds and never goes back; `wall` gives seconds since 1970.
     """
 
     def __init__(
@@ -82,121 +82,61 @@ class Account:
         self.wall = wall
         self._path = path
         self._lock = threading.Lock()
-        self._allowance: Allowance | None = None  # None: nobody was ever refused
-        self._window_at = -math.inf
-        self._calls = self._calls_before = 0  # in this second, and in the one before
-        self._looked_at = self._saved_at = -math.inf
+        self._until = -math.inf  # on `clock`
+        self._looked_at = -math.inf
         self._stamp: tuple[int, int, int] | None = None
-        self._saved: Noted | None = None  # what the file says by us, or said when it was read
 
     def held_s(self) -> float:
-        """For how long nothing may be asked of it; 0: it may."""
+        """For how many seconds nothing may be asked of it; 0: it may."""
         with self._lock:
             now = self.clock()
-            self._look(now)
-            return 0.0 if self._allowance is None else self._allowance.held_s(now)
+            if now - self._looked_at >= LOOK_S:
+                self._look(now)
+            return max(0.0, self._until - now)
 
-    def begin(self, *, small: bool, most_s: float) -> tuple[float, float]:
-        """(for how long nothing may be asked, how long this call must wait for its turn); the turn is had, unless
-        nothing may be asked or it takes more than `most_s`."""
+    def refused(self, after_s: float) -> None:
+        """Notes that a call was sent away, and that the account is to be left alone for `after_s`.
+
+        A shorter time does not end a longer one. At most HOLD_MOST_S are noted.
+        """
         with self._lock:
             now = self.clock()
-            self._look(now)
-            if self._allowance is None:
-                self._count(now)
-                return 0.0, 0.0
-            held_s = self._allowance.held_s(now)
-            if held_s > 0:
-                return held_s, 0.0
-            self._count(now)
-            wait_s = self._allowance.turn_s(now, small=small, most_s=most_s)
-            if self._saved is not None and now - self._saved_at >= SAVE_S:
-                self._save(now)
-            return 0.0, wait_s
-
-    def refused(self, began: float, after_s: float) -> None:
-        """A call that began then was sent away: it asks for fewer requests, and for a rest of `after_s`."""
-        with self._lock:
-            now = self.clock()
-            self._looked_at = -math.inf  # what another process was told meanwhile must not be written over
-            self._look(now)
-            allowance = self._known()
-            before = allowance.noted(now)
-            allowance.refused(now, began, after_s, self._used(now))
-            after = allowance.noted(now)
-            if after.rate != before.rate or after.hold_s > before.hold_s + 0.05 * after_s:
-                self._save(now)
-
-    def answered(self) -> None:
-        """A call was answered, or refused for another reason."""
-        if (allowance := self._allowance) is not None:  # as quick as can be: it is so with every call
-            allowance.answered()
-
-    def close(self) -> None:
-        """Notes how far the rate has grown."""
-        with self._lock:
-            now = self.clock()
-            if self._allowance is not None and self._saved is not None and self._allowance.rate != self._saved.rate:
-                self._save(now)
+            self._look(now)  # what another process was told meanwhile must not be written over
+            after_s = min(max(after_s, 0.0), HOLD_MOST_S)
+            before, self._until = max(self._until, now), max(self._until, now + after_s)
+            if self._until - before > LONGER * after_s:
+                self._save(after_s)
 
     # with the lock held
 
-    def _known(self) -> Allowance:
-        if self._allowance is None:
-            from metasync.backends.wrappers.pace_rate import Allowance
-
-            self._allowance = Allowance()
-        return self._allowance
-
-    def _count(self, now: float) -> None:
-        if now - self._window_at >= 1.0:
-            self._calls_before = self._calls if now - self._window_at < 2.0 else 0
-            self._calls, self._window_at = 0, now
-        self._calls += 1
-
-    def _used(self, now: float) -> float:
-        """Calls a second, lately."""
-        return float(max(self._calls, self._calls_before)) if now - self._window_at < 2.0 else 0.0
-
     def _look(self, now: float) -> None:
         """Reads the file when it is another than was read or written last."""
-        if now - self._looked_at < LOOK_S:
-            return
         self._looked_at = now
         stamp = _stamp(self._path)
         if stamp is None or stamp == self._stamp:
             return
         self._stamp = stamp
-        noted = _read(self._path, self.wall())
-        if noted is None:  # it has run out, or is none: the next one who was refused writes another
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+        hold_s = _read(self._path, self.wall())
+        if hold_s > 0:
+            self._until = max(self._until, now + hold_s)
             return
-        self._saved, self._saved_at = noted, now
-        self._known().learn(now, noted)
+        with contextlib.suppress(OSError):  # it has run out, or is none: the next one who is refused writes another
+            os.unlink(self._path)
 
-    def _save(self, now: float) -> None:
-        noted = self._known().noted(now)
-        self._saved, self._saved_at = noted, now
+    def _save(self, hold_s: float) -> None:
         at = self.wall()
-        text = json.dumps(
-            {"format": _FORMAT, "at": at, "until": at + noted.hold_s, "rate": noted.rate, "refused": noted.refused}
-        )
         beside = f"{self._path}.{os.getpid()}.{threading.get_ident()}"
-        try:
+        with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             try:
                 file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 with os.fdopen(file, "w", encoding="utf-8") as f:
-                    f.write(text)
+                    json.dump({"format": _FORMAT, "at": at, "until": at + hold_s}, f)
                 os.replace(beside, self._path)
             except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(beside)
+                os.unlink(beside)
                 return
             self._stamp = _stamp(self._path)
-        except OSError:
-            return
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
@@ -207,85 +147,54 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
-def _read(path: str, wall: float) -> Noted | None:
-    """What a file says that still holds; None where that is nothing."""
+def _read(path: str, wall: float) -> float:
+    """For how many seconds from `wall` on the account is to be left alone, as a file says; 0 if it says nothing."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(file, "rb") as f:
             data = f.read(FILE_BYTES_MAX + 1)
-        return _noted(json.loads(data), wall) if len(data) <= FILE_BYTES_MAX else None
+        return _hold_s(json.loads(data), wall) if len(data) <= FILE_BYTES_MAX else 0.0
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
+        return 0.0
 
 
-def _noted(found: Any, wall: float) -> Noted | None:
-    from metasync.backends.wrappers.pace_rate import FORGET_S, HOLD_MOST_S, Noted
-
-    at, until, refused = float(found["at"]), float(found["until"]), float(found["refused"])
-    rate = None if found["rate"] is None else float(found["rate"])
-    if found["format"] != _FORMAT or not all(map(math.isfinite, (at, until, refused, rate or 0.0))):
-        return None
-    age_s = wall - at
-    hold_s = until - wall
-    if age_s < 0 or until - at > HOLD_MOST_S + 1 or not refused >= 0 or (rate is not None and not rate > 0):
-        return None  # the clock was turned back, or nobody of ours wrote that
-    if rate is not None and age_s - (until - at) > FORGET_S:
-        rate = None
-    if hold_s <= 0 and rate is None:
-        return None
-    return Noted(min(max(0.0, hold_s), HOLD_MOST_S), rate, refused)
+def _hold_s(found: Any, wall: float) -> float:
+    at, until = float(found["at"]), float(found["until"])
+    if found["format"] != _FORMAT or not math.isfinite(at) or not math.isfinite(until):
+        return 0.0
+    if wall < at or until - at > HOLD_MOST_S + 1:
+        return 0.0  # the clock was turned back, or nobody of ours wrote that
+    return min(max(0.0, until - wall), HOLD_MOST_S)
 
 
 class Paced(Wrapper):
-    """The same store, asked for as much as its account bears.
+    """The same store, which is left alone for as long as its account asked for it.
 
     A call that may not be made now is a `HeldBackError` with the time to wait. `on_hold(seconds)` is told once of each
     time of rest that keeps a call off, in whatever thread it does.
     """
 
     def __init__(
-        self,
-        inner: Backend,
-        account: Account,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        on_hold: Callable[[float], None] = lambda _seconds: None,
+        self, inner: Backend, account: Account, *, on_hold: Callable[[float], None] = lambda _seconds: None
     ) -> None:
         super().__init__(inner)
         self.on_hold = on_hold
         self._account = account
-        self._sleep = sleep
         self._told_until = -math.inf
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
-        small = max(call.up_bytes, call.down_bytes_max) <= SMALL_BYTES_MAX
-        clock = self._account.clock
-        due = DUE.get()
-        most_s = TURN_MOST_S if due is None else max(0.0, min(TURN_MOST_S, due - clock()))
-        held_s, wait_s = self._account.begin(small=small, most_s=most_s)
-        if wait_s > most_s:
-            raise _held_back(call, wait_s, self._account.wall(), "others are before this call")
-        if wait_s > 0:
-            self._sleep(wait_s)
-            held_s = self._account.held_s()
+        held_s = self._account.held_s()
         if held_s > 0:
-            self._tell(clock() + held_s, held_s)
-            raise _held_back(call, held_s, self._account.wall())
-        began = clock()
+            self._tell(self._account.clock() + held_s, held_s)
+            raise _held_back(held_s, self._account.wall())
         try:
-            value = do()
+            return do()
         except BackendError as error:
             if error.retry_after_s is not None:
-                self._account.refused(began, error.retry_after_s)
-            elif not isinstance(error, UnreachableError):
-                self._account.answered()
+                self._account.refused(error.retry_after_s)
+                if (carried := CARRIED.get()) is not None:
+                    carried.refused(error.retry_after_s)
             raise
-        self._account.answered()
-        return value
-
-    def close(self) -> None:
-        self._account.close()
-        self.inner.close()
 
     def _tell(self, until: float, held_s: float) -> None:
         if held_s >= TELL_S and until > self._told_until + TELL_S:
@@ -293,10 +202,10 @@ class Paced(Wrapper):
             self.on_hold(held_s)
 
 
-def _held_back(call: Call, seconds: float, wall: float, why: str = "") -> HeldBackError:
+def _held_back(seconds: float, wall: float) -> HeldBackError:
     at = time.strftime("%H:%M:%S", time.localtime(wall + seconds))
     return HeldBackError(
-        f"it asked for fewer requests, and is left alone until {at}" + (f" ({why})" if why else ""),
+        f"it asked for fewer requests, and is left alone until {at}",
         next_step="It is asked again by itself then.",
         retry_after_s=seconds,
     )
