@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from typing import Any
 
 import pytest
 
 from metasync.backends.api import Backend
 from metasync.backends.memory import MemoryBackend
+from metasync.backends.wrappers import breaker as _breaker
 from metasync.backends.wrappers.breaker import (
     COOL_FIRST_S,
     COOL_HUNG_S,
@@ -24,8 +27,10 @@ from metasync.backends.wrappers.breaker import (
     Circuit,
 )
 from metasync.backends.wrappers.retry import Retrying
-from metasync.backends.wrappers.wrapper import ATTEMPT, Call
+from metasync.backends.wrappers.wrapper import ATTEMPT, Call, layers
 from metasync.errors import BackendError, NotFoundError, UnreachableError
+from metasync.runtime.effects import Op, Task
+from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import FaultyBackend
 
 SMALL = Call("get", "px/0", 0, 8192)
@@ -154,12 +159,10 @@ class Time:
     def __call__(self) -> float:
         return self.now
 
-    def wait(self, event: threading.Event, seconds: float) -> bool:
-        if event.wait(self.moment_s):
-            return True
-        with self.lock:
-            self.now += seconds
-        return event.is_set()
+    def wait(self, outcome: Future[Any], seconds: float) -> None:
+        if not wait([outcome], self.moment_s).done:
+            with self.lock:
+                self.now += seconds
 
 
 @pytest.fixture
@@ -226,25 +229,25 @@ def test_all_calls_under_way_end_together(breaker: Breaker, faulty: FaultyBacken
             errors.append(e)
 
     pack = threading.Thread(target=call, args=(4 << 20,))  # alone it would be waited for much longer
-    small = Breaker.stat
-    time_left = threading.Event()
-    real, time.wait = time.wait, lambda event, s: event.wait(60) if not time_left.is_set() else real(event, s)
-    breaker._wait = lambda event, s: time.wait(event, s)
-    small_one = threading.Thread(target=lambda: errors.append(_error(lambda: small(breaker, "a"))))
+    breaker._wait = patiently
+    small_one = threading.Thread(target=lambda: errors.append(_error(lambda: breaker.stat("a"))))
     small_one.start()
     while not faulty.calls["stat"]:
         pass
     pack.start()
     while not faulty.calls["put"]:
         pass
-    with breaker._lock:
-        oldest = min(breaker._flights, key=lambda f: f.patience_s)
-    time.now = oldest.began + PATIENCE_S
-    breaker._overdue(oldest)
+    time.now = PATIENCE_S
+    breaker.watch()
     pack.join(60)
     small_one.join(60)
     assert len(errors) == 2
     assert all("no answer for 5.0 s" in e.message for e in errors)
+
+
+def patiently(outcome: Future[Any], seconds: float) -> None:
+    """Waits until somebody else finds out that the backend hangs."""
+    wait([outcome], 60)
 
 
 def _error(call: object) -> BackendError:
@@ -255,7 +258,7 @@ def _error(call: object) -> BackendError:
 
 def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
     """Behind a pack on a slow line a small request waits, and nothing hangs."""
-    breaker._wait = lambda event, s: event.wait(60)
+    breaker._wait = patiently
     faulty.hanging = True
     callers = [
         threading.Thread(target=lambda call=call: _error(call), daemon=True)
@@ -265,11 +268,8 @@ def test_a_call_beside_a_large_one_is_given_its_time(breaker: Breaker, faulty: F
         caller.start()
         while not faulty.calls[kind]:
             pass
-    with breaker._lock:
-        small = next(f for f in breaker._flights if f.call.kind == "stat")
-    assert small.patience_s == PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S
-    time.now = PATIENCE_S + 1
-    assert breaker._overdue(small) > 0
+    time.now = PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S - 1
+    assert breaker.watch() == 1
     assert breaker.state == "closed"
     faulty.release()
     for caller in callers:
@@ -280,19 +280,17 @@ def test_a_backend_that_answers_others_does_not_hang(breaker: Breaker, faulty: F
     faulty.fail_next("hang", kind="list")
     done: list[object] = []
     stuck = threading.Thread(target=lambda: done.append(_error(lambda: breaker.list(""))), daemon=True)
-    breaker._wait = lambda event, s: event.wait(60)
+    breaker._wait = patiently
     stuck.start()
     while not faulty.calls["list"]:
         pass
-    with breaker._lock:
-        (flight,) = breaker._flights
     time.now = PATIENCE_S - 1
     assert breaker.get("a", max_bytes=9) == b"content"
-    time.now = PATIENCE_S + 1
-    assert breaker._overdue(flight) == PATIENCE_S - 2, "so long it may still take"
+    time.now = 2 * PATIENCE_S - 1.5
+    assert breaker.watch() == 0.5, "so long it may still take"
     assert breaker.state == "closed"
     time.now = 2 * PATIENCE_S - 1
-    assert breaker._overdue(flight) == 0.0
+    breaker.watch()
     assert breaker.state == "open"
     stuck.join(60)
     assert len(done) == 1
@@ -354,7 +352,7 @@ def test_stuck_threads_are_bounded(breaker: Breaker, faulty: FaultyBackend, time
     time.moment_s = 0.2
     faulty.release()
     for _ in range(3000):
-        if breaker._stuck == 0:
+        if not breaker._flights:
             break
         threading.Event().wait(0.01)
     assert breaker.stat("a") == 7
@@ -368,6 +366,36 @@ def test_a_backend_that_is_down_is_left_alone(breaker: Breaker, faulty: FaultyBa
     assert not errors[-1].retryable
     assert "cannot stat a: no answer (injected)" in errors[-1].message, "it says why"
     assert breaker.silent() is None, "it fails, it does not hang"
+
+
+def test_a_channel_goes_on_without_the_calls_that_hang(faulty: FaultyBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their threads are left behind: both connections are free again, while nothing has come back."""
+    monkeypatch.setattr(_breaker, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(_breaker, "PATIENCE_SHORT_S", 0.1)
+    backend = Retrying(Breaker(faulty))
+
+    def one(op: Op) -> Task:
+        return (yield op)
+
+    with Runtime({"m": backend}, connections_per_backend=2, connections_max=2) as runtime:
+        faulty.fail_next("hang", kind="get", times=2)
+        hung = [runtime.start(one(Op("m", "get", "a", max_bytes=9, timeout_s=3600.0))) for _ in range(2)]
+        errors = [future.result(60).error for future in hung]
+        assert [type(e) for e in errors] == [UnreachableError] * 2
+        assert all(e is not None and "no answer for" in e.message and not e.retryable for e in errors)
+        assert faulty.calls["get"] == 2, "nobody repeats them"
+        assert "not asked" in runtime.run(one(Op("m", "stat", "a"))).error.message
+        breaker = next(layer for layer in layers(backend) if isinstance(layer, Breaker))
+        breaker.again()
+        assert runtime.run(one(Op("m", "stat", "a"))).value == 7
+        assert runtime.run(one(Op("m", "get", "a", max_bytes=9))).value == b"content"
+        assert len(breaker._flights) == 2, "they have not come back"
+        faulty.release()
+        while breaker._flights:
+            pass
+        assert runtime.run(one(Op("m", "stat", "a"))).value == 7
+        assert not runtime._channels["m"]._running
+    backend.close()
 
 
 def test_a_retry_above_it_does_not_wait_for_it(faulty: FaultyBackend, time: Time) -> None:
@@ -402,7 +430,7 @@ def test_silent_before_the_time_is_up(breaker: Breaker, faulty: FaultyBackend, t
     """A command that ended before the time-out tells the next one what it saw."""
     assert breaker.silent() is None
     faulty.hanging = True
-    breaker._wait = lambda event, s: event.wait(60)
+    breaker._wait = patiently
     caller = threading.Thread(target=lambda: _error(lambda: breaker.stat("a")), daemon=True)
     caller.start()
     while not faulty.calls["stat"]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from metasync.backends.memory import MemoryBackend
-from metasync.backends.wrappers.breaker import _Crew
 from metasync.runtime import channel
 from metasync.runtime.effects import Op, Reply, Work
 from metasync.runtime.tasks import Runtime, _Pool
@@ -38,12 +37,6 @@ def through_a_pool(job: Callable[[], None]) -> Callable[[], None]:
     return pool.close
 
 
-def through_a_crew(job: Callable[[], None]) -> Callable[[], None]:
-    crew = _Crew()
-    crew.run(job)
-    return crew.close
-
-
 def through_a_runtime(job: Callable[[], None]) -> Callable[[], None]:
     def task() -> Any:
         yield Work(job)
@@ -53,7 +46,7 @@ def through_a_runtime(job: Callable[[], None]) -> Callable[[], None]:
     return runtime.close
 
 
-@pytest.mark.parametrize("through", [through_a_pool, through_a_crew, through_a_runtime])
+@pytest.mark.parametrize("through", [through_a_pool, through_a_runtime])
 def test_what_was_done_last_is_let_go_of(through: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
     answer = Answer()
     ref = weakref.ref(answer)

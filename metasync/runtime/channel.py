@@ -9,9 +9,12 @@ anything was heard of it here, is one that others stand in for.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final, Protocol, cast
 
 from metasync.errors import BackendError, HeldBackError, RefusedError
@@ -74,6 +77,7 @@ class Call:
         "deliver",
         "held_since",
         "is_large",
+        "is_left",
         "is_urgent",
         "is_wanted",
         "lane",
@@ -95,6 +99,7 @@ class Call:
         self.is_large = self.lane in LARGE
         self.began: float | None = None
         self.channel: Channel | None = None
+        self.is_left = False
         self.tries = 0
         self.held_since: float | None = None  # when it was first kept off without being made
         self.ticket: list[Any] | None = None
@@ -104,8 +109,13 @@ class Call:
         """An urgent write is made even if nobody waits: it may complete a quorum's copies."""
         return self.is_urgent and self.op.kind in WRITES
 
+    # as `effects.Carried`
+
+    def leave(self, error: BackendError) -> None:
+        if self.channel is not None:
+            self.channel.leave(self, error)
+
     def refused(self, after_s: float) -> None:
-        """See `effects.Carried`."""
         if self.channel is not None:
             self.channel.refused(self, after_s)
 
@@ -242,11 +252,12 @@ class Channel:
         while True:
             with self._changed:
                 if call is not None:
+                    if call.is_left:
+                        return
                     self._count(call, -1)
                     call = None  # and what it sent: the next one may be long in coming
                 if moved is not None:
                     self._gauge.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
-                call = None  # while this thread waits no pack is held
                 call = self._await()
                 if call is None:
                     self._threads -= 1
@@ -282,6 +293,9 @@ class Channel:
         DUE.set(self.due(call))
         CARRIED.set(call)
         reply = made(call.backend, op)
+        CARRIED.set(None)  # nothing of the call is held while the next one is waited for
+        if call.is_left:
+            return None
         self._heard_at = self._clock()
         moved = len(reply.value) if op.kind == "get" and reply.error is None else len(op.data)
         if self._governor is not None and op.kind in ("get", "put", "create"):
@@ -295,6 +309,15 @@ class Channel:
             return None
         call.deliver(reply)
         return moved if reply.error is None else None
+
+    def leave(self, call: Call, error: BackendError) -> None:
+        """Goes on without a call that does not come back, and without its thread: another one takes its place."""
+        with self._changed:
+            call.is_left = True
+            self._count(call, -1)
+            self._threads -= 1
+            self._staff()
+        call.deliver(Reply(error=error))
 
     def refused(self, call: Call, after_s: float) -> None:
         """The server sent an attempt at a call away, whatever becomes of the call: fewer are made at once."""
@@ -333,6 +356,40 @@ class Channel:
         call.began = None
         self._push(call)
         return True
+
+
+class Alone:
+    """A job that may never come back, in a daemon thread of its own that can be left behind (`effects.Carried`)."""
+
+    def __init__(self, name: str, job: Callable[[], Any]) -> None:
+        self.outcome: Future[Any] = Future()
+        self._job = job
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"metasync-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_stuck(self) -> bool:
+        """Whether the thread is in the job still."""
+        return self._thread.is_alive()
+
+    def leave(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):  # it has just ended
+            self.outcome.set_exception(error)
+
+    def refused(self, after_s: float) -> None:
+        """Nobody else asks beside it."""
+
+    def _run(self) -> None:
+        CARRIED.set(self)
+        try:
+            value = self._job()
+        except BaseException as e:  # noqa: BLE001  # raised where it is waited for
+            self.leave(e)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                self.outcome.set_result(value)
 
 
 def made(backend: Calls, op: Op) -> Reply:

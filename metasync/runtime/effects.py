@@ -42,14 +42,17 @@ DUE: ContextVar[float | None] = ContextVar("due", default=None)
 
 
 class Carried(Protocol):
-    """An `Op` under way, as the wrappers of its backend see it. Thread-safe."""
+    """A call under way, as the wrappers of its backend see it. Thread-safe."""
+
+    def leave(self, error: BackendError) -> None:
+        """Has whoever waits for it told this error, and goes on without the thread that carries it out."""
 
     def refused(self, after_s: float) -> None:
         """The server sent an attempt away and wants to be left alone for `after_s`; another attempt may follow."""
 
 
 CARRIED: ContextVar[Carried | None] = ContextVar("carried", default=None)
-"""The `Op` that this thread carries out; None outside of a channel's threads."""
+"""The call that this thread carries out, and that can be left behind with it; None: its caller would wait for ever."""
 
 
 @dataclass(frozen=True, slots=True)

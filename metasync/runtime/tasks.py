@@ -136,6 +136,7 @@ class Runtime:
         self._governor: Governor | None = None
         self._channels = {name: self._channel(name) for name in self._backends}
         self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
+        self._watched: set[str] = set()  # backends that are looked at, by name
         self._workers = _Pool("work", workers or os.cpu_count() or 1)
         self._writer = _Pool("persist", 1)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -454,8 +455,22 @@ class Runtime:
         )
         self._calls[token] = (channel, one)
         self._timer(token, op.timeout_s)
+        if op.backend not in self._watched:
+            self._watch(op.backend)
         if not channel.submit(one):
             self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
+
+    def _watch(self, name: str, *, again: bool = False) -> None:
+        """Looks whether a backend hangs, now and then while calls on it are under way: they are left behind then."""
+        watch = getattr(self._backends.get(name), "watch", None)
+        if watch is None or (again and not self._channels[name].busy()):
+            self._watched.discard(name)
+            return
+        self._watched.add(name)
+        token = self._next_token
+        self._next_token += 1
+        self._waiting[token] = lambda _value, _error: self._watch(name, again=True)
+        self._timer(token, watch())
 
     # branches
 

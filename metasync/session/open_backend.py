@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice
+from metasync.runtime.channel import Alone
 from metasync.runtime.effects import DUE
 from metasync.runtime.tasks import Runtime, boottime
 from metasync.translators._base import Chain, Translator
@@ -54,9 +55,7 @@ INCARNATION_BYTES: Final = 16
 SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
 UNMETERED: Final = frozenset({"file", "memory"})  # no server that counts requests
 
-_opening: dict[
-    str, threading.Thread
-] = {}  # by location: an opening that hangs is waited for once, not by every command
+_opening: dict[str, Alone] = {}  # by location: an opening that hangs is waited for once, not by every command
 _opening_lock = threading.Lock()
 
 
@@ -258,30 +257,18 @@ def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds
 
     While it has not, the same backend is not opened again, so that a process leaves at most one such thread for each.
     """
-    outcome: queue.SimpleQueue[Backend | BaseException] = queue.SimpleQueue()
-
-    def job() -> None:
-        try:
-            outcome.put(opening())
-        except BaseException as e:  # noqa: BLE001  # raised where it is waited for
-            outcome.put(e)
-
-    thread = threading.Thread(target=job, name=f"metasync-open-{name}", daemon=True)
+    attempt = Alone(f"open-{name}", opening)
     with _opening_lock:
         before = _opening.get(url.location)
-        if before is not None and before.is_alive():
+        if before is not None and before.is_stuck():
             raise _opening_hangs(url, f"{name}: an earlier attempt to open it has not come back")
         _opening.pop(url.location, None)
-        thread.start()
-    try:
-        found = outcome.get(timeout=seconds)
-    except queue.Empty:
+        attempt.start()
+    if not wait([attempt.outcome], seconds).done:
         with _opening_lock:
-            _opening[url.location] = thread
-        raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s") from None
-    if isinstance(found, BaseException):
-        raise found
-    return found
+            _opening[url.location] = attempt
+        raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s")
+    return cast("Backend", attempt.outcome.result())
 
 
 def _opening_hangs(url: BackendUrl, message: str) -> OpeningHangsError:

@@ -16,23 +16,25 @@ any request whose answer got lost; whoever writes must live with that anyway (pr
 "Not there", "refused", "full" and even a server's own error are answers. An answer that comes after all, late, closes
 the circuit at once, and from then on the backend is given twice the time that this answer took.
 
-A blocked call cannot be ended from outside. So every call runs in a thread of the breaker's, and its caller waits with
-a bound; threads whose calls do not come back are left behind, STUCK_MAX of them at most.
+A blocked call cannot be ended from outside. It is left behind, with its thread, by whoever carries it out
+(`effects.Carried`): a channel, whose runtime looks by `watch` whether the backend hangs; or the caller itself, where no
+channel does. STUCK_MAX calls at most are left behind.
 """
 
 from __future__ import annotations
 
-import contextvars
-import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, UnreachableError
+from metasync.runtime.channel import Alone
+from metasync.runtime.effects import CARRIED, Carried
 
 FAILURES_MAX: Final = 5
 COOL_FIRST_S: Final = 1.0  # after failures that came at once
@@ -125,56 +127,22 @@ class Circuit:
         self._until = now + self._cool_s
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Flight:
     """One call under way."""
 
     call: Call
     began: float
     patience_s: float
-    ended: threading.Event = field(default_factory=threading.Event)
-    value: Any = None
-    error: BaseException | None = None
-    given_up: bool = False
-
-
-class _Crew:
-    """Daemon threads that carry calls out; one is started when none is idle."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._idle = 0
-
-    def run(self, job: Callable[[], None]) -> None:
-        with self._lock:
-            start = self._idle == 0
-            self._idle -= not start
-            self._threads += start
-        self._jobs.put(job)
-        if start:
-            threading.Thread(target=self._work, name="metasync-breaker", daemon=True).start()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # with the answer in it: the next one may be long in coming
-            with self._lock:
-                self._idle += 1
-
-    def close(self) -> None:
-        with self._lock:
-            threads = self._threads
-        for _ in range(threads):
-            self._jobs.put(None)
+    carried: Carried | None
+    given_up: UnreachableError | None = None  # what was told to whoever waited for it
 
 
 class Breaker(Wrapper):
     """The same store; its calls fail when it hangs, and are not made while it is known not to answer.
 
     What it adds to the errors of the contract are `UnreachableError`s that are not `retryable`: asking again at once is
-    what it is there to prevent. `wait(event, seconds)` waits for an event, and belongs to `clock`.
+    what it is there to prevent. `wait(outcome, seconds)` waits for a future, and belongs to `clock`.
     """
 
     def __init__(
@@ -183,7 +151,7 @@ class Breaker(Wrapper):
         *,
         suspected: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        wait: Callable[[Future[Any], float], object] = lambda outcome, seconds: wait([outcome], seconds),
     ) -> None:
         super().__init__(inner)
         self._circuit = Circuit(suspected=suspected)
@@ -191,8 +159,6 @@ class Breaker(Wrapper):
         self._wait = wait
         self._lock = threading.Lock()
         self._flights: set[_Flight] = set()
-        self._stuck = 0
-        self._crew = _Crew()
         self._closed = False
 
     @property
@@ -215,27 +181,41 @@ class Breaker(Wrapper):
 
     def close(self) -> None:
         self._closed = True
-        self._crew.close()
         self.inner.close()
 
     def around(self, call: Call, do: Callable[[], T]) -> T:
         assert not self._closed, "the backend was closed"
         flight = self._depart(call)
-        context = contextvars.copy_context()
-        self._crew.run(lambda: context.run(self._carry, flight, do))
-        timeout_s = flight.patience_s
-        while not self._wait(flight.ended, timeout_s):
-            timeout_s = self._overdue(flight)
-        if flight.error is not None:
-            raise flight.error
-        return cast(T, flight.value)
+        if flight.carried is not None:
+            return self._carry(flight, do)
+        flight.carried = alone = Alone("call", lambda: self._carry(flight, do))
+        alone.start()
+        while not alone.outcome.done():
+            self._wait(alone.outcome, self.watch())
+        return cast(T, alone.outcome.result())
+
+    def watch(self) -> float:
+        """Gives up the calls under way if the backend hangs. -> in how many seconds to look again if there are any."""
+        with self._lock:
+            now, heard_at = self._clock(), self._circuit.heard_at
+            look_s = PATIENCE_SHORT_S  # no call that begins meanwhile is given up sooner
+            for flight in self._flights:
+                if flight.given_up is None:
+                    silent_since = flight.began if heard_at is None else max(flight.began, heard_at)
+                    left_s = silent_since + flight.patience_s - now
+                    if left_s <= 0:
+                        self._give_up(now, f"no answer for {now - silent_since:.1f} s")
+                        break
+                    look_s = min(look_s, left_s)
+            return look_s
 
     def _depart(self, call: Call) -> _Flight:
         with self._lock:
             now = self._clock()
             why = self._circuit.admit(now)
-            if why is None and self._stuck >= STUCK_MAX:
-                why = f"{self._stuck} calls before it have not come back"
+            stuck = sum(flight.given_up is not None for flight in self._flights)
+            if why is None and stuck >= STUCK_MAX:
+                why = f"{stuck} calls before it have not come back"
                 self._circuit.dropped(now)
             if why is not None:
                 raise UnreachableError(
@@ -243,60 +223,42 @@ class Breaker(Wrapper):
                     next_step="Check the backend and the network; it is asked again by itself.",
                     retryable=False,
                 )
-            flight = _Flight(call, now, self._circuit.patience_s(call, self._under_way_bytes()))
+            under_way = sum(f.call.up_bytes + min(f.call.down_bytes_max, UNDER_WAY_BYTES_MAX) for f in self._flights)
+            flight = _Flight(call, now, self._circuit.patience_s(call, under_way), CARRIED.get())
             self._flights.add(flight)
             return flight
 
-    def _under_way_bytes(self) -> int:
-        return sum(f.call.up_bytes + min(f.call.down_bytes_max, UNDER_WAY_BYTES_MAX) for f in self._flights)
-
-    def _carry(self, flight: _Flight, do: Callable[[], Any]) -> None:
-        """Makes the call, in a thread of the crew's."""
-        value, error = None, None
+    def _carry(self, flight: _Flight, do: Callable[[], T]) -> T:
+        """Makes the call. One that was given up meanwhile fails, so that nobody above repeats it."""
         try:
             value = do()
-        except BaseException as e:  # noqa: BLE001  # it belongs to whoever waits for the call
-            error = e
+        except BaseException as error:
+            self._land(flight, error)
+            raise
+        self._land(flight, None)
+        return value
+
+    def _land(self, flight: _Flight, error: BaseException | None) -> None:
         with self._lock:
             now = self._clock()
-            if flight.given_up:
-                self._stuck -= 1
             self._flights.discard(flight)
-            self._judge(flight, error, now)
-            if not flight.given_up:
-                flight.value, flight.error = value, error
-                flight.ended.set()
+            if error is None or (isinstance(error, BackendError) and not isinstance(error, UnreachableError)):
+                self._circuit.answered(now, now - flight.began, late=flight.given_up is not None)
+            elif flight.given_up is None:  # else it was counted when it was given up
+                if isinstance(error, UnreachableError):
+                    self._circuit.unreachable(now, error.message)
+                else:
+                    self._circuit.dropped(now)
+        if flight.given_up is not None:
+            raise flight.given_up
 
-    def _judge(self, flight: _Flight, error: BaseException | None, now: float) -> None:
-        if error is None or (isinstance(error, BackendError) and not isinstance(error, UnreachableError)):
-            self._circuit.answered(now, now - flight.began, late=flight.given_up)
-        elif flight.given_up:
-            return  # counted when it was given up
-        elif isinstance(error, UnreachableError):
-            self._circuit.unreachable(now, error.message)
-        else:
-            self._circuit.dropped(now)
-
-    def _overdue(self, flight: _Flight) -> float:
-        """After a wait that was too long: how long to wait on; or gives up all that is under way."""
-        with self._lock:
-            if flight.ended.is_set():
-                return 0.0
-            now = self._clock()
-            heard_at = self._circuit.heard_at
-            silent_since = flight.began if heard_at is None else max(flight.began, heard_at)
-            left = silent_since + flight.patience_s - now
-            if left > 0:
-                return left
-            self._circuit.hangs(now, f"it gave no answer for {now - silent_since:.1f} s")
-            for other in self._flights:
-                if not other.given_up:
-                    other.given_up = True
-                    self._stuck += 1
-                    other.error = UnreachableError(
-                        f"cannot {other.call.kind} {other.call.path}: no answer for {now - silent_since:.1f} s",
-                        next_step="Check the backend and the network. What was sent may still take effect.",
-                        retryable=False,
-                    )
-                    other.ended.set()
-            return 0.0
+    def _give_up(self, now: float, why: str) -> None:
+        self._circuit.hangs(now, f"it gave {why}")
+        for flight in self._flights:
+            if flight.given_up is None and flight.carried is not None:
+                flight.given_up = UnreachableError(
+                    f"cannot {flight.call.kind} {flight.call.path}: {why}",
+                    next_step="Check the backend and the network. What was sent may still take effect.",
+                    retryable=False,
+                )
+                flight.carried.leave(flight.given_up)

@@ -55,6 +55,8 @@ class Wrapper:
         if hasattr(inner, "digest") and hasattr(inner, "digest_kind"):
             mine["digest"] = self._digest
             mine["digest_kind"] = inner.digest_kind
+        if hasattr(inner, "watch"):
+            mine["watch"] = inner.watch
         if hasattr(inner, "form_reason"):
             mine["form_reason"] = inner.form_reason
         if hasattr(inner, "caution"):
