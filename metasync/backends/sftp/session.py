@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from metasync.backends.sftp import packets as sftp
 from metasync.backends.sftp.hosts import paramiko
 from metasync.backends.sftp.packets import ProtocolError, Reply, Request
 
-_SEND_BYTES = 1 << 15  # what SSH puts into one packet
+_SEND_BYTES = 1 << 15  # offered to SSH at a time: it takes what fits into one packet, a little less
 _RECEIVE_BYTES = 1 << 18
 _NUMBERS = 1 << 32
 
@@ -181,31 +181,23 @@ class Session:
         """Has sent what `send` was given."""
         if not self._out:
             return
-        whole = bytes(self._out)
-        self._out.clear()
-        for part in _parts(whole):
+        whole, self._out = memoryview(self._out), bytearray()
+        at = 0
+        while at < len(whole):
             self._limit()
-            rest = part
-            while rest:
-                try:
-                    sent = self._channel.send(rest)
-                except (OSError, EOFError, paramiko.SSHException) as error:
-                    raise _lost(error) from error
-                if not sent:
-                    raise LostError("the connection broke")
-                rest = rest[sent:]
+            try:
+                sent = self._channel.send(bytes(whole[at : at + _SEND_BYTES]))
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                raise _lost(error) from error
+            if not sent:
+                raise LostError("the connection broke")
+            at += sent
 
     def _limit(self) -> None:
         left = self.until - time.monotonic()
         if left <= 0:
             raise LostError("no answer in time")
         self._channel.settimeout(left)
-
-
-def _parts(whole: bytes) -> Iterable[bytes]:
-    if len(whole) <= _SEND_BYTES:
-        return (whole,)
-    return (whole[at : at + _SEND_BYTES] for at in range(0, len(whole), _SEND_BYTES))
 
 
 def _lost(error: BaseException) -> LostError:
