@@ -420,7 +420,7 @@ def test_context_reaches_the_thread_that_makes_the_call(time: Time) -> None:
                 raise UnreachableError("not yet")
             return 1
 
-    backend = Retrying(Breaker(Store()), sleep=lambda _s: None)
+    backend = Retrying(Breaker(Store()), attempts_max=3, sleep=lambda _s: None)
     assert backend.stat("a") == 1
     assert seen == [1, 2, 3]
     backend.close()

@@ -19,7 +19,7 @@ from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import open_backend, parse_url
 from metasync.backends.wrappers import breaker as _breaker
 from metasync.backends.wrappers.breaker import Breaker
-from metasync.backends.wrappers.retry import Retrying
+from metasync.backends.wrappers.retry import ATTEMPTS_MAX, Retrying
 from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.tasks import Runtime
@@ -456,7 +456,7 @@ def test_production_keeps_the_contract_of_retries(monkeypatch: pytest.MonkeyPatc
     faulty.down = True
     with pytest.raises(MetaSyncError):
         backend.stat("a")
-    assert faulty.calls["stat"] == ways.ATTEMPTS_MAX
+    assert faulty.calls["stat"] == ATTEMPTS_MAX
     retrying._due = lambda: retrying._clock() - 1.0
     with pytest.raises(MetaSyncError):
         backend.list("")

@@ -390,7 +390,7 @@ def test_a_conflict_is_told_from_throttling_and_from_ones_own(
 ) -> None:
     store = Taken(*fates)
     pace = Paced(store, account(tmp_path, clock))
-    backend = Retrying(pace, clock=clock, sleep=clock.sleep)
+    backend = Retrying(pace, attempts_max=5, deadline_s=60.0, clock=clock, sleep=clock.sleep)
     assert backend.create("d/x", b"mine") is created
     assert store.gets == gets
     assert not store.fates
@@ -401,5 +401,8 @@ def test_a_create_that_was_never_sent_is_not_read_back(tmp_path: Path, clock: Cl
     store = Taken("other")
     account(tmp_path, clock).refused(1.0)
     pace = Paced(store, account(tmp_path, clock))
-    assert Retrying(pace, clock=clock, sleep=clock.sleep).create("d/x", b"another's") is False
+    assert (
+        Retrying(pace, attempts_max=5, deadline_s=60.0, clock=clock, sleep=clock.sleep).create("d/x", b"another's")
+        is False
+    )
     assert store.gets == 0

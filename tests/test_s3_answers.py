@@ -33,6 +33,7 @@ from metasync.backends._shared import obstore
 from metasync.backends.api import Digest
 from metasync.backends.registry import open_backend, parse_url
 from metasync.backends.wrappers import pace
+from metasync.backends.wrappers.retry import ATTEMPTS_MAX
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.local import settings
 from metasync.runtime.effects import Op, Task, Urgency
@@ -459,13 +460,13 @@ def test_slow_down_is_remembered_for_the_account(
     )
     with pytest.raises(BackendError, match="asks for fewer requests"):
         one.get("a", max_bytes=9)
-    assert len(script.asked) == ways.ATTEMPTS_MAX
+    assert len(script.asked) == ATTEMPTS_MAX
     monkeypatch.setattr(pace, "_accounts", {})
     third = ways.reached("m", parse_url(f"s3://bucket-3/x?endpoint=http://127.0.0.1:{script.port}"))
     script.answer = serve
     for way in (other, third):
         assert way.get("a", max_bytes=9) == b"x"
     assert served[0] - refused[-1] > 0.9, "both waited for the end of the second"
-    assert len(script.asked) == ways.ATTEMPTS_MAX + 2, "and asked once"
+    assert len(script.asked) == ATTEMPTS_MAX + 2, "and asked once"
     for way in (one, other, third):
         way.close()

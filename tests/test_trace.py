@@ -75,7 +75,7 @@ def test_a_line_per_call(sink: Sink) -> None:
 
 def test_attempts_are_numbered(sink: Sink) -> None:
     faulty = FaultyBackend(MemoryBackend())
-    backend = Retrying(Traced(faulty, "m", sink), sleep=lambda _s: None)
+    backend = Retrying(Traced(faulty, "m", sink), attempts_max=3, sleep=lambda _s: None)
     faulty.fail_next("unreachable", times=2)
     backend.put("a", b"")
     backend.put("a", b"")

@@ -47,7 +47,8 @@ class Clock:
 
 
 def retrying(inner: Backend, clock: Clock, **options: object) -> Retrying:
-    return Retrying(inner, clock=clock, sleep=clock.sleep, **{"fraction": lambda: 1.0, **options})
+    more = {"fraction": lambda: 1.0, "attempts_max": 5, "deadline_s": 60.0, "pause_first_s": 0.1}
+    return Retrying(inner, clock=clock, sleep=clock.sleep, **{**more, **options})
 
 
 # --- the contract

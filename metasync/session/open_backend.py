@@ -22,7 +22,6 @@ from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.runtime.channel import Alone
-from metasync.runtime.effects import DUE
 from metasync.runtime.tasks import Runtime, boottime
 from metasync.translators._base import Chain, Translator
 
@@ -45,11 +44,8 @@ class NewBackend:
     role_both: bool
 
 
-ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
 FIRST_ANSWER_S: Final = 20.0  # names are looked up, TLS and logins agreed, a disk spins up
 FIRST_PATH: Final = "metasync"  # nothing of ours is called so
-AGAIN_WITHIN_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
-PAUSE_S: Final = 0.2
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
 INCARNATION_BYTES: Final = 16
 SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
@@ -219,14 +215,7 @@ def wrapped(backend: Backend, *, suspected: bool = False, account: Account | Non
         from metasync.backends.wrappers.pace import Paced
 
         inner = Paced(inner, account)
-    return Retrying(
-        inner,
-        attempts_max=ATTEMPTS_MAX,
-        deadline_s=AGAIN_WITHIN_S,
-        pause_first_s=PAUSE_S,
-        clock=boottime,
-        due=DUE.get,
-    )
+    return Retrying(inner, clock=boottime)  # the clock by which calls are due
 
 
 def ask_anew(backend: Backend) -> None:

@@ -31,11 +31,12 @@ from typing import Final
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, T, Wrapper
 from metasync.errors import BackendError, FullError, HeldBackError, NotFoundError, RefusedError, UnreachableError
+from metasync.runtime.effects import DUE
 
-ATTEMPTS_MAX: Final = 5
-PAUSE_FIRST_S: Final = 0.1
-PAUSE_MAX_S: Final = 10.0
-DEADLINE_S: Final = 60.0
+ATTEMPTS_MAX: Final = 2  # a lost packet is worth one more; a backend that is down is not worth the wait
+DEADLINE_S: Final = 2.0  # what took longer to fail has waited already; below the shortest time-out of an Op (3 s)
+PAUSE_FIRST_S: Final = 0.2
+PAUSE_MAX_S: Final = 10.0  # where more attempts are asked for
 
 _ANSWERS: Final = (NotFoundError, FullError, RefusedError)
 
@@ -60,7 +61,7 @@ class Retrying(Wrapper):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         fraction: Callable[[], float] = random.random,
-        due: Callable[[], float | None] = lambda: None,
+        due: Callable[[], float | None] = DUE.get,
     ) -> None:
         super().__init__(inner)
         self._attempts_max = attempts_max
