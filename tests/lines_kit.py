@@ -9,12 +9,12 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from metasync.runtime.sizes import SLOWEST_BYTES_PER_S
 from metasync.transfer.estimates import Call, Direction, Estimates
 from metasync.transfer.schedule import Failure, Piece, Schedule, Take
 
 OPENING_S = 0.01
 TIMEOUT_S = 60.0
-SLOWEST_BYTES_PER_S = 64_000  # as `transfer.copies` has it
 
 
 @dataclass

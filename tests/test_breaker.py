@@ -17,12 +17,9 @@ from metasync.backends.wrappers.breaker import (
     COOL_HUNG_S,
     COOL_MAX_S,
     FAILURES_MAX,
-    PATIENCE_LARGE_S,
     PATIENCE_MAX_S,
     PATIENCE_S,
     PATIENCE_SHORT_S,
-    SLOWEST_BYTES_PER_S,
-    STUCK_MAX,
     Breaker,
     Circuit,
 )
@@ -30,6 +27,7 @@ from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, layers
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.runtime.effects import Op, Task
+from metasync.runtime.sizes import CALLS_MAX, LARGE_TIMEOUT_S, SLOWEST_BYTES_PER_S
 from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import FaultyBackend
 
@@ -106,7 +104,7 @@ def test_a_trial_that_says_nothing_is_followed_by_another() -> None:
 def test_patience_grows_with_bytes() -> None:
     c = Circuit()
     assert c.patience_s(SMALL, 0) == PATIENCE_S
-    assert c.patience_s(PACK, 0) == PATIENCE_LARGE_S + (4 << 20) / SLOWEST_BYTES_PER_S
+    assert c.patience_s(PACK, 0) == LARGE_TIMEOUT_S + (4 << 20) / SLOWEST_BYTES_PER_S
     assert c.patience_s(SMALL, 4 << 20) == PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S, "on a line that is busy"
 
 
@@ -341,14 +339,14 @@ def test_the_trial_after_a_hang_is_short(breaker: Breaker, faulty: FaultyBackend
 def test_stuck_threads_are_bounded(breaker: Breaker, faulty: FaultyBackend, time: Time) -> None:
     faulty.hanging = True
     time.moment_s = 0.0
-    for _ in range(STUCK_MAX):
+    for _ in range(CALLS_MAX):
         breaker.again()
         _error(lambda: breaker.stat("a"))
-    while faulty.calls["stat"] < STUCK_MAX:
+    while faulty.calls["stat"] < CALLS_MAX:
         pass
     breaker.again()
-    assert f"{STUCK_MAX} calls before it have not come back" in _error(lambda: breaker.stat("a")).message
-    assert faulty.calls["stat"] == STUCK_MAX
+    assert f"{CALLS_MAX} calls before it have not come back" in _error(lambda: breaker.stat("a")).message
+    assert faulty.calls["stat"] == CALLS_MAX
     time.moment_s = 0.2
     faulty.release()
     for _ in range(3000):

@@ -18,10 +18,11 @@ from workspace_kit import Lab, lab, tree_of, write  # noqa: F401
 
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
 from metasync.runtime.effects import Urgency
+from metasync.runtime.sizes import LARGE_TIMEOUT_S
 from metasync.runtime.tasks import Runtime
 from metasync.session.agreement import ESTIMATES_KEY
 from metasync.store.pack_format import HEADER_BYTES, Located
-from metasync.transfer.copies import OP_TIMEOUT_S, pack_path
+from metasync.transfer.copies import pack_path
 from metasync.transfer.download import Download
 from metasync.transfer.estimates import Direction, Estimates
 from metasync.transfer.schedule import CUT_BYTES_LEAST
@@ -99,7 +100,7 @@ def test_one_that_hangs_costs_no_timeout_and_is_asked_last_from_then_on(dies_at_
     far = Far(PACKS, with_last(dies_at_s=dies_at_s), 2)
     lines = far.fetch()
     assert far.got == ALL
-    assert far.seconds < OP_TIMEOUT_S / 2
+    assert far.seconds < LARGE_TIMEOUT_S / 2
     assert lines.lines["three"].requests > 0
     assert far.transfer.silent == {"three"}
     assert far.transfer.faults == [], "late is no fault of the copy"

@@ -30,7 +30,7 @@ from metasync.consensus import eras, learner
 from metasync.consensus.acceptors.birth_check import read_birth
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, patience_s, seal_object
+from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, seal_object
 from metasync.consensus.participant import OP_TIMEOUT_S, Member
 from metasync.consensus.proposer import look_around
 from metasync.consensus.reconfigure import created, give_genesis, give_state, spread
@@ -58,6 +58,7 @@ from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumErr
 from metasync.keys.admin import AdminChain
 from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task
+from metasync.runtime.sizes import patience_s
 
 READ_S: Final = 15.0  # for what the acceptors hold
 TRIES: Final = 3  # of each request that must succeed

@@ -16,12 +16,11 @@ from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError,
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task, Work
+from metasync.runtime.sizes import patience_s
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23
 PAD_BYTES_LEAST: Final = 1024  # an exact size would tell whether a planted file's content was known before
-META_TIMEOUT_S: Final = 30.0
-META_BYTES_PER_S: Final = 100_000  # a slower backend is given up on; one more second of patience per so many bytes
 META_TRIES: Final = 4
 GET_TRIES: Final = 3  # a reply that got lost is no reason to give a copy up
 HEDGE_S: Final = 1.5  # after so long without an answer the next acceptor is asked too
@@ -63,11 +62,6 @@ def open_object(keys: WorkspaceKeys, kind: RecordKind, data: bytes) -> bytes:
 
 def _bound(kind: RecordKind) -> int:
     return META_BYTES_MAX if kind is RecordKind.META else CONST_BYTES_MAX
-
-
-def patience_s(size_bytes: int) -> float:
-    """How long one transfer of so many bytes may take."""
-    return META_TIMEOUT_S + size_bytes / META_BYTES_PER_S
 
 
 def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str) -> Task:

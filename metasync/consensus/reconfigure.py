@@ -35,7 +35,6 @@ from metasync.consensus.objects import (
     const_path,
     get_anywhere,
     meta_path,
-    patience_s,
     seal_object,
 )
 from metasync.consensus.participant import OP_TIMEOUT_S, Member
@@ -54,6 +53,7 @@ from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, skip_
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
+from metasync.runtime.sizes import patience_s
 
 JOIN_TRIES: Final = 3  # of each write that a new root needs
 PAUSE_S: Final = 0.1  # between tries

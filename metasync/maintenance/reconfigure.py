@@ -39,7 +39,7 @@ from metasync.session.agreement import BASE_KEY, META_KIND
 from metasync.session.session import Agreed, Session
 from metasync.store import placement
 from metasync.store.index import PackRecord
-from metasync.transfer.copies import OP_TIMEOUT_S, Place, pack_path
+from metasync.transfer.copies import Place, pack_path
 
 ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
 PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for
@@ -231,7 +231,7 @@ def has_copy(others: Iterable[Place], record: PackRecord) -> Generator[Any, Any,
     for place in others:
         for storage_id in reversed(place.storage_ids):
             path = pack_path(storage_id, record.generation, record.name)
-            reply: Reply = yield Op(place.name, "stat", path, timeout_s=OP_TIMEOUT_S)
+            reply: Reply = yield Op(place.name, "stat", path)
             if reply.error is None and reply.value == record.size:
                 return True
             if isinstance(reply.error, UnreachableError):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from metasync.runtime.sizes import CALLS_MAX
+
 START: Final = 8  # what an unknown backend gets
-MOST: Final = 32  # as many as the breaker leaves stuck calls behind (`backends.wrappers.breaker.STUCK_MAX`)
 LEAST: Final = 2  # below that agreement would wait behind packs
 ROUND_S: Final = 0.5
 GAIN: Final = 1.05
@@ -28,7 +29,7 @@ RATE_KEEP: Final = 0.7  # of the old estimate, with each round
 class Gauge:
     """One backend's number. `size` is what to use now. Not for two threads at once."""
 
-    def __init__(self, start: int = START, most: int = MOST) -> None:
+    def __init__(self, start: int = START, most: int = CALLS_MAX) -> None:
         self.size = min(start, most)
         self.bytes_per_s = RATE_START
         self._most = most

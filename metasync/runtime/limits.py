@@ -21,12 +21,12 @@ from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from metasync.errors import UsageError
+from metasync.runtime.sizes import CALLS_MAX
 
 BURST_S: Final = 0.05  # what may go at once after a rest: next to nothing of any transfer that lasts
 TICK_S: Final = 1e-6  # what rounding leaves of a wait is none
 RATE_LEAST: Final = 1 << 10  # below that nothing ends; a pause is what is meant
 RATE_MOST: Final = 1 << 40
-CONNECTIONS_MOST: Final = 32  # as `gauge.MOST`
 NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
 NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST)}
@@ -154,7 +154,7 @@ def check(key: str, value: str) -> None:
     if match is None:
         raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
     if match[1] == "connections":
-        _number(key, value, 1, CONNECTIONS_MOST)
+        _number(key, value, 1, CALLS_MAX)
     else:
         parse_schedule(value)
 

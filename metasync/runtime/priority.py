@@ -18,8 +18,8 @@ from enum import IntEnum
 from typing import Any, Final
 
 from metasync.runtime.effects import Op, Urgency
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
-SMALL_BYTES_MAX: Final = 256 << 10  # as `transfer.copies` fetches whole: one request, mostly latency
 LARGE_SPARED: Final = 2  # connections that no large call may have
 SOON_SPARED: Final = 1  # connections for nothing but NOW
 SPARED_FROM: Final = 4  # with fewer connections than that, only one is kept back

@@ -24,8 +24,9 @@ from typing import Any, Final, Literal, TypeVar
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.events import Listener, Transferred
 from metasync.runtime.channel import Call, Calls, Channel, Governor, made
-from metasync.runtime.concurrency import MOST, START
+from metasync.runtime.concurrency import START
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
+from metasync.runtime.sizes import CALLS_MAX
 
 QUEUED_MAX: Final = 10_000  # pieces of work waiting; beyond, they fail at once
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
@@ -121,7 +122,7 @@ class Runtime:
         persist: Callable[[str, bytes | None], None] | None = None,
         recall: Callable[[str], bytes | None] | None = None,
         connections_per_backend: int = START,
-        connections_max: int = MOST,
+        connections_max: int = CALLS_MAX,
         workers: int | None = None,
         clock: Callable[[], float] = boottime,
         entropy: Callable[[int], bytes] = os.urandom,

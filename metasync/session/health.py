@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
-from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path, patience_s
+from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path
 from metasync.consensus.records.head import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each
+from metasync.runtime.sizes import patience_s
 from metasync.session.agreement import LOOK_S, together
 from metasync.session.eras import note_retired
 from metasync.session.session import Session

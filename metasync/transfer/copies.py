@@ -20,6 +20,7 @@ from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
+from metasync.runtime.sizes import patience_s
 from metasync.store import pack_format
 from metasync.store.index import MD5_TAG, PackRecord
 from metasync.store.packs import PackFormat, SealedPack
@@ -59,18 +60,11 @@ class Begun(NamedTuple):
     reply: Future[Reply]
 
 
-OP_TIMEOUT_S = 30.0
 SPACE_TIMEOUT_S = 5.0  # without an answer the pack is sent: a full backend says so itself
 TREES_BYTES_MAX = BALLAST_BYTES // 4  # of a pack that may take a reserve: the trees of some hundred changed directories
-SLOWEST_BYTES_PER_S = 64_000  # a line slower than this is given up on; a pack gets as many seconds more as it needs
 
 Put: TypeAlias = Callable[["Place", "_Cargo"], Generator[Any, Any, bool]]
 Check: TypeAlias = Callable[[ObjectKind, bytes | memoryview], bytes]
-
-
-def patience_s(size_bytes: int) -> float:
-    """How long a request that moves so many bytes may take."""
-    return OP_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
 class Place(NamedTuple):
@@ -287,7 +281,7 @@ class Transfer:
             return True
         if not isinstance(self.down[place.name], FullError):
             return False
-        given_up: Reply = yield Op(place.name, "delete", BALLAST_PATH, timeout_s=OP_TIMEOUT_S)
+        given_up: Reply = yield Op(place.name, "delete", BALLAST_PATH)
         return given_up.error is None and (yield from self._put(place, cargo))
 
 

@@ -34,11 +34,12 @@ from metasync.errors import (
     UnreachableError,
 )
 from metasync.runtime.effects import Op, Reply, Task, Urgency, Work
+from metasync.runtime.sizes import patience_s
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located
 from metasync.store.packs import read_objects, read_segment
-from metasync.transfer.copies import Begun, Fault, Place, Transfer, pack_path, patience_s
+from metasync.transfer.copies import Begun, Fault, Place, Transfer, pack_path
 from metasync.transfer.estimates import Direction, timed
 from metasync.transfer.schedule import CUT_BYTES_LEAST, Failure, Piece, Schedule, Take
 

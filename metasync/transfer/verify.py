@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
+from metasync.runtime.sizes import patience_s
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
-from metasync.transfer.copies import OP_TIMEOUT_S, Place, Transfer, pack_path, patience_s
+from metasync.transfer.copies import Place, Transfer, pack_path
 
 How: TypeAlias = Literal["size", "digest", "piece", "read"]
 
@@ -68,7 +69,7 @@ def _asked(
     t: Transfer, place: Place, path: str, record: PackRecord, piece: int | None
 ) -> Generator[Any, Any, CopyState | None]:
     """By what the store says of it; None where it is not there."""
-    reply: Reply = yield Op(place.name, "digest", path, timeout_s=OP_TIMEOUT_S)
+    reply: Reply = yield Op(place.name, "digest", path)
     if reply.error is not None:
         return _failed(t, place, reply)
     size, kind, told = reply.value

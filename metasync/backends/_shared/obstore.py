@@ -25,12 +25,12 @@ from metasync.backends._shared.race_probe import is_anothers, keeps_creates
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 _CONNECT_TIMEOUT_S = 5
 _SILENT_TIMEOUT_S = 60  # without a byte of an answer, from the request's beginning on
 # A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
 _TIMEOUT_S = 600
-_SMALL_BYTES_MAX = 1 << 18
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 # Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
@@ -85,7 +85,7 @@ class ObjectStoreBackend(ABC):
             if self.dialect.is_taken(error):
                 return False
             failed = self._error(error, "create", path)
-            if isinstance(failed, UnreachableError) and len(data) > _SMALL_BYTES_MAX and is_anothers(self, path, data):
+            if isinstance(failed, UnreachableError) and len(data) > SMALL_BYTES_MAX and is_anothers(self, path, data):
                 return False
             raise failed from error
         self._check_tag(result["e_tag"], "create", path)
@@ -221,7 +221,7 @@ class ObjectStoreBackend(ABC):
                 f"cannot use {self._where}: this process was forked from one that uses such a store itself",
                 next_step='Start processes anew: multiprocessing.set_start_method("spawn").',
             )
-        large = up_bytes > _SMALL_BYTES_MAX
+        large = up_bytes > SMALL_BYTES_MAX
         with self._making:
             store = self._stores.get(large)
             if store is None:

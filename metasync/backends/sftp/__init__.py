@@ -42,6 +42,7 @@ from metasync.backends.sftp.folders import (
 )
 from metasync.backends.sftp.packets import HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 if TYPE_CHECKING:
     from metasync.backends.sftp.connection import Line
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 _SMALL_TIMEOUT_S = 60
 # A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
 _LARGE_TIMEOUT_S = 600
-_SMALL_BYTES_MAX = 1 << 18
 _LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for before the bytes are sent
 _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
@@ -257,7 +257,7 @@ class SftpBackend:
         """
         assert not self._closed, "the backend was closed"
         what = f"{path} in {self._shown}" if path else self._shown
-        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= _SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
+        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
         with self._line.session(timeout_s, f"cannot {verb} {what}") as session:
             while self._left_over:
                 with contextlib.suppress(IndexError):  # another thread had it

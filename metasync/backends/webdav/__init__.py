@@ -42,9 +42,10 @@ from metasync.backends.names import (
 )
 from metasync.backends.webdav.errors import no_answer, not_the_server
 from metasync.backends.webdav.folder import KIND_AND_SIZE, QUOTA, RemoteFolder
-from metasync.backends.webdav.http import SMALL_BYTES_MAX, Answer, Connection, NoAnswerError, cause
+from metasync.backends.webdav.http import Answer, Connection, NoAnswerError, cause
 from metasync.backends.webdav.login import Showing, find_login, where_to_put_it
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 T = TypeVar("T")
 

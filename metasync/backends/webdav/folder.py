@@ -19,9 +19,10 @@ from typing import Final
 
 from metasync.backends.names import TEMP_PREFIX
 from metasync.backends.webdav.errors import no_answer, no_folder, no_room, not_the_server, refusal
-from metasync.backends.webdav.http import SMALL_BYTES_MAX, Answer, Connection, NoAnswerError, cause
+from metasync.backends.webdav.http import Answer, Connection, NoAnswerError, cause
 from metasync.backends.webdav.xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
 _KNOWN_FOLDERS_MAX: Final = 1 << 14  # a workspace uses a few hundred; beyond this the set starts anew

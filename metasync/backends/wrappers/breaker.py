@@ -18,7 +18,7 @@ the circuit at once, and from then on the backend is given twice the time that t
 
 A blocked call cannot be ended from outside. It is left behind, with its thread, by whoever carries it out
 (`effects.Carried`): a channel, whose runtime looks by `watch` whether the backend hangs; or the caller itself, where no
-channel does. STUCK_MAX calls at most are left behind.
+channel does. CALLS_MAX calls at most are left behind.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, UnreachableError
 from metasync.runtime.channel import Alone
 from metasync.runtime.effects import CARRIED, Carried
+from metasync.runtime.sizes import CALLS_MAX, LARGE_TIMEOUT_S, SLOWEST_BYTES_PER_S, SMALL_BYTES_MAX
 
 FAILURES_MAX: Final = 5
 COOL_FIRST_S: Final = 1.0  # after failures that came at once
@@ -42,13 +43,9 @@ COOL_HUNG_S: Final = 15.0  # after a hang: the probe that follows costs somebody
 COOL_MAX_S: Final = 60.0
 
 PATIENCE_S: Final = 5.0  # for a small call. A disk that spins up takes up to 8 s: it is then late, and given 16 s
-PATIENCE_LARGE_S: Final = 30.0  # for one of more than SMALL_BYTES_MAX, and for its bytes in addition
 PATIENCE_SHORT_S: Final = 1.5  # for a backend that hung a moment ago, until it answers
 PATIENCE_MAX_S: Final = 60.0  # however late an answer came
-SMALL_BYTES_MAX: Final = 256 << 10
-SLOWEST_BYTES_PER_S: Final = 64_000  # as `transfer.copies` has it
 UNDER_WAY_BYTES_MAX: Final = 4 << 20  # of one get, as far as others wait for it: its bound may be far above its size
-STUCK_MAX: Final = 32
 
 State = Literal["closed", "open", "half-open"]
 
@@ -83,7 +80,7 @@ class Circuit:
         """How long a call may take that begins now, beside others of so many bytes."""
         own = max(call.up_bytes, call.down_bytes_max)
         if own > SMALL_BYTES_MAX:
-            return max(PATIENCE_LARGE_S, self._patience_s) + (own + under_way_bytes) / SLOWEST_BYTES_PER_S
+            return max(LARGE_TIMEOUT_S, self._patience_s) + (own + under_way_bytes) / SLOWEST_BYTES_PER_S
         least = PATIENCE_SHORT_S if self._suspected or self.state == "half-open" else self._patience_s
         return least + under_way_bytes / SLOWEST_BYTES_PER_S
 
@@ -214,7 +211,7 @@ class Breaker(Wrapper):
             now = self._clock()
             why = self._circuit.admit(now)
             stuck = sum(flight.given_up is not None for flight in self._flights)
-            if why is None and stuck >= STUCK_MAX:
+            if why is None and stuck >= CALLS_MAX:
                 why = f"{stuck} calls before it have not come back"
                 self._circuit.dropped(now)
             if why is not None:
