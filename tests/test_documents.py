@@ -42,7 +42,7 @@ def test_every_schema_is_listed() -> None:
 
 def test_every_citation_has_its_target() -> None:
     """A cited document is in the repository, and has the rule, section or decision that is cited."""
-    pages = {path.name: path.read_text("utf-8") for path in ROOT.rglob("*.md") if _is_ours(path)}
+    pages = {path.name: path.read_text("utf-8") for path in _ours("*.md")}
     missing = []
     cited = 0
     for path, text in _texts():
@@ -62,7 +62,7 @@ def test_every_citation_has_its_target() -> None:
 
 
 def test_every_document_that_is_named_is_there() -> None:
-    pages = {path.name for path in ROOT.rglob("*.md") if _is_ours(path)}
+    pages = {path.name for path in _ours("*.md")}
     for path, text in _texts():
         if path.parts[len(ROOT.parts)] != "tests":  # whose files have names like notes.md
             named = {Path(name).name for name in re.findall(r"[\w/.-]*\w\.md\b", text)}
@@ -79,13 +79,37 @@ def test_rules_refer_to_rules() -> None:
 
 def _texts() -> Iterator[tuple[Path, str]]:
     """The texts of the repository that a person reads, each as one line."""
-    for path in sorted(ROOT.rglob("*")):
+    for path in _ours("*"):
         is_text = path.suffix in (".md", ".py", ".toml", ".yml", ".tla") or path.name == "Makefile"
-        if is_text and _is_ours(path) and path != Path(__file__):
+        if is_text and path != Path(__file__):
             yield path, re.sub(r"\s*\n\s*(?:(?:#:?|--) )?", " ", path.read_text("utf-8"))
 
 
-def _is_ours(path: Path) -> bool:
-    """Not of a virtual environment, nor built."""
-    inside = path.relative_to(ROOT).parts
-    return path.is_file() and not inside[0].startswith(".") and inside[0] not in ("build", "dist")
+def _ours(pattern: str) -> Iterator[Path]:
+    """Files of the repository with such a name, and none that was built, or belongs to a virtual environment."""
+    for top in sorted(ROOT.iterdir()):
+        if top.is_file() and top.match(pattern):
+            yield top
+        elif top.is_dir() and not top.name.startswith(".") and top.name not in ("build", "dist"):
+            yield from (path for path in sorted(top.rglob(pattern)) if path.is_file())
+
+
+def test_every_room_stands_in_the_table_and_in_the_picture() -> None:
+    page = (ROOT / "docs/design/architecture.md").read_text("utf-8")
+    picture = page.split("```", 2)[1]
+    named = {room for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for room in re.findall(r"`(\w+)`", cell)}
+    package = ROOT / "metasync"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")} | {
+        path.stem for path in package.glob("[!_]*.py")
+    }
+    assert rooms <= named, f"not in the table: {rooms - named}"
+    assert named & {"past", "membership", "preferences"} <= rooms
+    assert not {room for room in rooms if not re.search(rf"\b{room}\b", picture)}
+
+
+def test_a_word_stands_once_in_the_glossary() -> None:
+    page = (ROOT / "docs/design/glossary.md").read_text("utf-8")
+    cells = re.findall(r"^\| (?!word |---)(.*?) \|", page, re.MULTILINE)
+    words = [re.sub(r" \(.*\)", "", word) for cell in cells for word in cell.split(", ")]
+    assert len(words) > 150
+    assert not {word for word in words if words.count(word) > 1}

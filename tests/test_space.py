@@ -25,7 +25,7 @@ from metasync.store.packs import SealedPack
 from metasync.store.placement import Placement, Target
 from metasync.testing.quota import Quota
 from metasync.transfer.copies import TREES_BYTES_MAX, Place, Transfer
-from metasync.transfer.free_space import NEARLY_FULL_BYTES, RESERVE_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.transfer.free_space import MARGIN_BYTES, NEARLY_FULL_BYTES, Room, is_nearly_full, placed_bytes
 from metasync.transfer.resume import COUNT_KEY
 from metasync.workspace import Workspace
 
@@ -37,7 +37,7 @@ GIB = 1 << 30
 
 def test_room_is_what_is_free_less_the_reserve() -> None:
     room = Room()
-    room.told("a", RESERVE_BYTES + 1000)
+    room.told("a", MARGIN_BYTES + 1000)
     assert room.lacks("a", 1000) is None
     error = room.lacks("a", 1001)
     assert isinstance(error, FullError)
@@ -52,21 +52,21 @@ def test_room_ends_at_the_agreed_capacity() -> None:
     assert room.lacks("a", 1001) is not None
     assert room.lacks("b", 1) is not None
     assert (room.of("a"), room.of("b")) == (1000, 0)
-    room.told("a", RESERVE_BYTES + 10)
+    room.told("a", MARGIN_BYTES + 10)
     assert room.of("a") == 10
     assert room.lacks("a", 11) is not None
 
 
 def test_what_is_on_its_way_counts_and_comes_back_if_it_fails() -> None:
     room = Room(left={"a": 100})
-    room.told("a", RESERVE_BYTES + 100)
+    room.told("a", MARGIN_BYTES + 100)
     room.begin("a", 60)
     assert room.of("a") == 40
     room.begin("a", 40)
     assert room.of("a") == 0
     room.end("a", 40, stored=False)
     assert room.of("a") == 40
-    room.told("a", RESERVE_BYTES + 70)  # told while 60 were on their way
+    room.told("a", MARGIN_BYTES + 70)  # told while 60 were on their way
     assert room.of("a") == 10
     room.end("a", 60, stored=True)
     assert room.of("a") == 10
@@ -75,9 +75,9 @@ def test_what_is_on_its_way_counts_and_comes_back_if_it_fails() -> None:
 @pytest.mark.parametrize(
     ("left", "total", "nearly"),
     [
-        (RESERVE_BYTES - 1, None, True),
-        (RESERVE_BYTES, None, False),
-        (RESERVE_BYTES - 1, RESERVE_BYTES, True),
+        (MARGIN_BYTES - 1, None, True),
+        (MARGIN_BYTES, None, False),
+        (MARGIN_BYTES - 1, MARGIN_BYTES, True),
         (99 * MIB, 2000 * MIB, True),  # below 5 %
         (101 * MIB, 2000 * MIB, False),
         (NEARLY_FULL_BYTES - 1, 1 << 50, True),
@@ -163,7 +163,7 @@ def tree_pack(size: int = 100) -> SealedPack:
 def test_a_backend_without_room_is_passed_over_without_a_request() -> None:
     w, pack = World(), data_pack()
     first, second, third, _ = w.order(pack)
-    w.t.room.told(first, RESERVE_BYTES + len(pack.data) - 1)
+    w.t.room.told(first, MARGIN_BYTES + len(pack.data) - 1)
     assert w.upload(pack) == (second, third)
     assert w.backends[first].kinds() == []
     assert isinstance(w.t.down[first], FullError)
@@ -173,7 +173,7 @@ def test_a_backend_without_room_is_passed_over_without_a_request() -> None:
 def test_a_pack_that_just_fits_goes_there() -> None:
     w, pack = World(), data_pack()
     first, second, *_ = w.order(pack)
-    w.t.room.told(first, RESERVE_BYTES + len(pack.data))
+    w.t.room.told(first, MARGIN_BYTES + len(pack.data))
     w.t.room.left[second] = len(pack.data)
     assert w.upload(pack) == (first, second)
     assert w.t.down == {}
@@ -184,7 +184,7 @@ def test_uploads_side_by_side_count_each_other() -> None:
     w = World()
     packs = [p for p in (data_pack(i) for i in range(60)) if w.order(p)[0] == "a"][:2]
     assert len(packs) == 2
-    w.t.room.told("a", RESERVE_BYTES + len(packs[0].data) + 10)
+    w.t.room.told("a", MARGIN_BYTES + len(packs[0].data) + 10)
     puts: list[Op] = []
     for pack in packs:  # neither has an answer yet
         gather = next(w.t.upload(pack, 0))
@@ -209,9 +209,9 @@ def _first(branch: Generator[Any, Any, Any]) -> Op | None:
 def test_old_news_of_little_space_is_asked_for_anew(freed: bool) -> None:
     w, pack = World(), data_pack()
     first, second, third, _ = w.order(pack)
-    w.t.room.free[first] = RESERVE_BYTES
+    w.t.room.free[first] = MARGIN_BYTES
     w.t.room.stale.add(first)
-    w.backends[first].tells = Space(GIB if freed else RESERVE_BYTES + 5, None)
+    w.backends[first].tells = Space(GIB if freed else MARGIN_BYTES + 5, None)
     assert w.upload(pack) == ((first, second) if freed else (second, third))
     assert w.backends[first].kinds() == (["space", "put"] if freed else ["space"])
 
@@ -333,7 +333,7 @@ def test_a_backend_that_fills_up_during_a_push(lab: Lab, silent: str) -> None:
     assert "found another place than their own, with all copies" in ran.out
     count = lab.counts["a"].take()
     assert count.errors["put"] <= (6 if silent else 0), "what was under way when it was first seen to be full"
-    assert packs_on(lab, "a") <= 10 * MIB - (0 if silent else RESERVE_BYTES)
+    assert packs_on(lab, "a") <= 10 * MIB - (0 if silent else MARGIN_BYTES)
     assert packs_on(lab, "a") + packs_on(lab, "b") + packs_on(lab, "c") > 2 * 40_000_000
     c = lab.clone(lab.urls("a", "b", "c"))
     assert tree_of(c.directory) == tree_of(w.directory)
@@ -572,7 +572,7 @@ def test_a_dry_run_says_where_it_may_not_fit(lab: Lab) -> None:
     r = w.push(dry_run=True)
     (tight,) = r.tight
     assert tight.name == "a"
-    assert tight.fits_bytes == lab.quotas["a"].free_bytes - RESERVE_BYTES
+    assert tight.fits_bytes == lab.quotas["a"].free_bytes - MARGIN_BYTES
     assert 20_000_000 < tight.needed_bytes < 26_000_000, "two thirds of 30 MB, and a pack"
     assert asked(lab)["c"] == 0
     w.close()

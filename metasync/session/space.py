@@ -19,7 +19,7 @@ from metasync.events import Notice
 from metasync.local.state_keys import GIVEN_UP_KEY
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
-from metasync.transfer.free_space import RESERVE_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.transfer.free_space import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
@@ -220,7 +220,7 @@ def _put_back(s: Session, names: Sequence[str]) -> list[str]:
     """Which of them have their ballast again."""
     told = ask(s.runtime.run, names)
     free = {n: told[n].free_bytes if n in told else None for n in names}
-    roomy = [n for n in names if (f := free[n]) is None or f >= RESERVE_BYTES]
+    roomy = [n for n in names if (f := free[n]) is None or f >= MARGIN_BYTES]
     data = s.entropy(BALLAST_BYTES) if roomy else b""
     ops = {n: Op(n, "create", BALLAST_PATH, data, timeout_s=PUT_BACK_TIMEOUT_S) for n in roomy}
     replies: Mapping[str, Reply] = s.runtime.run(each(ops))

@@ -19,7 +19,7 @@ from metasync.store.placement import Placement, partition_of
 
 # Left free by packs: for what is agreed, for deletions, and to put the ballast back. Free space is known roughly only
 # (blocks, directories, other writers), and the ballast itself is there for when this was not enough.
-RESERVE_BYTES: Final = 4 * BALLAST_BYTES
+MARGIN_BYTES: Final = 4 * BALLAST_BYTES
 NEARLY_FULL_BYTES: Final = 1 << 30  # a backend with more than this free is not called nearly full, whatever its size
 NEARLY_FULL_SHARE: Final = 20  # nor one with more than a twentieth of it free
 
@@ -45,7 +45,7 @@ class Room:
     def of(self, name: str) -> int | None:
         """Bytes of packs that still fit; None when nothing limits them."""
         limits = [self.left[name]] if name in self.left else []
-        limits += [self.free[name] - RESERVE_BYTES] if name in self.free else []
+        limits += [self.free[name] - MARGIN_BYTES] if name in self.free else []
         return max(0, min(limits)) if limits else None
 
     def lacks(self, name: str, size: int) -> FullError | None:
@@ -56,10 +56,10 @@ class Room:
                 f" {amount(size)}",
                 next_step="Packs go to other backends, if there are any with room.",
             )
-        if size + RESERVE_BYTES > self.free.get(name, size + RESERVE_BYTES):
+        if size + MARGIN_BYTES > self.free.get(name, size + MARGIN_BYTES):
             return FullError(
                 f"{name}: {amount(max(0, self.free[name]))} are free there; a pack of {amount(size)} must leave"
-                f" {amount(RESERVE_BYTES)} of it for what is agreed",
+                f" {amount(MARGIN_BYTES)} of it for what is agreed",
                 next_step="Free space there.",
             )
         return None
@@ -81,7 +81,7 @@ class Room:
                 known[name] -= size
 
 
-def is_nearly_full(left_bytes: int, total_bytes: int | None, *, least_bytes: int = RESERVE_BYTES) -> bool:
+def is_nearly_full(left_bytes: int, total_bytes: int | None, *, least_bytes: int = MARGIN_BYTES) -> bool:
     """Whether a user should be warned: little in itself and of the whole, or less than `least_bytes`."""
     small = total_bytes is not None and left_bytes * NEARLY_FULL_SHARE < total_bytes
     return left_bytes < least_bytes or (small and left_bytes < NEARLY_FULL_BYTES)
