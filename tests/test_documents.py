@@ -14,6 +14,7 @@ LIBRARY = ROOT / "docs" / "library.md"
 _NUMBERS = r"D?\d+(?:\.\d+)*(?:(?:, | and | to )D?\d+(?:\.\d+)*)*"
 CITED = re.compile(rf"([\w-]+\.md)`?\)?,? ((?:rule|section)s?)? ?({_NUMBERS})\b")
 ELSEWHERE = re.compile(r"\b(?!TLS|HTTP|RFC)[A-Z][A-Z-]{3,} (?:§ ?)?(?:D\d+|\d+\.\d+)\b|§ ?\d+")
+PATH = re.compile(r"(?<![\w/.-])(?:metasync|tests)/[\w./-]*\w(?:\.\w+)?")
 OF_THE_SITE = {"index.md", "contributing.md", "changelog.md"}
 
 
@@ -113,3 +114,11 @@ def test_a_word_stands_once_in_the_glossary() -> None:
     words = [re.sub(r" \(.*\)", "", word) for cell in cells for word in cell.split(", ")]
     assert len(words) > 150
     assert not {word for word in words if words.count(word) > 1}
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    """`metasync/…` and `tests/…`, of the repository; what an example makes is in other folders."""
+    pages = [path for path in _ours("*.md") if path.name != "CHANGELOG.md"]
+    named = {(page, path) for page in pages for path in PATH.findall(page.read_text("utf-8")) if "NAME" not in path}
+    assert len(named) > 20
+    assert not {f"{page.relative_to(ROOT)}: {path}" for page, path in named if not (ROOT / path).exists()}
