@@ -451,7 +451,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         if late_copies.load(s.db) and s.db.get(JOURNAL_KEY) is None:
             late_copies.forget_unnamed(s.db, s.base().index)
         begun = late_copies.summary(late_copies.load(s.db).values(), s.names)
-        self._copying = late_copies.go_on(self._copying, s.transfer, s.runtime.start, s.db, self.on_event, at_hand)
+        self._copying = late_copies.go_on(self._copying, s.transfer, s.runtime, s.db, self.on_event, at_hand)
         if not wait or self._copying is None:
             return begun
         self._copying.join()

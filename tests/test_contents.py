@@ -40,7 +40,7 @@ class Packs:
 class Fetching:
     """A download of such packs."""
 
-    def __init__(self, packs: Packs, _start: object, _clock: object, deliver: Callable[..., None], *_more: object):
+    def __init__(self, packs: Packs, _runner: object, deliver: Callable[..., None], *_more: object):
         self.packs, self.deliver = packs, deliver
         self.todo: list[tuple[PackRecord, list[Located]]] = []
 

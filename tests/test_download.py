@@ -183,13 +183,14 @@ def test_a_late_answer_of_one_that_hung_is_delivered_to_nobody() -> None:
     gate = stores["three"].gate = threading.Event()
     got: Counter[bytes] = Counter()
     started: list[Future[Any]] = []
-    with Runtime(stores) as runtime:  # type: ignore[arg-type]
 
-        def start(task: Any) -> Future[Any]:
-            started.append(runtime.start(task))
+    class Noting(Runtime):
+        def start(self, task: Any) -> Future[Any]:
+            started.append(super().start(task))
             return started[-1]
 
-        download = Download(far.transfer, start, runtime.clock, lambda o: got.update(i.id for i, _ in o), Urgency.SOON)
+    with Noting(stores) as runtime:  # type: ignore[arg-type]
+        download = Download(far.transfer, runtime, lambda o: got.update(i.id for i, _ in o), Urgency.SOON)
         for pack in PACKS[:6]:
             download.want(record_of(pack), pack.footer.objects)
         assert list(download.run()) == []
@@ -218,7 +219,7 @@ def test_nothing_is_delivered_after_a_download_has_ended() -> None:
         late.append(len(objects)) if over.is_set() else None
 
     with Runtime(stores) as runtime:  # type: ignore[arg-type]
-        download = Download(far.transfer, runtime.start, runtime.clock, slowly, Urgency.SOON)
+        download = Download(far.transfer, runtime, slowly, Urgency.SOON)
         wrong = record_of(PACKS[0])._replace(header=b"\2" + PACKS[0].data[1:HEADER_BYTES])
         download.want(wrong, PACKS[0].footer.objects[:1])
         for pack in PACKS[1:6]:

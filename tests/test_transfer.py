@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
-from content_kit import IDS, FakeBackend, Object, at_once, blob, digest, noise, pack_all, pack_format, run
+from content_kit import IDS, AtOnce, FakeBackend, Object, blob, digest, noise, pack_all, pack_format, run
 
 from metasync.errors import BackendError, DamagedError, FullError, RefusedError, UnreachableError, UpgradeError
 from metasync.objects import directory
@@ -73,9 +73,7 @@ class World:
                 got[located.id] = bytes(data)
 
         wanted = list(self.pack.footer.objects) if wanted is None else wanted
-        download = Download(
-            self.t, lambda task: at_once(lambda: run(task, self.backends)), lambda: 0.0, deliver, Urgency.SOON
-        )
+        download = Download(self.t, AtOnce(self.backends), deliver, Urgency.SOON)
         download.want(self.record, wanted)
         for lost in download.run():
             raise lost.error
@@ -116,7 +114,7 @@ class Cache:
 
 def contents_of(world: World) -> Contents:
     index = Index([make_segment([(world.record, world.pack.footer.objects)])])
-    return Contents(index, world.t, Cache(), lambda task: at_once(lambda: run(task, world.backends)))
+    return Contents(index, world.t, Cache(), AtOnce(world.backends))
 
 
 def test_a_kept_object_that_the_disk_altered_is_fetched_again():

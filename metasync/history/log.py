@@ -65,7 +65,7 @@ class History:
         at_hand = {}
         if s.db.get(KEPT_KEY) is not None:
             at_hand = {i: (ObjectKind(kind), data) for i, kind, data in s.db.staged()}
-        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime.start, at_hand, clock=s.runtime.clock)
+        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand)
         self.whole = False  # the caller goes through all of it
         self._last: Moment | None = None
         self._fetched = 0

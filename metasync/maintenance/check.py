@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
@@ -49,8 +49,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
                 break
         if not running:
             break
-        finished, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in finished:
+        for future in s.runtime.wait(running):
             record = running.pop(future)
             home, elsewhere = future.result()
             looked.update(c.how for c in (*home, *elsewhere))

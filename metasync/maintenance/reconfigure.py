@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -223,7 +223,7 @@ def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, 
                 break
         if not running:
             return out
-        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        finished = s.runtime.wait(running)
         out += [record for future in finished if (record := running.pop(future)) and not future.result()]
 
 

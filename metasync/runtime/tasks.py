@@ -16,10 +16,10 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.events import Listener, Transferred
@@ -43,6 +43,27 @@ def boottime() -> float:
 
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Runner(Protocol):
+    """What starts several tasks needs of a `Runtime`. A simulation has its own, in which waiting takes virtual time."""
+
+    def clock(self) -> float:
+        """Seconds, on the clock that `Now` and the runtime's timers have."""
+
+    def start(self, task: Task) -> Future[Any]:
+        """Starts a task. The future holds its result or error; cancelling it does nothing once it runs."""
+
+    def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
+        """Runs a function on the workers."""
+
+    def wait(
+        self, futures: Iterable[Future[_T]], timeout_s: float | None = None, *, for_all: bool = False
+    ) -> list[Future[_T]]:
+        """Waits until one of these futures of the runner's has ended, or all have, or for `timeout_s`.
+
+        Returns those that have ended, in the order given.
+        """
 
 
 class _Pool:
@@ -222,6 +243,14 @@ class Runtime:
         if not self._workers.submit(job):
             raise RuntimeError("too much work is waiting")
         return future
+
+    def wait(
+        self, futures: Iterable[Future[_T]], timeout_s: float | None = None, *, for_all: bool = False
+    ) -> list[Future[_T]]:
+        """Waits until one of these futures has ended, or all have, or for `timeout_s`; -> those that have, in order."""
+        futures = list(futures)
+        wait(futures, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
+        return [future for future in futures if future.done()]
 
     def add_backend(self, name: str, backend: Calls) -> None:
         """Makes one more backend known, or replaces one; calls under way on the old one end there."""

@@ -261,8 +261,7 @@ class Session(Seat):
         return self._contents(agreed.index)
 
     def _contents(self, index: Index) -> Contents:
-        start, clock = self.runtime.start, self.runtime.clock
-        return Contents(index, self.transfer, self.db, start, clock=clock, along=self._along)
+        return Contents(index, self.transfer, self.db, self.runtime, along=self._along)
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Task, Urgency
-from metasync.runtime.tasks import boottime
+from metasync.runtime.effects import Urgency
+from metasync.runtime.tasks import Runner
 from metasync.store.index import Index, PackRecord
 from metasync.store.pack_format import Located
 from metasync.transfer import download as headstart
@@ -41,7 +40,7 @@ class ObjectCache(Protocol):
 
 
 class Contents:
-    """Reads objects through one index. `start` runs a task and returns its future, `clock` is its time (the runtime's).
+    """Reads objects through one index.
 
     `at_hand`: objects that are kept here for the next push and that no pack holds yet. `along`: blobs that came with
     the trees beside them, by id, shared by all who read in one session; taken out when they are asked for.
@@ -52,17 +51,15 @@ class Contents:
         index: Index,
         transfer: Transfer,
         cache: ObjectCache,
-        start: Callable[[Task], Future[Any]],
+        runner: Runner,
         at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] | None = None,
         *,
-        clock: Callable[[], float] = boottime,
         along: dict[bytes, bytes] | None = None,
     ) -> None:
         self.index = index
         self.transfer = transfer
         self._cache = cache
-        self._start = start
-        self._clock = clock
+        self._runner = runner
         self._at_hand = at_hand or {}
         self._along = {} if along is None else along
         self.may_begin = False  # whether backends that are not asked for trees are asked for what will be wanted next,
@@ -81,7 +78,7 @@ class Contents:
         """Begins to fetch some of what a clone will want, from all who are not busy: see `headstart`."""
         self.has_begun = True
         only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
-        headstart.begin(self.transfer, only_blobs, self._start, self._clock, busy)
+        headstart.begin(self.transfer, only_blobs, self._runner.start, self._runner.clock, busy)
 
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
@@ -148,7 +145,7 @@ class Contents:
             ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
         beside = self.begin_ahead if self.may_begin and neighbours else None
-        download = Download(self.transfer, self._start, self._clock, deliver, urgency, beside)
+        download = Download(self.transfer, self._runner, deliver, urgency, beside)
         lost: set[tuple[int, bytes]] = set()
 
         def want(wanted: Iterable[bytes]) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -35,6 +35,7 @@ from metasync.errors import (
 )
 from metasync.runtime.effects import Op, Reply, Task, Urgency, Work
 from metasync.runtime.sizes import patience_s
+from metasync.runtime.tasks import Runner
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located
@@ -94,23 +95,22 @@ class _Pack:
 class Download:
     """Fetches objects of packs and delivers each, verified, from worker threads. Used once, from one thread.
 
-    `start` runs a task and returns its future; `clock` is the one of the runtime behind it. Where it takes longer
-    than `BESIDE_AFTER_S`, `beside` is told who is asked for something, whenever that may have changed.
+    Where it takes longer than `BESIDE_AFTER_S`, `beside` is told who is asked for something, whenever that may have
+    changed.
     """
 
     def __init__(
         self,
         transfer: Transfer,
-        start: Callable[[Task], Future[Any]],
-        clock: Callable[[], float],
+        runner: Runner,
         deliver: Deliver,
         urgency: Urgency,
         beside: Callable[[Collection[str]], None] | None = None,
     ) -> None:
         self._transfer = transfer
         self._beside = beside
-        self._start = start
-        self._clock = clock
+        self._runner = runner
+        self._clock = runner.clock
         self._deliver = deliver
         self._urgency = urgency
         self._places = {p.name: p for p in transfer.places.values()}
@@ -167,7 +167,7 @@ class Download:
                 if self._schedule.is_done:
                     return
                 while (take := self._schedule.next(self._clock())) is not None:
-                    self._asking[self._start(self._ask(take))] = take
+                    self._asking[self._runner.start(self._ask(take))] = take
                 self._wait(self._told_beside(began))
         finally:
             self._leave()
@@ -187,8 +187,7 @@ class Download:
         pending = [*self._asking, *self._opening]
         assert pending, "nothing is under way, and something is wanted"
         left = max(0.0, min(wakes) - self._clock()) if wakes else None
-        done, _ = wait(pending, timeout=left, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in self._runner.wait(pending, left):
             if future in self._asking:
                 self._answered(self._asking.pop(future), future.result())
             else:
@@ -209,7 +208,7 @@ class Download:
             silent.add(take.holder)
             future.add_done_callback(partial(heard, take.holder))
         if self._opening:
-            wait(list(self._opening), timeout=OPENING_WAIT_S)
+            self._runner.wait(self._opening, OPENING_WAIT_S, for_all=True)
 
     # --- one request
 
@@ -247,7 +246,7 @@ class Download:
         if reply.error is not None:
             self._failed(take, reply.error)
         elif self._schedule.answered(take, self._clock(), reply.seconds):
-            self._opening[self._start(_work(self._opener(take, reply.value)))] = take
+            self._opening[self._runner.start(_work(self._opener(take, reply.value)))] = take
 
     def _opener(self, take: Take, data: bytes) -> Callable[[], None]:
         """The work on one answer: verify, open, deliver. Runs in a worker."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, u8, u32, u64
@@ -23,7 +23,7 @@ from metasync.events import Listener, Progress
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import TRAILING_KEY
 from metasync.reports.sync import Trailing
-from metasync.runtime.effects import Task
+from metasync.runtime.tasks import Runner
 from metasync.store.index import Index
 from metasync.transfer.copies import Stored, Transfer
 
@@ -136,19 +136,19 @@ def summary(trails: Iterable[Trail], names: Mapping[bytes, str]) -> tuple[Traili
 class Finishing:
     """Makes the copies that are noted, in a thread of its own, until all are made or cannot be made now.
 
-    `start` runs a task (the runtime's). `at_hand`: sealed packs by name; taken over, and emptied on the way.
+    `at_hand`: sealed packs by name; taken over, and emptied on the way.
     """
 
     def __init__(
         self,
         transfer: Transfer,
-        start: Callable[[Task], Future[Any]],
+        runner: Runner,
         db: LocalDb,
         listener: Listener,
         at_hand: dict[bytes, bytes] | None = None,
     ) -> None:
         self._transfer = transfer
-        self._start_task = start
+        self._runner = runner
         self._db = db
         self._listener = listener
         self._at_hand = at_hand if at_hand is not None else {}
@@ -225,9 +225,8 @@ class Finishing:
             while todo and not self._stop.is_set() and _fits(todo[-1], running.values()):
                 t = todo.pop()
                 data = self._at_hand.pop(t.name, None)
-                running[self._start_task(self._transfer.complete(t.name, t.generation, t.size, t.holders, data))] = t
-            finished, _ = wait(running, timeout=WAIT_S, return_when=FIRST_COMPLETED)
-            for future in finished:
+                running[self._runner.start(self._transfer.complete(t.name, t.generation, t.size, t.holders, data))] = t
+            for future in self._runner.wait(running, WAIT_S):
                 t = running.pop(future)
                 try:
                     holders: tuple[bytes, ...] = future.result()
@@ -255,7 +254,7 @@ class Finishing:
 def go_on(
     now: Finishing | None,
     transfer: Transfer,
-    start: Callable[[Task], Future[Any]],
+    runner: Runner,
     db: LocalDb,
     listener: Listener,
     at_hand: dict[bytes, bytes],
@@ -265,7 +264,7 @@ def go_on(
         return now
     if not load(db):
         return None
-    begun = Finishing(transfer, start, db, listener, at_hand)
+    begun = Finishing(transfer, runner, db, listener, at_hand)
     begun.start()
     return begun
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from metasync.events import Listener, Progress
 from metasync.local.lock import LOOK_EVERY_S
 from metasync.local.spill import IdSet, Spool
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Task
+from metasync.runtime.tasks import Runner
 from metasync.store.balance import Balance
 from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack
@@ -55,11 +55,10 @@ class _Sent(NamedTuple):
 class Upload:
     """Packs objects and stores the packs while the caller goes on reading.
 
-    `start` runs a task, `work` a function in a worker; both return futures (the runtime's). `begin` is called once,
-    with the first object; what it returns is called before the first pack is sent. `carried`: what `carry` returned
-    after the push before, so that backends of unequal capacities get their shares. `least`: of each pack as many copies
-    are waited for (all, if None), `trails` says what is missing then. `noted` is told of each stored pack. `look` is
-    called now and then while packs are waited for, and may break that off by what it raises.
+    `begin` is called once, with the first object; what it returns is called before the first pack is sent. `carried`:
+    what `carry` returned after the push before, so that backends of unequal capacities get their shares. `least`: of
+    each pack as many copies are waited for (all, if None), `trails` says what is missing then. `noted` is told of each
+    stored pack. `look` is called now and then while packs are waited for, and may break that off by what it raises.
     """
 
     def __init__(
@@ -68,8 +67,7 @@ class Upload:
         form: PackFormat,
         generation: int,
         *,
-        start: Callable[[Task], Future[Any]],
-        work: Callable[[Callable[[], Any]], Future[Any]],
+        runner: Runner,
         listener: Listener,
         entropy: Callable[[int], bytes],
         begin: Callable[[], Callable[[], None]],
@@ -93,8 +91,7 @@ class Upload:
         self._resumed: list[KeptPack] = []
         self._kept: dict[bytes, int] = {}  # objects of an earlier push -> which of `_resumed` holds them
         self._used: set[int] = set()
-        self._start = start
-        self._work = work
+        self._runner = runner
         self._listener = listener
         self._entropy = entropy
         self._begin: Callable[[], Callable[[], None]] | None = begin
@@ -131,7 +128,9 @@ class Upload:
         if self._packer is None:
             balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
             choose, spread = (balance.choose, balance.even_packs) if balance.matters else (None, 1)
-            self._packer = Packer(self.form, self._work, self._entropy, self._send, choose, spread, self._own)
+            self._packer = Packer(
+                self.form, self._runner.submit_work, self._entropy, self._send, choose, spread, self._own
+            )
         self._packer.add(kind, object_id, data)
 
     def _send(self, pack: SealedPack) -> None:
@@ -145,7 +144,7 @@ class Upload:
         place = self._objects.put(objects_at(pack.places))
         self._records.append((record_of(pack, self.generation), place))
         raw_bytes = sum(segment.raw_bytes for segment in pack.segments)
-        future = self._start(self.transfer.upload(pack, self.generation, least=self._least))
+        future = self._runner.start(self.transfer.upload(pack, self.generation, least=self._least))
         future.add_done_callback(lambda _f: self._ended(size))
         self._running.append(_Sent(future, place, raw_bytes, pack.data if self._least is not None else b""))
 
@@ -201,7 +200,7 @@ class Upload:
         self.seal()
         while self._running and (pause_s := but()) > 0:
             sent = self._running[0]
-            if wait([sent.future], timeout=min(LOOK_EVERY_S, max(pause_s, PAUSE_LEAST_S)))[0]:
+            if self._runner.wait([sent.future], min(LOOK_EVERY_S, max(pause_s, PAUSE_LEAST_S))):
                 self._running.popleft()
                 self._take(sent.future.result(), sent)
             else:
@@ -240,7 +239,7 @@ class Upload:
 
     def save(self, wait_s: float) -> None:
         """Has noted what a push that failed has stored; waits so long for what is under way."""
-        wait([sent.future for sent in self._running], timeout=wait_s)
+        self._runner.wait([sent.future for sent in self._running], wait_s, for_all=True)
         while self._running:
             sent = self._running.popleft()
             future = sent.future

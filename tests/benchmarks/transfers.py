@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(HERE.parents[1])]
@@ -46,7 +45,6 @@ from metasync.store.placement import (
     Placement,
     Target,
 )
-from metasync.transfer import download as download_module
 from metasync.transfer import download as headstart
 from metasync.transfer import schedule
 from metasync.transfer.copies import Place, Transfer, pack_path
@@ -216,16 +214,15 @@ class Far:
             runtime = sim.SimRuntime(world, Boot(actor, 0), "clone", lines, dict.fromkeys(self.stores, object()))
             headstart.begin(self.transfer, map(record_of, ahead), runtime.start, runtime.clock)
             runtime.run(_passing(ahead_s))
-            download = Download(self.transfer, runtime.start, runtime.clock, deliver or take, Urgency.SOON)
+            download = Download(self.transfer, runtime, deliver or take, Urgency.SOON)
             for p in self.packs if packs is None else packs:
                 download.want(record_of(p), filter(only, p.footer.objects))
             for lost in download.run():
                 raise lost.error
             self.seconds = world.now - self.now
 
-        with mock.patch.object(download_module, "wait", sim.wait):
-            actor = world.spawn("clone", body)
-            world.director.wait(lambda: actor.ended or world.failure is not None)
+        actor = world.spawn("clone", body)
+        world.director.wait(lambda: actor.ended or world.failure is not None)
         world.join()
         self.now = world.now
         if world.failure is not None:

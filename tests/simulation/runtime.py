@@ -6,7 +6,7 @@ was sent takes effect though the process that sent it is dead or has given up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,27 +50,6 @@ class SimFuture(Future[Any]):
         else:
             self.set_result(value)
         self.boot.actor.look()
-
-
-def wait(
-    futures: Collection[Future[Any]], timeout: float | None = None, return_when: str = "ALL_COMPLETED"
-) -> tuple[list[Future[Any]], list[Future[Any]]]:
-    """`concurrent.futures.wait` in virtual time; the futures that ended come in the order they were given in."""
-    pending = [f for f in futures if not f.done()]
-    if pending and (timeout is None or timeout > 0):
-        enough = 1 if return_when == "FIRST_COMPLETED" else len(futures)
-        sim = pending[0]
-        assert isinstance(sim, SimFuture)
-        late = [False]
-        if timeout is not None:
-
-            def ring() -> None:
-                late[0] = True
-                sim.boot.actor.look()
-
-            sim.boot.actor.world.at(timeout, ring)
-        sim.boot.wait(lambda: late[0] or sum(f.done() for f in futures) >= enough)
-    return [f for f in futures if f.done()], [f for f in futures if not f.done()]
 
 
 @dataclass(eq=False)
@@ -141,7 +120,7 @@ class SimRuntime:
         run, future = self._started(task)
 
         def result() -> Any:
-            wait([future], deadline_s)
+            self.wait([future], deadline_s)
             if not future.done():
                 raise NoQuorumError(f"not finished within {deadline_s} s; what was sent may be committed")
             return future.result()
@@ -161,6 +140,24 @@ class SimRuntime:
         else:
             future.settle(value, None)
         return future
+
+    def wait(
+        self, futures: Iterable[Future[Any]], timeout_s: float | None = None, *, for_all: bool = False
+    ) -> list[Future[Any]]:
+        """In virtual time."""
+        futures = list(futures)
+        if not all(f.done() for f in futures) and (timeout_s is None or timeout_s > 0):
+            enough = len(futures) if for_all else 1
+            late = [False]
+            if timeout_s is not None:
+
+                def ring() -> None:
+                    late[0] = True
+                    self._boot.actor.look()
+
+                self._world.at(timeout_s, ring)
+            self._boot.wait(lambda: late[0] or sum(f.done() for f in futures) >= enough)
+        return [f for f in futures if f.done()]
 
     def add_backend(self, name: str, backend: Backend) -> None:
         self._backends[name] = backend

@@ -1,6 +1,5 @@
 """What of the product is exchanged while a simulation runs; all of it stands here.
 
-- `concurrent.futures.wait`, where the product waits for several futures: in virtual time.
 - `Session.propose` tells the simulation which change a command proposes.
 - Pure functions that are dear, and that every client calls with the same bytes, keep what they returned: deriving keys,
   checking signatures, decoding entries, device sets and index segments. Nothing is weaker than in earnest: whatever was
@@ -30,17 +29,12 @@ from metasync.consensus.records.log_replay import NEVER
 from metasync.runtime.effects import Task
 from metasync.session import agreement
 from metasync.session.session import Session
-from simulation import runtime
 from simulation.world import World
 
 _ROOMS: Final = (
     *("consensus", "keys", "objects", "store", "sync", "translators", "merge", "worktree", "checkout", "transfer"),
     *("session", "members", "maintenance", "history", "local", "runtime", "reports", "workspace", "config", "codec"),
 )
-_WAITING: Final = (
-    "metasync.transfer.download", "metasync.transfer.upload", "metasync.maintenance.check",
-    "metasync.maintenance.reconfigure",
-)  # fmt: skip
 _FLOOR_STEP: Final = 4  # versions between floors where there are floors: 1024 in earnest
 _LOGS_KEPT: Final = 6  # and 10,000
 _REMEMBERED_MAX: Final = 4096
@@ -75,8 +69,6 @@ def installed(world: World, *, floors: bool = False) -> Iterator[None]:
         if floors:
             _shorten(stack)
         _count_events(stack, world)
-        for module in _WAITING:
-            stack.enter_context(mock.patch.object(sys.modules[module], "wait", runtime.wait))
         stack.enter_context(mock.patch.object(Session, "proposing", _proposed(Session.proposing)))
         for owner, name in _PURE:
             for module_name in _where(owner, name):
