@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from metasync.consensus import decode_state
+from metasync.consensus import JOURNAL_KEY, decode_journal, decode_state
 from metasync.errors import (
     BackendError,
     DamagedError,
@@ -22,6 +22,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.session.agreement import BASE_KEY
+from metasync.session.evidence import EVIDENCE_KEY
 from metasync.workspace import Workspace
 from simulation.db import Tables, copied
 from simulation.disk import Volume
@@ -175,11 +176,12 @@ class Client:
         op = Operation(self.name, step.kind, self.world.now)
         self.history.append(op)
         self.world.trace(self.name, "begins", step.kind)
+        before = dict(self.tables.get("kv", {}))
         try:
             w = self.opened(actor)
             assert self.boot is not None
             self._arm(self.boot, step, rng)
-            self.boot.proposed = op.op_ids
+            self.boot.proposed = op.op_ids = self._left_behind()
             if step.kind in CHANGES:
                 CHANGES[step.kind](w, op, step, self.agreed)
             else:
@@ -194,6 +196,7 @@ class Client:
             self._judge(op, e)
         op.ended = self.world.now
         self.world.trace(self.name, "ends", step.kind, op.outcome, op.version)
+        self._note_unusual(before)
         self.world.count(f"{step.kind}: {op.outcome}")
         for note in op.notes:
             self.world.count(note)
@@ -206,6 +209,21 @@ class Client:
             if not step.stays and rng.random() < 0.4:  # a command on its own; else one that stays, as in a daemon
                 self.close()
         return op
+
+    def _left_behind(self) -> list[bytes]:
+        """The change whose command did not learn its end: this one may tell of it."""
+        journal = self.tables["kv"].get(JOURNAL_KEY)
+        return [] if journal is None else [decode_journal(journal).op_id]
+
+    def _note_unusual(self, before: Mapping[str, bytes]) -> None:
+        """Counts what a command came across, as far as its local state tells."""
+        now = self.tables.get("kv", {})
+        if before.get(EVIDENCE_KEY) != now.get(EVIDENCE_KEY):
+            self.world.count("liar named")
+        if BASE_KEY in before and BASE_KEY in now:
+            first, last = (decode_state(kv[BASE_KEY]).v for kv in (before, now))
+            if any(first < floor <= last for floor in self.agreed.floors()):
+                self.world.count("floor jump")
 
     def _arm(self, boot: Boot, step: Step, rng: random.Random) -> None:
         boot.crash_at = boot.yields + step.crash_at if step.crash_at else 0
@@ -340,6 +358,10 @@ class Agreed:
 
     def shut_out(self, device_id: bytes, version: int) -> None:
         """A device's revocation is complete."""
+
+    def floors(self) -> Collection[int]:
+        """The versions below which logs may be deleted by now."""
+        return ()
 
     def store_of(self, w: Workspace, name: str) -> str | None:
         """The store that an agreed backend is."""

@@ -67,6 +67,8 @@ class Store:
     liar: Liar | None = None
     objects: dict[str, bytes] = field(default_factory=dict)
     created: dict[str, float] = field(default_factory=dict)
+    writers: dict[str, str] = field(default_factory=dict)  # path -> the client that stored it last
+    fences: set[str] = field(default_factory=set)  # paths of entries that say that their version is decided
     rates: Rates = field(default_factory=Rates)
     down_until: float = 0.0
     full_until: float = 0.0
@@ -153,6 +155,7 @@ class SimStore:
     def _keep(self, path: str, data: bytes) -> None:
         objects = self.store.shown(self.client)
         objects[path] = data
+        self.store.writers[path] = self.client
         if self.store.keeps_past:
             self.store.born.setdefault(path, self.store.world.now)
         if objects is self.store.objects:
@@ -166,6 +169,8 @@ class SimStore:
 
     def get(self, path: str, *, offset: int = 0, length: int | None = None, max_bytes: int) -> bytes:
         data = self._find(path)
+        if path in self.store.fences and self.store.writers.get(path) != self.client:
+            self.store.world.count("fence met")
         data = data[offset:] if length is None else data[offset : offset + length]
         if len(data) > max_bytes:
             raise RefusedError(f"{path} has more than {max_bytes} bytes")

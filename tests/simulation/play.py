@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from metasync.workspace import Workspace
-from simulation import checks, seams
+from simulation import checks
 from simulation.calm import Calm
 from simulation.client import Agreed, Client, Operation
 from simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
@@ -18,6 +19,7 @@ from simulation.lies import Liar
 from simulation.machine import place_of
 from simulation.network import Hold, Lines, Rates, Store
 from simulation.plan import Fault, Plan, Pounce, Step
+from simulation.seams import short_logs
 from simulation.thief import Thief
 from simulation.witness import Witness
 from simulation.world import Actor, Boot, Violation, World
@@ -108,6 +110,9 @@ class _Agreed(Agreed):
             play.world.at(seconds, lambda: thief.strike(version))
             play.world.at(seconds, lambda: thief.strike(self._witness.newest.v + 1))
 
+    def floors(self) -> Collection[int]:
+        return self._witness.floors
+
     def store_of(self, w: Workspace, name: str) -> str | None:
         entry = w._connections.config.named(name)
         return None if entry is None else self._play.stores_by[entry.identity].name
@@ -140,7 +145,7 @@ class Play:
         world = self.world
         out = Outcome(self.plan.seed)
         try:
-            with seams.installed(world, floors=self.plan.floors):
+            with short_logs() if self.plan.floors else contextlib.nullcontext():
                 self._run()
         except Violation as e:
             out.failure = str(e)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from metasync.backends.api import Backend
+from metasync.consensus import JOURNAL_KEY, decode_journal
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from simulation.world import Boot, Crashed, World
@@ -245,6 +246,8 @@ class SimRuntime:
             return self._recall(effect.key)
         assert isinstance(effect, Persist), effect
         assert self._persist is not None
+        if effect.key.startswith(JOURNAL_KEY) and effect.value is not None:
+            self._boot.proposed.append(decode_journal(effect.value).op_id)
         self._persist(effect.key, effect.value)
         return None
 

@@ -63,6 +63,8 @@ class _Instance:
     moments: set[str] = field(default_factory=set)
     tally: dict[tuple[_Round, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))
     block_votes: bool = False
+    prepared: dict[str, set[_Round]] = field(default_factory=dict)  # by client
+    ahead: set[_Round] = field(default_factory=set)  # prepared while packs or the index were still on their way
     decided: bytes | None = None
 
 
@@ -84,6 +86,7 @@ class Witness:
         self.keys = keys
         self.stores = stores
         self.chain = [genesis]
+        self.floors: set[int] = set()
         self.forked = False
         self.tolerates_forks = False
         self.stolen: set[bytes] = set()  # changes that nobody proposes who may
@@ -173,10 +176,13 @@ class Witness:
         inside = path.partition("/")[2]  # below the workspace's folder
         if "/floor/" in path:
             self.world.count("floor made")
+            self.floors.add(int(path.rpartition("/")[2]))
         if "/bl/" in path and self._blocks.setdefault((store.name, inside), data) != data:
             raise Violation(f"two blocks were written under one name on {store.name}")
         found = self._expected.pop((store.name, inside), None)
         if found is None:
+            if "/packs/" in path or "/meta/" in path:
+                self._stored(store.writers.get(path))
             return
         acceptor, writer, idx = found
         if idx > acceptor.next_idx[writer]:
@@ -184,7 +190,12 @@ class Witness:
         acceptor.next_idx[writer] = idx + 1
         self._expect(acceptor, writer, idx + 1 + acceptor.blocks)
         if not acceptor.lies:
-            self._feed(acceptor, writer, idx, data)
+            self._feed(acceptor, writer, idx, path, data)
+
+    def _stored(self, client: str | None) -> None:
+        """What a version is to name: the rounds that its client has prepared by now, it prepared ahead."""
+        instance = self._instances[self.newest.v + 1]
+        instance.ahead |= instance.prepared.get(client or "", set())
 
     def _born(self, acceptor: _Acceptor) -> bool:
         end, a = birth_path(acceptor.acceptor_id), acceptor.acceptor_id
@@ -204,8 +215,8 @@ class Witness:
             raise Violation(f"a client wrote an entry that does not open: {acceptor.store.name} v{v}: {e}") from e
         return signed.entry
 
-    def _feed(self, acceptor: _Acceptor, writer: bytes, idx: int, data: bytes) -> None:
-        instance = self._instances[acceptor.v]
+    def _feed(self, acceptor: _Acceptor, writer: bytes, idx: int, path: str, data: bytes) -> None:
+        instance, store = self._instances[acceptor.v], acceptor.store
         entry = self._opened(acceptor, writer, idx, data)
         if instance.devices.key_of(entry.device_id, entry.certificate) is None:
             self.world.count("void entry")
@@ -219,7 +230,9 @@ class Witness:
         rnd = (entry.round.n, entry.round.incarnation)
         if entry.kind is Kind.DECIDED:
             acceptor.closed = True
+            store.fences.add(path)
         elif entry.kind is Kind.PREPARE:
+            instance.prepared.setdefault(store.writers.get(path, ""), set()).add(rnd)
             if rnd > acceptor.promised:
                 acceptor.promised = rnd
                 self._rival(instance, rnd)
@@ -281,6 +294,8 @@ class Witness:
     def _note(self, instance: _Instance, rnd: _Round, value: State) -> None:
         count = self.world.count
         count("owner round" if rnd[0] == 0 else "decided in a prepared round")
+        if rnd in instance.ahead:
+            count("prepared ahead")
         if rnd[1] != value.writer:
             count("value helped by another")
         if instance.block_votes:

@@ -185,7 +185,7 @@ class Boot:
         self.crash_at = crash_at
         self.hooks: list[Callable[[], None]] = []
         self.on_call: Callable[[], None] | None = None
-        self.proposed: list[bytes] = []
+        self.proposed: list[bytes] = []  # ids of the changes that the running command may have had decided
         self.down_s = 0.0  # how long the machine stays down if something from outside killed it
         self.asleep_until = 0.0  # the machine is suspended: it sends nothing and takes in nothing before that
 
