@@ -1,1 +1,1 @@
-"""What happens to bytes on their way to and from backends, whatever they mean: compress, encrypt, verify (3.5)."""
+"""What happens to bytes on their way to and from backends, whatever they mean: compress, encrypt, verify."""
