@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from workspace_kit import Lab, laboratory
 
 always = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("few", always, max_examples=25, derandomize=True)
@@ -31,3 +34,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keeps the collector of garbage away from what lives to the end: 8,000 tests, a tenth of the CPU time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Lab]:
+    """Named stores that can be broken and devices on them, below one temporary folder."""
+    with laboratory(tmp_path, monkeypatch, capsys) as made:
+        yield made

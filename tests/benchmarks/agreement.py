@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE.parent / "kits"), str(HERE.parents[1])]
 
 from paxos_world import Workspace, World, _Run, change, make_parts
 

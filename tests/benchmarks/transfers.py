@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "servers"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "kits"), str(HERE.parent / "servers"), str(HERE.parents[1])]
 
 from content_kit import IDS, blob, pack_all, pack_format
 from simulation import runtime as sim

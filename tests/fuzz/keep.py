@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 
 FOLDER = TESTS / "vectors" / "fuzz"
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
-sys.path[:0] = [str(TESTS), str(ROOT)]
+sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(ROOT)]
 
 ADDRESS_SPACE_BYTES = 4 << 30  # a decoder that asks for more gets a MemoryError, which is a finding
 INPUT_SECONDS_MAX = 5.0  # of CPU, for one input of 16 KiB at most; instrumented code takes five times as long

@@ -59,9 +59,3 @@ def crowd(lab: Lab, devices: int) -> list[Workspace]:
     for w in others:
         w.pull()
     return [first, *others]
-
-
-@pytest.fixture
-def racing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """The lab, where every backend whose name begins with `dav` has a create that races."""
-    return race(lab, monkeypatch, "block")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path[:0] = [str(Path(__file__).parent)]
 
 import azurite  # noqa: E402  (found by the line above, however pytest was started)
 import fakegcs  # noqa: E402

@@ -1,6 +1,6 @@
 """The Google Cloud Storage backend on a real server: the contract, digests, outages, and buckets that are not right.
 
-fake-gcs-server asks for no credentials; what becomes of wrong ones is in tests/test_gcs_answers.py.
+fake-gcs-server asks for no credentials; what becomes of wrong ones is in tests/backends/test_gcs_answers.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 
 from agreement_kit import (
     ACCEPTOR,

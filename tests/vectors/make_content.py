@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 
 from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format
 

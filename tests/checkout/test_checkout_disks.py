@@ -1,0 +1,303 @@
+"""The checkout where the disk can't do all that is asked: names, rights, space, links, mounts."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from checkout_kit import (
+    LATER_NS,
+    MOUNT_NEW,
+    MOUNT_OLD,
+    NEW,
+    OLD,
+    Linking,
+    LinkingModes,
+    Modes,
+    Mounted,
+    Plain,
+    agreed,
+    assert_settled,
+    full,
+    needs_proc,
+    replaced,
+)
+from workdir import (
+    DIR,
+    ENOSPC,
+    File,
+    FoldingDisk,
+    Fuse,
+    FusedDisk,
+    Killed,
+    Link,
+    QuietDisk,
+    Workspace,
+    digest,
+    entries,
+    entry,
+    files_under,
+    read,
+    write,
+)
+
+from metasync.checkout.checkout import PLAN_KEY, Change, Checkout
+from metasync.errors import WorkspaceError
+from metasync.worktree import disk as fsio
+from metasync.worktree.index import load_rows
+
+
+def test_hostile_paths_touch_nothing(work: Workspace, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    hostile = [
+        b"../x",
+        b"/etc/x",
+        os.fsencode(outside / "x"),
+        b".metasync/x",
+        b"d/.METASYNC/x",
+        b"a//x",
+        b"a/../x",
+        b"",
+    ]
+    hostile += [b"d/METASY~1", b".", b"..", b"x\0y"]
+    before = {name: (work.root / ".metasync" / name).exists() for name in ("x", "state.db")}
+    checkout = Checkout(work.db, work.tree)
+    changes = [Change(path, entry(b"evil"), None) for path in hostile]
+    changes += [Change(b"../dir", entry(DIR), None), Change(b"../link", entry(Link(b"x")), None)]
+    changes += [Change(b".metasync/state.db", None, None), Change(b"ok", entry(b"fine"), None)]
+    assert checkout.begin(changes) == [b"ok"]
+    checkout.stage_whole(b"ok", b"fine")
+    applied = checkout.apply()
+    assert len(applied.unplaced) == len(hostile) + 2
+    assert [n.path for n in applied.kept] == [b".metasync/state.db"]
+    assert read(work.root) == {b"ok": File(b"fine")}
+    assert {name: (work.root / ".metasync" / name).exists() for name in before} == before
+    assert os.listdir(outside) == []
+    assert set(work.db.unplaced()) >= {b"../x", b".metasync/x"}
+    assert set(load_rows(work.db)) == {b"ok"}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("way", ["symlink", "moved"])
+def test_a_parent_that_is_swapped_leads_nowhere(tmp_path: Path, way: str, dies: bool) -> None:
+    """At every step of a checkout, once: the directory d goes away, or becomes a link to somewhere else."""
+    new = {b"d": DIR, b"d/a": b"new a", b"d/e": DIR, b"d/e/b": b"new b", b"d/n": b"new", b"d/l": Link(b"x")}
+    for step in range(1, 200):
+        case = tmp_path / str(step)
+        outside = case / "outside"
+        outside.mkdir(parents=True)
+        write(outside, {b"a": b"a of theirs", b"e/b": b"b of theirs"})
+        fuse = Fuse()
+        with Workspace(case / "w", FusedDisk(fuse)) as work:
+            agreed(work, {b"d": DIR, b"d/a": b"old a", b"d/e": DIR, b"d/e/b": b"old b", b"d/gone": b"gone"})
+            ours = work.scan_past()
+            checkout = Checkout(work.db, work.tree)
+            changes = work.changes(ours.tree, entries(new))
+            work.stage(checkout, changes, checkout.begin(changes), new)
+
+            def swap(work: Workspace = work, outside: Path = outside, fuse: Fuse = fuse) -> BaseException | None:
+                fuse.mend()
+                work.at(b"d").rename(case / "moved")  # noqa: B023  used before the next round
+                if way == "symlink":
+                    work.at(b"d").symlink_to(outside)
+                return Killed() if dies else None
+
+            fuse.steps, fuse.at, fuse.error = 0, step, swap
+            try:
+                checkout.apply()
+            except Killed:
+                Checkout(work.db, work.tree).recover()
+            ended = fuse.at is not None  # never reached
+            fuse.mend()
+            assert read(outside) == full({b"a": b"a of theirs", b"e/b": b"b of theirs", b"e": DIR}), step
+            lost = {b"old a", b"old b", b"gone"} - set(files_under(case))
+            assert not lost, step
+            if work.db.get(PLAN_KEY) is None:
+                assert os.listdir(work.root / ".metasync" / "tmp") == []
+        if ended:
+            return
+    raise AssertionError("the checkout never ended")
+
+
+def test_a_full_disk_is_noticed_before(work: Workspace) -> None:
+    class Full(QuietDisk):
+        def free_bytes(self, fd: int) -> int:
+            return 100
+
+    work.tree.disk = Full()
+    checkout = Checkout(work.db, work.tree)
+    checkout.disk = work.tree.disk
+    with pytest.raises(WorkspaceError, match=r"need 5,0\d\d bytes .* 100 are free"):
+        checkout.begin([Change(b"f", entry(b"x" * 1000), None)])
+    assert read(work.root) == {}
+
+
+def test_a_full_disk_while_staging_changes_nothing(tmp_path: Path) -> None:
+    fuse = Fuse(error=ENOSPC)
+    with Workspace(tmp_path, FusedDisk(fuse)) as work:
+        agreed(work, OLD)
+        ours = work.scan_past()
+        checkout = Checkout(work.db, work.tree)
+        changes = work.changes(ours.tree, entries(NEW))
+        awaited = checkout.begin(changes)
+        fuse.at, fuse.steps = 5, 0
+        with pytest.raises(WorkspaceError, match=r"full: the new files need \d+ bytes"):
+            work.stage(checkout, changes, awaited, NEW)
+        fuse.mend()
+        assert read(work.root) == full(OLD)
+        checkout.abandon()
+        assert_settled(work, OLD)
+        work.check_out(NEW)
+        assert read(work.root) == full(NEW)
+
+
+def test_read_only_directories_are_opened_and_closed_again(tmp_path: Path) -> None:
+    with Workspace(tmp_path, Modes()) as work:
+        agreed(work, OLD)
+        for tree in (NEW, OLD, NEW):
+            applied = work.check_out(tree)
+            assert (applied.unplaced, applied.kept) == ([], [])
+            assert read(work.root) == full(tree)
+            assert work.db.get("checkout.modes") is None
+            assert_settled(work, tree)
+
+
+class Immovable(QuietDisk):
+    """Nothing at some names can be changed: immutable files, directories of another user's."""
+
+    def __init__(self, *names: bytes) -> None:
+        self.names_fixed = names
+
+    def check(self, *names: bytes) -> None:
+        if set(names) & set(self.names_fixed):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+        self.check(old, new)
+        super().rename_new(old, old_fd, new, new_fd)
+
+    def exchange(self, one: bytes, one_fd: int, other: bytes, other_fd: int) -> bool:
+        self.check(one, other)
+        return super().exchange(one, one_fd, other, other_fd)
+
+    def chmod(self, name: bytes, dir_fd: int, mode: int) -> None:
+        self.check(name)
+        super().chmod(name, dir_fd, mode)
+
+    def rmdir(self, name: bytes, dir_fd: int) -> None:
+        self.check(name)
+        super().rmdir(name, dir_fd)
+
+
+def test_what_cannot_be_placed_is_told_and_is_no_change(tmp_path: Path) -> None:
+    names = (b"edited", b"n", b"mode", b"dir-to-file", b"file-to-dir")
+    with Workspace(tmp_path, Immovable(*names)) as work:
+        agreed(work, OLD)
+        applied = work.check_out(NEW)
+        told = {n.path for n in applied.unplaced}
+        assert told == {b"edited", b"mode", b"dir-to-file", b"file-to-dir", b"file-to-dir/in"}
+        assert set(work.db.unplaced()) == told
+        here = read(work.root)
+        assert here[b"edited"] == File(b"old edited")
+        assert here[b"mode"] == File(b"mode only")
+        found = work.scan()
+        assert found.tree == entries(NEW)  # nothing that this device would push back
+        assert found.deleted == []
+        work.at(b"edited").write_bytes(b"edited here")
+        assert work.scan().tree[b"edited"].content == digest(b"edited here")  # a change of the user's still is one
+
+        # Another mtime for content that never got here is no mere touch, which would pass the old bytes for new ones.
+        row = load_rows(work.db)[b"dir-to-file"]
+        checkout = Checkout(work.db, work.tree)
+        later = entry(File(NEW[b"dir-to-file"], 0o644, LATER_NS))
+        assert checkout.begin([Change(b"dir-to-file", later, row)]) == [b"dir-to-file"]
+        checkout.abandon()
+
+        work.tree.disk = QuietDisk()
+        work.at(b"edited").unlink()
+        work.scan()
+        rows = load_rows(work.db)
+        checkout = Checkout(work.db, work.tree)
+        retry = [Change(path, entries(NEW)[path], rows.get(path)) for path in sorted(told - {b"edited"})]
+        awaited = checkout.begin(retry)
+        work.stage(checkout, retry, awaited, NEW)
+        checkout.apply()
+        assert set(work.db.unplaced()) == {b"edited"}
+
+
+def test_a_name_that_this_disk_takes_for_another(tmp_path: Path) -> None:
+    class Folding(FoldingDisk):
+        def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+            if new.lower() in {os.fsencode(name).lower() for name in os.listdir(new_fd)}:
+                raise FileExistsError(errno.EEXIST, "exists", new)
+            super().rename_new(old, old_fd, new, new_fd)
+
+        def mkdir(self, name: bytes, dir_fd: int, mode: int = 0o700) -> None:
+            if name.lower() in {os.fsencode(other).lower() for other in os.listdir(dir_fd)}:
+                raise FileExistsError(errno.EEXIST, "exists", name)
+            super().mkdir(name, dir_fd, mode)
+
+    tree = {b"Docs": DIR, b"Docs/a": b"1", b"README": b"upper", b"docs": DIR, b"docs/b": b"2", b"readme": b"lower"}
+    with Workspace(tmp_path, Folding()) as work:
+        applied = work.check_out(tree)
+        assert {n.path for n in applied.unplaced} == {b"docs", b"docs/b", b"readme"}
+        assert applied.conflicts == []
+        assert set(read(work.root)) == {b"Docs", b"Docs/a", b"README"}
+        for _ in range(2):
+            found = work.scan_past()
+            assert (found.tree, found.deleted) == (entries(tree), [])
+        work.at(b"README").unlink()
+        assert work.scan().deleted == [b"README"]
+
+
+@pytest.mark.parametrize("code", [errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL])
+def test_names_this_disk_cannot_hold(tmp_path: Path, code: int) -> None:
+    class Narrow(QuietDisk):
+        def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+            if new == b"odd":
+                raise OSError(code, os.strerror(code))
+            super().rename_new(old, old_fd, new, new_fd)
+
+        def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
+            if name == b"odd":
+                raise OSError(code, os.strerror(code))
+            return super().lstat(name, dir_fd)
+
+    tree = {b"odd": b"x", b"even": b"y", b"long": DIR, b"long/" + b"n" * 300: b"z"}
+    with Workspace(tmp_path, Narrow()) as work:
+        applied = work.check_out(tree)
+        assert {n.path for n in applied.unplaced} == {b"odd", b"long/" + b"n" * 300}
+        assert_settled(work, tree)
+
+
+@pytest.mark.parametrize("disk", [Plain, Linking, LinkingModes])
+@pytest.mark.parametrize("renames", [True, False])
+def test_poorer_disks(tmp_path: Path, disk: type[Plain], renames: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not renames:
+        monkeypatch.setattr(fsio, "_rename_with", lambda *args: False)
+    with Workspace(tmp_path, disk()) as work:
+        agreed(work, OLD)
+        applied = work.check_out(NEW, before_apply=lambda: work.at(b"big").write_bytes(b"late"))
+        copy = {b"big.conflict.1": b"late"}
+        here = read(work.root)
+        assert here.pop(b"big.conflict.1").data == b"late"
+        assert here == full(NEW)
+        assert [c.copy for c in applied.conflicts] == list(copy)
+        assert sorted(replaced(work)) == sorted(
+            s for p, s in OLD.items() if isinstance(s, bytes) and p not in (b"keep", b"big")
+        )
+        work.check_out(OLD)
+        assert read(work.root) == full(OLD)
+
+
+@needs_proc
+def test_a_mount_inside_the_tree(tmp_path: Path) -> None:
+    with Workspace(tmp_path, Mounted()) as work:
+        agreed(work, MOUNT_OLD)
+        applied = work.check_out(MOUNT_NEW)
+        assert (applied.unplaced, applied.kept, applied.conflicts) == ([], [], [])
+        assert read(work.root) == full(MOUNT_NEW)
+        assert replaced(work) == [b"gone", b"old a", b"old b"]
+        assert_settled(work, MOUNT_NEW)

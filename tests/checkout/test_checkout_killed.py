@@ -1,0 +1,295 @@
+"""The checkout that dies: at every path the old or the new bytes, and the next start goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkout_kit import (
+    MOUNT_NEW,
+    MOUNT_OLD,
+    NEW,
+    OLD,
+    OLD_CONTENTS,
+    Linking,
+    Mounted,
+    Plain,
+    agreed,
+    assert_nothing_left,
+    assert_settled,
+    full,
+    needs_proc,
+)
+from workdir import (
+    EIO,
+    ENOSPC,
+    File,
+    Fuse,
+    FusedDisk,
+    Killed,
+    Workspace,
+    contents,
+    digest,
+    entries,
+    files_under,
+    read,
+)
+
+from metasync.checkout.checkout import Checkout
+from metasync.errors import WorkspaceError
+from metasync.worktree import disk as fsio
+from metasync.worktree.disk import Disk
+
+
+def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, **kwargs: Any) -> bool:
+    """Kills a checkout at one step, checks what is left, recovers, checks again. False: it ended before that step."""
+    error = kwargs.get("error", Killed)
+    fuse = Fuse(error=error)
+    fuse.sticky = error is Killed
+    work = Workspace(case, disk(fuse), fuse)
+    known = set(contents(old, new))
+    olds = {digest(data) for data in files_of(old)}
+    ended = True
+    try:
+        agreed(work, old)
+        ours = work.scan_past()
+        fuse.steps, fuse.at = 0, step
+        checkout = Checkout(work.db, work.tree)
+        changes = work.changes(ours.tree, entries(new))
+        try:
+            work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}, version=3), new)
+            checkout.apply()
+        except (Killed, WorkspaceError, OSError):
+            ended = False
+        fuse.mend()
+        for path, spec in read(work.root).items():
+            # A temporary that is still being copied to another file system has a name no scan takes in.
+            assert not isinstance(spec, File) or digest(spec.data) in known or b"~$" in path, (step, path)
+        assert olds <= {digest(data) for data in files_under(case)}, step
+    finally:
+        fuse.mend()
+        work.close()
+    with Workspace(case) as work:
+        work.tree.disk = disk(fuse)
+        work.base = entries(old)
+        Checkout(work.db, work.tree).recover()
+        here = read(work.root)
+        now = new if work.db.get("base") == b"new" else old
+        assert here == full(now), step
+        assert olds <= {digest(data) for data in files_under(case)}, step
+        work.base = entries(now)
+        assert_settled(work, now)
+        assert work.db.conflicts() == []
+        assert Checkout(work.db, work.tree).recover() is None
+        work.check_out(new)
+        assert read(work.root) == full(new), step
+        assert_nothing_left(work)
+    return not ended
+
+
+def files_of(tree: dict[bytes, Any]) -> list[bytes]:
+    return [s if isinstance(s, bytes) else s.data for s in tree.values() if isinstance(s, (bytes, File))]
+
+
+def every_step(tmp_path: Path, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, **kwargs: Any) -> int:
+    for step in range(1, 2000):
+        if not killed_at(tmp_path / str(step), step, old, new, disk, **kwargs):
+            return step
+    raise AssertionError("the checkout never ended")
+
+
+def test_killed_at_every_step(tmp_path: Path) -> None:
+    assert every_step(tmp_path, OLD, NEW) > 150
+
+
+def test_one_call_fails_at_every_step(tmp_path: Path) -> None:
+    assert every_step(tmp_path, OLD, NEW, error=EIO) > 150
+
+
+def test_the_disk_is_full_at_every_step(tmp_path: Path) -> None:
+    assert every_step(tmp_path, SHORT_OLD, SHORT_NEW, error=ENOSPC) > 30
+
+
+class PlainFused(FusedDisk, Plain):
+    pass
+
+
+class LinkingFused(FusedDisk, Linking):
+    def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
+        Disk.rename_new(self, old, old_fd, new, new_fd)
+
+
+class MountedFused(FusedDisk, Mounted):
+    pass
+
+
+SHORT_OLD = {p: s for p, s in OLD.items() if p in (b"edited", b"d", b"d/gone", b"file-to-dir", b"link")}
+SHORT_NEW = {p: s for p, s in NEW.items() if p in (b"edited", b"file-to-dir", b"file-to-dir/in", b"link")}
+
+
+@pytest.mark.parametrize("renames", [True, False])
+@pytest.mark.parametrize("disk", [PlainFused, LinkingFused])
+def test_killed_on_poorer_disks(
+    tmp_path: Path, disk: type[FusedDisk], renames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not renames:
+        monkeypatch.setattr(fsio, "_rename_with", lambda *args: False)
+    assert every_step(tmp_path, SHORT_OLD, SHORT_NEW, disk) > 30
+
+
+@needs_proc
+def test_killed_with_a_mount_inside(tmp_path: Path) -> None:
+    assert every_step(tmp_path, MOUNT_OLD, MOUNT_NEW, MountedFused) > 50
+
+
+def test_killed_while_it_recovers(tmp_path: Path) -> None:
+    """Dies in the middle, and then at every step of the recovery."""
+    for step in range(1, 2000):
+        fuse = Fuse()
+        work = Workspace(tmp_path / str(step), FusedDisk(fuse), fuse)
+        try:
+            agreed(work, OLD)
+            ours = work.scan_past()
+            checkout = Checkout(work.db, work.tree)
+            changes = work.changes(ours.tree, entries(NEW))
+            work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), NEW)
+            fuse.steps, fuse.at = 0, 30 + step % 40
+            with pytest.raises(Killed):
+                checkout.apply()
+            fuse.steps, fuse.at = 0, step
+            done = False
+            try:
+                Checkout(work.db, work.tree).recover()
+                done = True
+            except Killed:
+                fuse.mend()
+                Checkout(work.db, work.tree).recover()
+            fuse.mend()
+            assert read(work.root) == full(NEW), step
+            work.base = entries(NEW)
+            assert_settled(work, NEW)
+            assert {digest(data) for data in files_under(work.root)} >= OLD_CONTENTS
+        finally:
+            fuse.mend()
+            work.close()
+        if done:
+            return
+    raise AssertionError("the recovery never ended")
+
+
+def test_a_recovered_checkout_respects_what_came_after(tmp_path: Path) -> None:
+    """Between death and recovery the user works on: nothing of that is lost or taken for the agreed."""
+    for at in range(30, 90, 3):
+        fuse = Fuse()
+        work = Workspace(tmp_path / str(at), FusedDisk(fuse), fuse)
+        try:
+            agreed(work, OLD)
+            ours = work.scan_past()
+            checkout = Checkout(work.db, work.tree)
+            changes = work.changes(ours.tree, entries(NEW))
+            work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), NEW)
+            fuse.steps, fuse.at = 0, at
+            with suppress(Killed):
+                checkout.apply()
+            fuse.mend()
+            edits = {b"edited": b"my words after the crash", b"big": b"big words", b"wide/a": b"wide words"}
+            for path, data in edits.items():
+                if work.at(path).exists():
+                    work.at(path).write_bytes(data)
+            work.at(b"fresh").mkdir(exist_ok=True)
+            work.at(b"fresh/n").write_bytes(b"in the way")
+            Checkout(work.db, work.tree).recover()
+            work.base = entries(NEW)
+            found = work.scan()
+            seen = {e.content for e in found.tree.values()}
+            for data in (*edits.values(), b"in the way"):
+                assert digest(data) in seen, (at, data)
+        finally:
+            fuse.mend()
+            work.close()
+
+
+def test_a_plan_from_before_a_renumbering_of_devices(tmp_path: Path) -> None:
+    fuse = Fuse()
+    work = Workspace(tmp_path, FusedDisk(fuse), fuse)
+    try:
+        agreed(work, OLD)
+        ours = work.scan_past()
+        checkout = Checkout(work.db, work.tree)
+        device = work.tree.root_stat.st_dev
+        changes = [
+            c._replace(expected=c.expected._replace(dev=device + 5)) if c.expected is not None else c
+            for c in work.changes(ours.tree, entries(NEW))
+        ]
+
+        class Before:
+            st_dev, st_ino = device + 5, work.tree.root_stat.st_ino
+
+        real, work.tree.root_stat = work.tree.root_stat, Before()  # type: ignore[assignment]
+        work.stage(checkout, changes, checkout.begin(changes), NEW)
+        fuse.steps, fuse.at = 0, 9
+        with pytest.raises(Killed):
+            checkout.apply()
+        fuse.mend()
+        work.tree.root_stat = real
+        applied = Checkout(work.db, work.tree).recover()
+        assert applied is not None
+        assert (applied.conflicts, applied.kept) == ([], [])
+        assert read(work.root) == full(NEW)
+    finally:
+        fuse.mend()
+        work.close()
+
+
+VICTIM = """
+import sys, os, time
+sys.path.insert(0, {kits!r})
+from pathlib import Path
+from checkout_kit import NEW, OLD
+from workdir import QuietDisk, Workspace, entries
+from metasync.checkout.checkout import Checkout
+class Slow(QuietDisk):
+    def rename_new(self, *args):
+        super().rename_new(*args); time.sleep(0.002)
+    def exchange(self, *args):
+        done = super().exchange(*args); time.sleep(0.002); return done
+work = Workspace(Path(sys.argv[1]), Slow())
+work.base = entries(OLD)
+ours = work.scan()
+checkout = Checkout(work.db, work.tree)
+changes = work.changes(ours.tree, entries(NEW))
+print("go", flush=True)
+work.stage(checkout, changes, checkout.begin(changes, {{"base": b"new"}}), NEW)
+checkout.apply()
+"""
+
+
+def test_sigkill(tmp_path: Path) -> None:
+    program = VICTIM.format(kits=str(Path(__file__).parents[1] / "kits"))
+    outcomes = set()
+    for case, delay in enumerate((0.0, 0.01, 0.02, 0.035, 0.05, 0.08)):
+        root = tmp_path / str(case)
+        with Workspace(root) as work:
+            agreed(work, OLD)
+        with subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE) as victim:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == b"go\n"
+            time.sleep(delay)
+            victim.send_signal(signal.SIGKILL)
+        known = set(contents(OLD, NEW))
+        for spec in read(root).values():
+            assert not isinstance(spec, File) or digest(spec.data) in known
+        with Workspace(root) as work:
+            outcomes.add(Checkout(work.db, work.tree).recover() is None)
+            now = NEW if work.db.get("base") else OLD
+            assert read(root) == full(now)
+            work.base = entries(now)
+            assert_settled(work, now)
+            assert {digest(data) for data in files_under(root)} >= OLD_CONTENTS
+    assert outcomes

@@ -1,0 +1,300 @@
+"""Attacks on log entries, with a whole workspace around: whatever a backend shows, agreement goes on without it.
+
+What each altered record is taken for is pinned case by case in `tests/vectors/agreement`; here is what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from agreement_kit import CAROL, Writer, X, drawn, entry, sealed
+from paxos_world import Workspace, World, change, make_workspace
+
+from metasync.consensus import Group, Ref
+from metasync.consensus.instance import Instance
+from metasync.consensus.records import entry as entries
+from metasync.consensus.records.entry import (
+    ENTRY_BYTES_MAX,
+    INDEX_TAG,
+    REFS_MAX,
+    SEEN_MAX,
+    Kind,
+    Round,
+    Seen,
+    entry_path,
+    refs_in,
+    with_refs,
+)
+from metasync.errors import ForkError, NoQuorumError, UpgradeError
+from metasync.keys.derive import sha256
+
+NAMES = ["a", "b", "c"]
+
+
+def slot(ws: Workspace, name: str, v: int = 1, idx: int = 0) -> str:
+    return entry_path(ws.keys, 1, 0, ws.acceptor_of(name), v, idx)
+
+
+def honest(world: World, ws: Workspace, name: str, number: int = 9, device: int = 0, n: int = 1) -> bytes:
+    """A PREPARE that a member could have written at index 0 of version 1."""
+    member = ws.group(bytes([number]) * 16, device).member
+    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of(name)]
+    return member.sealed(log, Kind.PREPARE, Round(n, member.incarnation), None, drawn(f"entropy {number}", 48))[1]
+
+
+def flipped(world: World, ws: Workspace) -> bytes:
+    good = honest(world, ws, "a")
+    return good[:70] + bytes([good[70] ^ 1]) + good[71:]
+
+
+def truncated(world: World, ws: Workspace) -> bytes:
+    return honest(world, ws, "a")[:512]
+
+
+def torn(world: World, ws: Workspace) -> bytes:
+    return honest(world, ws, "a")[:100]
+
+
+def of_another_backend(world: World, ws: Workspace) -> bytes:
+    return honest(world, ws, "b")
+
+
+def of_another_workspace(world: World, ws: Workspace) -> bytes:
+    other = World(77, NAMES)
+    return honest(other, make_workspace(other), "a")
+
+
+def of_another_version(world: World, ws: Workspace) -> bytes:
+    twin = World(11, NAMES)  # the same workspace, one version on
+    again = make_workspace(twin)
+    state = twin.do(again.group(b"1" * 16).propose(again.genesis, lambda: change(b"1" * 16))).state
+    member = again.group(b"2" * 16).member
+    log = Instance(again.keys, again.config, again.devices, state).logs[again.acceptor_of("a")]
+    return member.sealed(log, Kind.PREPARE, Round(1, b"2" * 16), None, drawn("entropy", 48))[1]
+
+
+def of_another_index(world: World, ws: Workspace) -> bytes:
+    member = ws.group(b"9" * 16).member
+    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
+    for n in (1, 2):
+        e, data = member.sealed(log, Kind.PREPARE, Round(n, member.incarnation), None, drawn(f"entropy {n}", 48))
+        log.append_own(e, data)
+    return data
+
+
+def badly_signed(world: World, ws: Workspace) -> bytes:
+    member = ws.group(b"9" * 16).member
+    member.identity = replace(member.identity, sign_private=drawn("another key"))
+    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
+    return member.sealed(log, Kind.PREPARE, Round(1, member.incarnation), None, drawn("entropy", 48))[1]
+
+
+def of_a_newer_program(world: World, ws: Workspace) -> bytes:
+    return b"\2" + honest(world, ws, "a")[1:]
+
+
+def enormous(world: World, ws: Workspace) -> bytes:
+    return bytes(1 << 20)
+
+
+def a_login_page(world: World, ws: Workspace) -> bytes:
+    return b"<html>please sign in</html>".ljust(512)
+
+
+ATTACKS: list[Callable[[World, Workspace], bytes]] = [
+    flipped,
+    truncated,
+    torn,
+    of_another_backend,
+    of_another_workspace,
+    of_another_version,
+    of_another_index,
+    badly_signed,
+    of_a_newer_program,
+    enormous,
+    a_login_page,
+]
+
+
+@pytest.fixture
+def world() -> World:
+    return World(11, NAMES)
+
+
+def agree(world: World, group: Group, base: Any, op: bytes) -> Any:
+    decided = world.do(group.propose(base, lambda: change(op * 16)))
+    assert decided.mine
+    return decided.state
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.__name__)
+def test_one_backend_cannot_stop_or_mislead_the_others(
+    world: World, ws: Workspace, attack: Callable[[World, Workspace], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)  # it answers as soon as the others do
+    world.stores["a"][slot(ws, "a")] = attack(world, ws)
+    group = ws.group(b"1" * 16)
+    state = agree(world, group, world.do(group.get_recent(ws.genesis)), b"x")
+    world.run()
+    assert group.standings["a"].kind in ("poisoned", "down")
+    reader = ws.group(b"2" * 16, 1)
+    assert world.do(reader.get_recent(ws.genesis)) == state
+    assert agree(world, reader, state, b"y").v == 2
+
+
+@pytest.mark.parametrize("attack", [flipped, of_another_backend, badly_signed], ids=lambda a: a.__name__)
+def test_two_of_three_stop_a_version_and_are_named(
+    world: World, ws: Workspace, attack: Callable[[World, Workspace], bytes]
+) -> None:
+    bad = attack(world, ws)
+    for name in ("b", "c"):
+        world.stores[name][slot(ws, name)] = bad if attack is not of_another_backend else honest(world, ws, "a")
+    group = ws.group(b"1" * 16)
+    before = world.now
+    with pytest.raises(NoQuorumError, match=r"b: entry 0 of version 1.*c: entry 0 of version 1"):
+        world.do(group.propose(ws.genesis, lambda: change(b"x" * 16)))
+    assert world.now - before < 20  # it is hopeless: no use in waiting for the deadline
+
+
+def test_newer_entries_on_a_quorum_ask_for_an_upgrade(world: World, ws: Workspace) -> None:
+    for name in ("b", "c"):
+        world.stores[name][slot(ws, name)] = b"\2" + honest(world, ws, name)[1:]
+    group = ws.group(b"1" * 16)
+    with pytest.raises(UpgradeError, match="b, c"):
+        world.do(group.propose(ws.genesis, lambda: change(b"x" * 16)))
+    with pytest.raises(UpgradeError):
+        world.do(ws.group(b"2" * 16).get_recent(ws.genesis))
+
+
+def test_votes_before_poison_stay_evidence(world: World, ws: Workspace) -> None:
+    """b's log is poisoned after its vote: it votes no more, but the value it accepted may be decided, and is kept."""
+    first = ws.group(b"1" * 16)
+    state = agree(world, first, ws.genesis, b"x")
+    world.run()
+    voted = [n for n in NAMES if slot(ws, n, 1, 1) in world.stores[n]]
+    world.stores[voted[0]][slot(ws, voted[0], 1, 2)] = b"rubbish".ljust(512)
+    for name in voted[1:]:  # the other votes are out of reach, one by one
+        world.down = {name}
+        reader = ws.group(name.encode() * 16, 1)
+        if len(voted) == 3:
+            assert world.do(reader.get_recent(ws.genesis, deadline_s=5)) in (state, ws.genesis)
+    world.down = set()
+    assert world.do(ws.group(b"3" * 16).propose(ws.genesis, lambda: change(b"y" * 16))).state == state
+
+
+def test_a_log_that_says_taken_and_shows_nothing_is_down(world: World, ws: Workspace) -> None:
+    from metasync.runtime.effects import Reply
+
+    world.fault_hook = lambda op: Reply(False) if op.backend == "a" and op.kind == "create" else None
+    group = ws.group(b"1" * 16)
+    state = agree(world, group, ws.genesis, b"x")
+    world.down.add("b")
+    with pytest.raises(NoQuorumError, match="does not show it"):
+        world.do(group.propose(state, lambda: change(b"y" * 16), deadline_s=5))
+
+
+def test_a_cut_log_is_poison_for_who_reads_on(world: World, ws: Workspace) -> None:
+    """A backend drops the tail that a client has read, and takes another entry in its place."""
+    group = ws.group(b"1" * 16)
+    state = agree(world, group, ws.genesis, b"x")
+    world.run()
+    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
+    log.feed(world.stores["a"][slot(ws, "a", 1, 0)])
+    member = ws.group(b"5" * 16).member
+    other = honest(world, ws, "a", 5, n=9)
+    e, spliced = member.sealed(log, Kind.PREPARE, Round(9, b"5" * 16), None, drawn("entropy", 48))
+    assert e.prev_entry == log.last_hash
+    world.stores["a"][slot(ws, "a", 1, 0)] = other
+    assert world.do(ws.group(b"2" * 16).get_recent(ws.genesis)) == state
+    assert spliced != other
+
+
+def test_two_decided_values_are_an_alarm(world: World, ws: Workspace) -> None:
+    """More backends lie than the quorum allows for: two of them show another decided value. Nobody follows."""
+    from test_learn import accept_on
+
+    accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 8)
+    kept = dict(world.stores["b"])
+    for idx in (0, 1):
+        del world.stores["b"][slot(ws, "b", 1, idx)]
+    accept_on(world, ws, ws.genesis, ["b", "c"], b"y" * 16, 9)
+    reader = ws.group(b"1" * 16)
+    instance = Instance(ws.keys, ws.config, ws.devices, ws.genesis)
+    for name in NAMES:
+        acceptor = ws.acceptor_of(name)
+        for idx in (0, 1):
+            instance.logs[acceptor].feed(world.stores[name][slot(ws, name, 1, idx)])
+        instance.born.add(acceptor)
+    again = instance.logs[ws.acceptor_of("a")]
+    assert again.accepted is not None
+    assert instance.decided() is not None  # b and c outvote a: with one liar too many nobody can tell
+    twin = Instance(ws.keys, ws.config, ws.devices, ws.genesis)
+    twin.logs = dict(instance.logs)
+    twin.logs[drawn("b as it was", 16)] = replayed(ws, kept)
+    twin.born = {*instance.born, drawn("b as it was", 16)}
+    with pytest.raises(ForkError, match="two values are decided"):
+        twin.decided()
+    assert reader.standings["a"].kind == "unknown"
+
+
+def replayed(ws: Workspace, store: dict[str, bytes]) -> Any:
+    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("b")]
+    for idx in (0, 1):
+        log.feed(store[slot(ws, "b", 1, idx)])
+    return log
+
+
+def test_the_fullest_entry_fits(ws: Workspace) -> None:
+    seen = tuple(Seen(i.to_bytes(16, "big"), 1 << 60, 1 << 30, drawn("h")) for i in range(SEEN_MAX))
+    full = replace(entry(Kind.ACCEPT), seen=seen, certificate=bytes(1000))
+    assert len(sealed(full)) <= ENTRY_BYTES_MAX
+    assert len(sealed(entry())) == 1024
+    assert len(sealed(entry(Kind.ACCEPT))) == 1536
+    with pytest.raises(ValueError, match="bytes"):
+        sealed(replace(full, tags=((1, bytes(2000)),)))
+
+
+def test_an_entry_says_what_its_index_names_anew() -> None:
+    refs = tuple(Ref(i, drawn(f"segment {i}")) for i in range(REFS_MAX))
+    said = with_refs(entry(Kind.ACCEPT), refs)
+    assert refs_in(entries._decode(entries._encode(said))) == refs
+    assert len(sealed(said)) <= 1536
+    assert with_refs(entry(Kind.ACCEPT), ()).tags == ()
+    crowd = tuple(Seen(i.to_bytes(16, "big"), 1 << 60, 1 << 30, drawn("h")) for i in range(SEEN_MAX))
+    for full in (entry(Kind.ACCEPT, certificate=bytes(1000)), entry(Kind.ACCEPT, seen=crowd)):
+        assert with_refs(full, refs) is full, "it might not fit"
+    assert with_refs(entry(Kind.ACCEPT), (*refs, refs[0])).tags == ()
+
+
+@pytest.mark.parametrize("data", [b"x", bytes(39), bytes(41), bytes(40 * (REFS_MAX + 1))], ids=len)
+def test_what_is_no_list_of_names_says_nothing(data: bytes) -> None:
+    assert refs_in(entry(Kind.ACCEPT, tags=((INDEX_TAG, data),))) == ()
+    assert refs_in(entry(Kind.ACCEPT, tags=((2, bytes(40)),))) == ()
+
+
+def test_names_tell_nothing_and_differ_by_place(ws: Workspace) -> None:
+    paths = {
+        entry_path(ws.keys, 1, era, ws.acceptor_of(name), v, idx)
+        for era in (0, 1)
+        for name in NAMES
+        for v in (1, 2)
+        for idx in (0, 1)
+    }
+    assert len(paths) == 24
+    assert len({sha256(p.encode()) for p in paths}) == 24
+    assert all(len(p.rsplit("/", 1)[1]) == 64 for p in paths)
+
+
+def test_an_unadmitted_writer_is_void_to_all() -> None:
+    log_of = Writer().prepare(1, device=CAROL).accept(1, X, device=CAROL)
+    from agreement_kit import ACCEPTOR, BASE, DEVICES, KEYS
+
+    from metasync.consensus.records.log_replay import NEVER, Log
+
+    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    for data in log_of.entries:
+        log.feed(data)
+    assert (log.void, log.promised, log.accepted, log.poison, log.next_idx) == (2, NEVER, None, "", 2)

@@ -1,0 +1,278 @@
+"""A long push lets other operations of its folder go first, and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace_kit import Lab, tree_of, write
+
+from metasync.backends.folder import FolderBackend
+from metasync.errors import WorkspaceError
+from metasync.events import Event, Notice, Progress
+from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
+from metasync.sync.push import _Attempts
+from metasync.workspace import Workspace
+
+SOON_S = 60.0
+SMALL = 1_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_push_has_its_turn_before_it_gives_way() -> None:
+    clock, asked, wanted = Clock(), [0], [True]
+
+    def others() -> bool:
+        asked[0] += 1
+        return wanted[0]
+
+    t = Turns().begin(others, clock)
+    t.look()
+    clock.now += TURN_S * 0.9
+    t.look()
+    assert asked == [0]
+    clock.now += TURN_S * 0.2
+    with pytest.raises(GiveWay):
+        t.look()
+    wanted[0] = False
+    for _ in range(13):
+        clock.now += LOOK_EVERY_S / 5
+        t.look()
+    assert asked == [3], "looked for now and then only"
+
+
+# --- the lock
+
+
+def wait_until(true: Any) -> None:
+    ends = time.monotonic() + SOON_S
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("presses", [True, False])
+def test_the_holder_sees_who_presses(tmp_path: Path, presses: bool) -> None:
+    held = WorkspaceLock(tmp_path).acquire("push")
+    assert not held.wanted()
+    other = WorkspaceLock(tmp_path)
+    told: list[str] = []
+    waiting = threading.Thread(target=lambda: other.acquire("pull", waiting=told.append, presses=presses))
+    waiting.start()
+    wait_until(lambda: told)
+    if presses:
+        wait_until(held.wanted)
+    else:
+        time.sleep(0.2)
+        assert not held.wanted()
+    held.release()
+    waiting.join(SOON_S)
+    assert other.held
+    assert not held.wanted()
+    other.release()
+
+
+def test_who_gave_up_presses_no_more(tmp_path: Path) -> None:
+    held = WorkspaceLock(tmp_path).acquire("push")
+    with pytest.raises(WorkspaceError):
+        WorkspaceLock(tmp_path).acquire("pull", wait_s=0.1)
+    assert not held.wanted()
+    held.release()
+
+
+def test_who_gave_way_goes_after_those_who_press(tmp_path: Path) -> None:
+    held = WorkspaceLock(tmp_path).acquire("push")
+    order: list[str] = []
+
+    def pull() -> None:
+        with WorkspaceLock(tmp_path).acquire("pull"):
+            order.append("pull")
+
+    waiting = threading.Thread(target=pull)
+    waiting.start()
+    wait_until(held.wanted)
+    held.release()
+    with WorkspaceLock(tmp_path).acquire("push", presses=False):
+        order.append("push")
+    waiting.join(SOON_S)
+    assert order == ["pull", "push"]
+
+
+# --- whole workspaces
+
+
+class Gate:
+    """Holds all but the first `free` copies of large packs until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self.open = threading.Event()
+        self.full = threading.Event()
+        self.left = free
+        self.put = 0
+        self.lock = threading.Lock()
+        real = FolderBackend.put
+
+        def put(backend: FolderBackend, path: str, data: bytes) -> None:
+            if "/packs/" in path and len(data) > SMALL:
+                with self.lock:
+                    self.left -= 1
+                    self.put += 1
+                    held = self.left < 0
+                if held:
+                    self.full.set()
+                    assert self.open.wait(SOON_S)
+            real(backend, path, data)
+
+        monkeypatch.setattr(FolderBackend, "put", put)
+
+
+class Running(threading.Thread):
+    """An operation in a thread, with what came of it."""
+
+    def __init__(self, operation: Any) -> None:
+        super().__init__(daemon=True)
+        self.operation = operation
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self.operation()
+        except BaseException as e:  # told by `end`
+            self.error = e
+
+    def end(self) -> Any:
+        self.join(2 * SOON_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def two_devices(lab: Lab) -> tuple[Workspace, Workspace]:
+    w = lab.init(lab.urls("a", "b", "c"))
+    write(w.directory, {"first": b"1"})
+    w.push()
+    return w, lab.clone(lab.urls("a", "b", "c"))
+
+
+def test_a_pull_is_not_held_up_by_a_long_push(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, other = two_devices(lab)
+    write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
+    directory = w.directory
+    w.close()
+    gate = Gate(monkeypatch, free=14)
+    told: list[Event] = []
+    pushing = lab.keep(Workspace.open(directory, on_event=told.append))
+    push = Running(pushing.push)
+    assert gate.full.wait(SOON_S)
+    write(other.directory, {"theirs": b"small"})
+    theirs = other.push().version
+    with Workspace.open(directory) as second:
+        report = second.pull()
+    assert report.changes.added == (b"theirs",)
+    assert (directory / "theirs").read_bytes() == b"small"
+    assert push.is_alive()
+    assert not gate.open.is_set(), "the pull has ended while the packs of the push stand still"
+    gate.open.set()
+    pushed = push.end()
+    assert (pushed.version, pushed.under_replicated) == ((theirs or 0) + 1, 0)
+    texts = [e.text for e in told if isinstance(e, Notice)]
+    assert any("goes first" in t for t in texts)
+    assert any(t.startswith("going on with ") for t in texts)
+    large = sum(sum(p.stat().st_size > SMALL for p in lab.objects(n, "packs")) for n in "abc")
+    assert gate.put <= large + 2, "what was under way when it gave way counts"
+    other.pull()
+    assert tree_of(other.directory) == tree_of(directory)
+    assert other.check(read_data=True).problems == ()
+
+
+def test_what_was_read_in_one_turn_is_not_read_in_the_next(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, _ = two_devices(lab)
+    write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
+    directory = w.directory
+    w.close()
+    gate = Gate(monkeypatch, free=14)
+    told: list[Event] = []
+    push = Running(lab.keep(Workspace.open(directory, on_event=told.append)).push)
+    assert gate.full.wait(SOON_S)
+    WorkspaceLock(directory / ".metasync").acquire("anything").release()
+    gate.open.set()
+    assert push.end().version is not None
+    begun = [e.total for e in told if isinstance(e, Progress) and e.phase == "upload" and e.done == 0]
+    assert begun[0] == 75_000_000
+    assert 0 < (begun[1] or 0) < 60_000_000
+
+
+def test_what_changes_while_a_push_gives_way_is_pushed_as_it_is_then(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that the first turn has read are changed, removed, and replaced by the pull that went first."""
+    w, other = two_devices(lab)
+    contents = {f"f{i:02}": os.urandom(3_000_000) for i in range(25)}
+    write(w.directory, contents)
+    directory = w.directory
+    w.close()
+    gate = Gate(monkeypatch, free=14)
+    pushing = lab.keep(Workspace.open(directory))
+    push = Running(pushing.push)
+    assert gate.full.wait(SOON_S)
+    write(other.directory, {"f00": b"theirs"})
+    theirs = other.push().version
+    with Workspace.open(directory) as second:
+        conflicts = second.pull().conflicts
+    assert len(conflicts) == 1
+    write(directory, {"f01": b"changed"})
+    (directory / "f02").unlink()
+    gate.open.set()
+    assert push.end().version == (theirs or 0) + 1
+    other.pull()
+    tree = tree_of(other.directory)
+    assert tree == tree_of(directory)
+    assert (other.directory / "f01").read_bytes() == b"changed"
+    assert not (other.directory / "f02").exists()
+    both = {(other.directory / "f00").read_bytes(), (other.directory / os.fsdecode(conflicts[0].kept)).read_bytes()}
+    assert both == {b"theirs", contents["f00"]}
+
+
+def test_a_push_does_not_give_way_to_a_push(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, _ = two_devices(lab)
+    write(w.directory, {f"f{i:02}": os.urandom(3_000_000) for i in range(25)})
+    gate = Gate(monkeypatch, free=14)
+    told: list[Event] = []
+    waits = threading.Event()
+    directory = w.directory
+    w.close()
+    first = lab.keep(Workspace.open(directory, on_event=told.append))
+    push = Running(first.push)
+    assert gate.full.wait(SOON_S)
+    second = lab.keep(Workspace.open(directory, on_event=lambda _: waits.set()))
+    later = Running(second.push)
+    assert waits.wait(SOON_S)
+    time.sleep(TURN_S + 2 * LOOK_EVERY_S)
+    gate.open.set()
+    assert push.end().version is not None
+    assert later.end().version is None, "there was nothing left to push"
+    assert not any("goes first" in e.text for e in told if isinstance(e, Notice))
+
+
+def test_a_push_that_proposes_gives_way_to_nobody() -> None:
+    clock = Clock()
+    attempts = _Attempts(b"", "", force=False, turns=Turns().begin(lambda: True, clock))
+    attempts.look()
+    clock.now += 2 * TURN_S
+    attempts.proposing = True
+    attempts.look()
+    attempts.proposing = False
+    with pytest.raises(GiveWay):
+        attempts.look()

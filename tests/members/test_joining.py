@@ -1,0 +1,190 @@
+"""Clone: what a new device reads before its keys, and how it is agreed while files come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from workspace_kit import PASSPHRASE, QUICK_S, Lab, tree_of, write
+
+from metasync.checkout.checkout import Checkout
+from metasync.consensus import JOURNAL_KEY, Change, State
+from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
+from metasync.members import admission
+from metasync.session.agreement import BASE_KEY
+from metasync.session.session import Session
+from metasync.testing.counting import CountingBackend
+from metasync.transfer.contents import Contents
+from metasync.workspace import Workspace
+
+FILES = {"a/one": b"1" * 5000, "a/two": b"2", "three": b"3" * 70_000}
+
+
+def published(lab: Lab, *names: str, **options: Any) -> Workspace:
+    w = lab.init(lab.urls(*(names or ("a", "b", "c"))), **options)
+    write(w.directory, FILES)
+    w.push("first")
+    return w
+
+
+def agree_on_files(*workspaces: Workspace) -> None:
+    for w in (*workspaces, *workspaces):
+        w.sync()
+    assert len({str(sorted(tree_of(w.directory).items())) for w in workspaces}) == 1
+
+
+def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    published(lab)
+    order: list[str] = []
+    entering, fetch = admission._entering, Contents.fetch
+
+    def watched(*a: Any) -> Any:
+        result = yield from entering(*a)
+        order.append("agreed")
+        return result
+
+    def fetched(self: Contents, *a: Any, **k: Any) -> None:
+        order.append("fetch")
+        fetch(self, *a, **k)
+
+    monkeypatch.setattr(admission, "_entering", watched)
+    monkeypatch.setattr(Contents, "fetch", fetched)
+    apply = Checkout.apply
+
+    def applied(self: Checkout, *a: Any) -> Any:
+        order.append("apply")
+        return apply(self, *a)
+
+    monkeypatch.setattr(Checkout, "apply", applied)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert "fetch" in order
+    assert order.index("agreed") < order.index("apply")
+    with d._session("test") as s:
+        assert s.db.get(JOURNAL_KEY) is None
+        assert s.base_state() == s.newest_state()
+        assert s.db.get(BASE_KEY) == s.newest_state().encode()
+        assert admission.admitted(s, s.devices_of(s.base_state()))
+    assert d.status().newest == 2
+
+
+def test_nothing_is_placed_for_a_device_that_is_not_let_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was revoked with the keys that admitted it, while its files came: no file of theirs is left behind."""
+    published(lab)
+
+    def excluded(*_: Any) -> Any:
+        raise ExcludedError("the keys were changed since")
+        yield
+
+    monkeypatch.setattr(admission, "_entering", excluded)
+    folder = lab.root / "late"
+    with pytest.raises(ExcludedError):
+        lab.clone(lab.urls("a", "b", "c"), device="late")
+    assert [p.name for p in folder.iterdir()] == []
+
+
+def test_a_push_beside_it_is_lost_by_nobody(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = published(lab)
+    news = {"a/two": b"changed", "new/four": b"4"}
+
+    def push() -> None:
+        write(w.directory, news)
+        (w.directory / "three").unlink()
+        w.push("second")
+
+    real = admission.arrive
+
+    def arrive(s: Session, *, read_only: bool) -> admission.Arrival:
+        arrival = real(s, read_only=read_only)
+        push()  # the device may be agreed before it or after it
+        return arrival
+
+    monkeypatch.setattr(admission, "arrive", arrive)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    agree_on_files(w, d)
+    assert tree_of(d.directory)[b"a/two"].data == b"changed"
+    assert b"three" not in tree_of(d.directory)
+
+
+def test_a_version_that_was_pushed_first_is_brought_with_the_device(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proposal of the new device is beaten by another one: it begins anew on top, and has that version too."""
+    w = published(lab)
+    real = admission._entering
+
+    def beaten(s: Session, *a: Any) -> Any:
+        write(w.directory, {"three": b"another"})
+        w.push("second")
+        return (yield from real(s, *a))
+
+    monkeypatch.setattr(admission, "_entering", beaten)
+    d = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(d.directory)[b"three"].data == b"another"
+    assert d.status().newest == 3
+    agree_on_files(w, d)
+
+
+def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three go away while the device is being agreed: the files learned of before come all the same."""
+    published(lab, replicas=3)
+
+    def proposing(s: Session, base: State, change: Change) -> Any:
+        for name in "bc":
+            lab.store(name).rename(lab.root / f"{name} is away")
+        return s.group.propose(base, lambda: change, op_id=change.op_id, deadline_s=QUICK_S)
+
+    lab.hurry()
+    monkeypatch.setattr(Session, "proposing", proposing)
+    folder = lab.root / "desktop"
+    report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
+    d = lab.keep(report.workspace)
+    assert report.problem
+    assert report.version == 1
+    assert {p: n.data for p, n in tree_of(d.directory).items() if n.kind == "file"} == {
+        name.encode(): data for name, data in FILES.items()
+    }
+
+
+def test_a_device_that_was_agreed_unnoticed_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers were lost, not the entry: the next command finds it, and the device set that only backends hold."""
+    w = published(lab)
+    real = admission._entering
+
+    def unnoticed(*a: Any) -> Any:
+        yield from real(*a)
+        raise NoQuorumError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(admission, "_entering", unnoticed)
+        folder = lab.root / "desktop"
+        report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
+    assert "no answer" in report.problem
+    later = lab.clone(lab.urls("a", "b", "c"), device="later")  # the newest device set is another one by now
+    d = lab.reopen(lab.keep(report.workspace))
+    with pytest.raises(UsageError):
+        d.backend_set("a", new_name="b")  # finds it, and reads nothing of the version at which this device entered
+    d = lab.reopen(d)
+    write(d.directory, {"five": b"5"})
+    assert d.push("from the new device").version == 4
+    agree_on_files(w, d, later)
+
+
+@pytest.mark.parametrize("away", ["c", "abc"])
+def test_a_backend_that_goes_away_while_a_clone_begins(lab: Lab, monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """All of it was read, but who it is: the clone has no way to it, and says so."""
+    w = published(lab)
+    real = CountingBackend.identity
+
+    def identity(self: CountingBackend) -> bytes:
+        if any(self is lab.counts[name] for name in away):
+            raise UnreachableError("no way there")
+        return real(self)
+
+    with monkeypatch.context() as m:
+        m.setattr(CountingBackend, "identity", identity)
+        if len(away) == 3:
+            with pytest.raises(UnreachableError):
+                lab.clone(lab.urls("a", "b", "c"))
+            return
+        d = lab.clone(lab.urls("a", "b", "c"))
+    assert sorted(d._connections.links) == ["a", "b"]
+    d.link("c", lab.url("c"))
+    agree_on_files(w, d)

@@ -1,0 +1,1153 @@
+"""Bad input gets a clear error, and nothing is lost: whole workspaces on stores that fail, lie, and lose things."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, run_cli, swap, tree_of, unreadable, wipe, write
+
+from metasync import workspace
+from metasync.backends.folder import FolderBackend
+from metasync.consensus import DEADLINE_S, Change
+from metasync.errors import (
+    DamagedError,
+    ForkError,
+    FullError,
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    RefusedError,
+    UnreachableError,
+    UpgradeError,
+    UsageError,
+    WorkspaceError,
+)
+from metasync.testing.faults import Plan
+from metasync.workspace import Workspace
+from metasync.worktree import scan
+from metasync.worktree.disk import Disk
+
+FILES = {"notes.txt": b"one\ntwo\nthree\n", "d/photo.bin": os.urandom(20_000), "d/e/f": b"deep"}
+
+
+def started(lab: Lab, *names: str, **options: Any) -> Workspace:
+    """A workspace with three files, pushed."""
+    w = lab.init(lab.urls(*(names or ("a", "b", "c"))), **options)
+    write(w.directory, FILES)
+    assert w.push("first").version == 1
+    return w
+
+
+def says(error: MetaSyncError, *words: str) -> None:
+    """The message names what it must, gives a next step, and no secret."""
+    text = str(error)
+    for word in words:
+        assert word in text, text
+    assert error.next_step, text
+    assert PASSPHRASE not in text
+    assert "Traceback" not in text
+
+
+# --- finding a workspace
+
+
+def test_a_wrong_passphrase_is_said_only_after_all_slots_were_tried(lab: Lab) -> None:
+    started(lab)
+    lab.init(lab.urls("a", "b", "c"), device="other", name="other", passphrase="another secret")
+    with pytest.raises(PassphraseError) as e:
+        lab.clone(lab.urls("a", "b", "c"), passphrase="wrong")
+    says(e.value, "wrong passphrase", "key slots on a, b, c")
+    assert not (lab.root / "desktop" / ".metasync").exists()
+
+
+def test_the_recovery_phrase_opens_too(lab: Lab) -> None:
+    report = Workspace.init(
+        lab.root / "laptop", name="docs", backends=lab.urls("a", "b", "c"), passphrase="lost", kdf=CHEAP
+    )
+    lab.keep(report.workspace).push()
+    c = lab.clone(lab.urls("a", "b", "c"), passphrase="  " + report.recovery_phrase.upper())
+    assert tree_of(c.directory) == tree_of(report.workspace.directory)
+
+
+def test_a_name_that_the_passphrase_does_not_open(lab: Lab) -> None:
+    started(lab)
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b", "c"), name="dogs")
+    says(e.value, "'dogs'", "'docs'")
+
+
+def test_no_workspace_there(lab: Lab) -> None:
+    for n in ("a", "b"):
+        lab.store(n).mkdir(parents=True)
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b"))
+    says(e.value, "a, b")
+
+
+def test_a_name_that_is_taken(lab: Lab) -> None:
+    started(lab)
+    before = sorted(lab.store("a").glob("*/keys/*"))  # what the first push left under way may land later
+    with pytest.raises(WorkspaceError) as e:
+        lab.init(lab.urls("a", "b", "c"), device="other")
+    says(e.value, "'docs'", "clone")
+    assert sorted(lab.store("a").glob("*/keys/*")) == before
+    lab.init(lab.urls("a", "b", "c"), device="other", passphrase="of somebody else's")  # who cannot know of the first
+
+
+def test_a_folder_that_is_no_workspace(lab: Lab) -> None:
+    with pytest.raises(WorkspaceError) as e:
+        Workspace.open(lab.root)
+    says(e.value, str(lab.root), "metasync init")
+
+
+def test_a_workspace_inside_a_workspace_is_refused(lab: Lab) -> None:
+    started(lab)
+    for make in (lab.init, lab.clone):
+        with pytest.raises(WorkspaceError) as e:
+            make(lab.urls("x"), device="laptop/d", name="inner")
+        says(e.value, "lies in the workspace")
+
+
+def test_a_workspace_around_a_workspace_leaves_it_out(lab: Lab) -> None:
+    started(lab, device="outer/inner")
+    w = lab.init(lab.urls("x"), device="outer", name="outer")
+    write(w.directory, {"mine": b"1"})
+    r = w.push()
+    assert r.changes.added == (b"mine",)
+    assert [s.path for s in r.skipped] == [b"inner"]
+
+
+def test_a_backend_inside_the_workspace_is_refused(lab: Lab) -> None:
+    (lab.root / "laptop").mkdir()
+    with pytest.raises(UsageError) as e:
+        lab.init([f"file://{lab.root}/laptop/store"])
+    says(e.value, "store")
+    assert not (lab.root / "laptop" / "store").exists()
+    with pytest.raises(UsageError):
+        lab.init([f"file://{lab.root}/laptop"])
+    w = started(lab)
+    with pytest.raises(UsageError):
+        w.link("a", f"file://{w.directory}/d")
+
+
+def test_clone_into_a_folder_with_files(lab: Lab) -> None:
+    started(lab)
+    write(lab.root / "desktop", {"mine.txt": b"mine"})
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b", "c"))
+    says(e.value, "not empty")
+    assert os.listdir(lab.root / "desktop") == ["mine.txt"]
+
+
+def test_one_store_given_twice(lab: Lab) -> None:
+    (lab.root / "stores").mkdir()
+    (lab.root / "stores/link").symlink_to(lab.root / "stores/a")
+    with pytest.raises(UsageError) as e:
+        lab.init([lab.url("a"), f"file://{lab.root}/stores/./a?name=b"])
+    says(e.value, "a and b are the same store")
+    with pytest.raises(UsageError):
+        lab.init([lab.url("a"), f"file://{lab.root}/stores/link?name=b"])
+    assert not (lab.root / "laptop" / ".metasync").exists()
+
+
+@pytest.mark.parametrize("when", ["opened", "asked"])
+def test_what_to_do_about_refused_credentials(lab: Lab, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """A temporary key that ended, say: to run again when the backends are reachable would not help."""
+    w = started(lab)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RefusedError("the server refused the credentials (ExpiredToken)", next_step="Check AWS_SESSION_TOKEN.")
+
+    for name in ("open",) if when == "opened" else ("get", "create", "put", "stat", "list"):
+        monkeypatch.setattr(FolderBackend, name, refuse)
+    lab.hurry()
+    w = lab.reopen(w)
+    write(w.directory, {"new": b"1"})
+    for act in (w.push, w.pull):
+        with pytest.raises(NoQuorumError, match="ExpiredToken") as e:
+            act()
+        assert e.value.next_step == "Check AWS_SESSION_TOKEN. Then run again."
+
+
+def test_one_store_under_two_addresses(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two names of a server, or a folder by two protocols: their identities tell nothing, what lies there does."""
+    (lab.root / "stores/a").mkdir(parents=True)
+    (lab.root / "stores/link").symlink_to(lab.root / "stores/a")
+    monkeypatch.setattr(FolderBackend, "identity", lambda _: os.urandom(32))
+    with pytest.raises(UsageError) as e:
+        lab.init([lab.url("a"), lab.url("b"), f"file://{lab.root}/stores/link?name=c"])
+    says(e.value, "a and c are the same store")
+    assert not (lab.root / "laptop" / ".metasync").exists()
+    assert not [path for name in "ab" for path in lab.store(name).rglob("*") if path.is_file()], "all is taken away"
+
+
+def test_more_copies_than_backends(lab: Lab) -> None:
+    with pytest.raises(UsageError) as e:
+        lab.init(lab.urls("a", "b"), replicas=3)
+    says(e.value, "3 copies", "2")
+
+
+def test_init_with_a_backend_that_fails_leaves_nothing(lab: Lab) -> None:
+    lab.store("b").parent.mkdir(parents=True)
+    lab.store("b").write_bytes(b"a file, no folder")
+    with pytest.raises(MetaSyncError) as e:
+        lab.init(lab.urls("a", "b", "c"))
+    says(e.value, "b:")
+    assert not (lab.root / "laptop" / ".metasync").exists()
+    assert not [p for p in lab.store("a").rglob("*") if p.is_file()]
+
+
+def test_the_expected_fingerprint(lab: Lab) -> None:
+    w = started(lab)
+    right = w.status().fingerprint
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b", "c"), expect="1-0000000000")
+    says(e.value, right)
+    assert not (lab.root / "desktop" / ".metasync").exists()
+    lab.clone(lab.urls("a", "b", "c"), expect=right)
+
+
+# --- backends that cannot be reached
+
+
+def test_one_of_three_is_away(lab: Lab) -> None:
+    w = started(lab)
+    lab.faults["b"].down = True
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    r = w.push()
+    assert r.version == 2
+    assert r.under_replicated == 0
+    assert "b" in r.down
+    assert {b.name: b.state[:11] for b in w.status().backends} == {"a": "ok", "b": "unreachable", "c": "ok"}
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    lab.faults["b"].down = False
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"even more"})
+    assert w.push().version == 4
+
+
+def test_one_of_two_copies_has_no_place(lab: Lab) -> None:
+    w = started(lab, replicas=3)
+    shutil.rmtree(lab.store("c"))
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    r = w.push()
+    assert (r.version, r.under_replicated, list(r.down)) == (2, 1, ["c"])
+    assert w.status().under_replicated == 1
+    assert w.check().short == 2
+
+
+def test_a_majority_away(lab: Lab) -> None:
+    assert DEADLINE_S == 30  # the promise of exit code 5
+    w = started(lab)
+    lab.hurry()
+    lab.faults["b"].down = lab.faults["c"].down = True
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    for act in (w.push, w.pull, w.check):
+        with pytest.raises(NoQuorumError) as e:
+            act()
+        says(e.value, "2 of 3", "b: ", "c: ")
+    s = w.status()
+    assert s.newest is None
+    assert isinstance(s.error, NoQuorumError)
+    assert s.changes.added == (b"more.txt",)
+    assert [i.version for i in w.log()] == [1]
+    lab.faults["b"].down = lab.faults["c"].down = False
+    lab.hurry(30)
+    assert w.push().version == 2
+
+
+def test_slow_backends_hold_a_command_up_no_longer_than_promised(lab: Lab) -> None:
+    """It ends while they have not answered yet."""
+    w = started(lab)
+    lab.hurry()
+    answer, answered = threading.Event(), []
+
+    def slowly(_: float) -> None:
+        assert answer.wait(60)
+        answered.append(1)
+
+    for n in "bc":
+        lab.faults[n].slow_s, lab.faults[n]._sleep = 1.2, slowly
+    with pytest.raises(NoQuorumError):
+        w.push()
+    assert answered == []
+    answer.set()
+    lab.faults["c"].slow_s = 0
+    lab.hurry(30)
+    write(w.directory, {"more.txt": b"more"})
+    assert lab.reopen(w).push().version == 2
+
+
+def test_the_state_of_all_backends_is_asked_for_at_once(lab: Lab) -> None:
+    w = started(lab, "a", "b", "c", "d", "e")
+    asked, all_asked = set(), threading.Event()
+
+    def slowly(name: str) -> None:
+        """No answer before all have been asked."""
+        asked.add(name)
+        if len(asked) == 5:
+            all_asked.set()
+        assert all_asked.wait(60)
+
+    for name, fault in lab.faults.items():
+        fault.slow_s, fault._sleep = 0.5, lambda _, name=name: slowly(name)  # type: ignore[misc]
+    assert {b.state for b in w.backends()} == {"ok"}
+
+
+def test_clone_goes_on_with_the_backends_that_answer(lab: Lab) -> None:
+    started(lab)
+    shutil.rmtree(lab.store("a"))
+    c = lab.clone(lab.urls("a", "b", "c"))
+    write(c.directory, {"from-here": b"1"})
+    assert c.push().version == 3
+    states = {b.name: (b.linked, b.state[:11]) for b in c.backends()}
+    assert states["b"] == states["c"] == (True, "ok")
+    assert states["a"][1] != "ok"
+
+
+def test_clone_with_no_backend_that_answers(lab: Lab) -> None:
+    started(lab)
+    with pytest.raises(MetaSyncError) as e:
+        lab.clone([f"file://{lab.root}/nowhere/{n}" for n in "abc"])
+    says(e.value, "none of the backends answers", "nowhere/a")
+    assert e.value.next_step == "Mount it and repeat the command. Only init makes a folder that is missing."
+
+
+def test_a_pack_on_backends_that_are_not_linked_is_not_damaged(lab: Lab) -> None:
+    w = started(lab, replicas=1)
+    for i in range(6):
+        write(w.directory, {f"n{i}": os.urandom(100)})
+        w.push()
+    with pytest.raises(UnreachableError) as e:
+        lab.clone(lab.urls("a"))
+    says(e.value, "no way to", "backend link")
+
+
+def test_clone_with_fewer_backends_than_a_quorum_is_read_only(lab: Lab) -> None:
+    w = started(lab, replicas=3)
+    before = tree_of(w.directory)
+    write(w.directory, {"more.txt": b"perhaps not proven decided by one backend alone"})
+    w.push()
+    report = Workspace.clone(
+        lab.root / "desktop", name="docs", backends=[lab.url("a")], passphrase=PASSPHRASE, device_name="desktop"
+    )
+    c = lab.keep(report.workspace)
+    assert report.read_only
+    assert "no quorum" in report.problem
+    assert report.unlinked == ("b", "c")
+    assert tree_of(c.directory) in (before, tree_of(w.directory))
+    write(c.directory, {"mine.txt": b"mine"})
+    with pytest.raises(NoQuorumError) as e:
+        c.push()
+    says(e.value, "b: ", "c: ", "link")
+    c.link("b", lab.url("b"))
+    assert c.push().version == 3
+    assert w.pull().version == 3
+
+
+def test_a_clone_that_cannot_know_whether_it_is_the_newest_says_so(lab: Lab) -> None:
+    w = started(lab)
+    before = tree_of(w.directory)
+    write(w.directory, {"more.txt": b"more"})
+    w.push()
+    poison_next(lab, w, "b")
+    lab.faults["c"].down = True
+    lab.hurry()
+    ran = run_cli("clone", str(lab.root / "desktop"), "--name", "docs", *lab.words("a", "b", "c"))
+    assert ran.code == 5
+    assert "There may be newer versions" in ran.out
+    assert "b: entry 0 of version" in ran.out
+    assert tree_of(lab.root / "desktop") in (before, tree_of(w.directory))
+    lab.faults["c"].down = False
+    lab.hurry(30)
+    with Workspace.open(lab.root / "desktop") as c:
+        c.link("c", lab.url("c"))
+        assert c.pull().version == 2
+        assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_links_to_the_wrong_place_are_refused(lab: Lab) -> None:
+    w = started(lab)
+    lab.store("x").mkdir()
+    with pytest.raises(UsageError) as e:
+        w.link("a", lab.url("b"))
+    says(e.value, "'a'")
+    with pytest.raises(UsageError):
+        w.link("a", lab.url("x"))
+    with pytest.raises(UsageError) as e:
+        w.link("nobody", lab.url("a"))
+    says(e.value, "a, b, c")
+    assert w.link("a", lab.url("a")).state == "ok"
+
+
+def test_a_store_that_was_moved_is_linked_again(lab: Lab) -> None:
+    w = started(lab)
+    lab.store("a").rename(lab.store("moved"))
+    w = lab.reopen(w)
+    assert w.link("a", lab.url("moved")).state == "ok"
+    write(w.directory, {"more.txt": b"more"})
+    assert not w.push().down
+
+
+# --- backends that answer garbage
+
+PARTS = ["packs", "px", "keys", "meta", "const", "birth", "genesis", "devices"]
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        *((part, fault) for part in PARTS for fault in ("html", "swapped")),
+        *(("", fault) for fault in ("html", "garbage", "bit_flip", "truncated", "swapped")),
+        *(
+            (part, "absent") for part in PARTS if part != "px"
+        ),  # to hide votes is to lie: 3 backends survive none that does
+        *((part, "garbage") for part in ("keys", "genesis", "const")),
+        *((part, "bit_flip") for part in ("packs", "px", "meta")),
+    ],
+)
+def test_one_backend_that_answers_garbage(lab: Lab, part: str, fault: Any) -> None:
+    w = started(lab, "a", "b", "c")
+    plan = Plan(seed=1, rates={fault: 1.0}, paths=lambda path: part in path)
+    lab.faults["a"].plan = plan
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more", "notes.txt": b"one\ntwo\n3\n"})
+    v = w.push().version
+    assert v == 2
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    write(c.directory, {"from-c": os.urandom(300)})
+    c.push()
+    w.pull()
+    assert tree_of(c.directory) == tree_of(w.directory)
+    lab.faults["a"].plan = None
+    c = lab.clone(lab.urls("a", "b", "c"), device="third")
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+@pytest.mark.parametrize("fault", ["html", "garbage"])
+def test_all_backends_answer_garbage(lab: Lab, fault: Any) -> None:
+    w = started(lab)
+    lab.hurry()
+    for name in "abc":
+        lab.faults[name].plan = Plan(seed=1, rates={fault: 1.0})
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    before = tree_of(w.directory)
+    for act in (w.push, w.pull):
+        with pytest.raises(MetaSyncError) as e:
+            act()
+        says(e.value, "a", "b", "c")
+    assert tree_of(w.directory) == before
+    with pytest.raises(MetaSyncError):
+        lab.clone(lab.urls("a", "b", "c"))
+
+
+# --- objects that are damaged
+
+
+def damage(lab: Lab, name: str, how: str) -> None:
+    one, *rest = lab.objects(name, "packs")
+    if how == "flipped":
+        flip(one)
+    elif how == "torn":
+        one.write_bytes(one.read_bytes()[:-100])
+    elif how == "empty":
+        one.write_bytes(b"")
+    elif how == "swapped":
+        swap(one, rest[0])
+    elif how == "longer":
+        one.write_bytes(one.read_bytes() + b"\0")
+    else:
+        one.unlink()
+
+
+@pytest.mark.parametrize("how", ["flipped", "torn", "empty", "swapped", "longer", "missing"])
+def test_a_damaged_copy_is_named_and_another_serves(lab: Lab, how: str) -> None:
+    w = started(lab, "a", "b")
+    write(w.directory, {"d/photo.bin": os.urandom(20_000)})
+    w.push()
+    damage(lab, "a", how)
+    report = w.check(read_data=True)
+    assert {p.backend for p in report.problems} == {"a"}
+    words = {"flipped": "altered", "missing": "missing", "swapped": "", "longer": "bytes where at most"}
+    assert all(words.get(how, "bytes instead of") in p.problem for p in report.problems), report
+    assert report.short
+    assert not report.lost
+    quick = w.check()
+    assert {p.backend for p in quick.problems} <= {"a"}
+    assert quick.problems or how in ("flipped", "swapped"), "sizes are compared, and pieces read"
+    c = lab.clone(lab.urls("a", "b"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    for pack in (*lab.objects("a", "packs"), *lab.objects("b", "packs")):
+        pack.unlink()
+    report = w.check()
+    assert report.lost
+    with pytest.raises(DamagedError) as e:
+        lab.clone(lab.urls("a", "b"), device="third")
+    says(e.value, "check")
+
+
+@pytest.mark.parametrize("part", ["meta", "const"])
+def test_meta_objects_that_are_missing_are_brought(lab: Lab, part: str) -> None:
+    """As where the device that stored them ended before all backends had them: no backend is to blame."""
+    w = started(lab)
+    before = {path: path.read_bytes() for path in lab.objects("b", part)}
+    for path in before:
+        path.unlink()
+    lab.faults["b"].read_only = True
+    report = w.check()
+    assert {p.backend for p in report.meta_problems} == {"b"}
+    assert all("missing" in p.problem for p in report.meta_problems)
+    assert report.notes == ()
+    lab.faults["b"].read_only = False
+    for path in lab.objects("a", part):
+        flip(path)
+    report = w.check(read_data=True)
+    assert {p.backend for p in report.meta_problems} == {"a"}, "an altered copy is brought nowhere"
+    what = {"meta": "index, index segment", "const": "config, device set"}[part]
+    assert report.notes == (f"b: brought what was missing there: {what}",)
+    brought = {path: path.read_bytes() for path in lab.objects("b", part)}
+    assert brought == {path: data for path, data in before.items() if path in brought}
+    assert brought
+    for path in lab.objects("a", part):
+        flip(path)  # back
+    again = w.check(read_data=True)
+    assert (again.meta_problems, again.notes) == ((), ())
+
+
+def test_data_that_is_lost_everywhere_stays_where_it_is(lab: Lab) -> None:
+    w = started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    write(w.directory, {"notes.txt": b"new\n", "d/photo.bin": os.urandom(20_000)})
+    w.push()
+    for name in "abc":
+        for pack in lab.objects(name, "packs"):
+            flip(pack, at=200)
+    before = tree_of(c.directory)
+    write(c.directory, {"mine": b"1"})
+    with pytest.raises(DamagedError):
+        c.pull()
+    assert {p: n for p, n in tree_of(c.directory).items() if p != b"mine"} == before
+
+
+@pytest.mark.parametrize("part", ["meta", "const"])
+def test_damaged_meta_objects_are_named(lab: Lab, part: str) -> None:
+    w = started(lab)
+    for path in lab.objects("b", part):
+        flip(path)
+    report = w.check(read_data=True)
+    assert {p.backend for p in report.meta_problems} == {"b"}
+    assert all("altered" in p.problem for p in report.meta_problems)
+    for path in lab.objects("b", part):
+        path.write_bytes(path.read_bytes()[:-1])
+    report = w.check()
+    assert {p.backend for p in report.meta_problems} == {"b"}, "a copy of another size is looked at"
+    assert all("altered" in p.problem for p in report.meta_problems)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+# --- stores that were emptied, replaced, copied
+
+
+@pytest.mark.parametrize("how", ["root gone", "root made anew", "emptied", "a copy in its place", "another's"])
+@pytest.mark.parametrize("role", ["both", "storage"])
+def test_a_store_that_is_not_what_it_was_is_never_taken_for_an_empty_one(lab: Lab, how: str, role: str) -> None:
+    w = lab.init([lab.url("a", role=role), *lab.urls("b", "c")], replicas=2)
+    write(w.directory, FILES)
+    w.push()
+    root = lab.store("a")
+    w.close()
+    if how == "root gone":
+        shutil.rmtree(root)
+    elif how == "root made anew":
+        root.rename(lab.store("old"))
+        root.mkdir()
+    elif how == "emptied":
+        wipe(root)
+    elif how == "a copy in its place":
+        root.rename(lab.store("old"))
+        shutil.copytree(lab.store("old"), root)
+    else:
+        root.rename(lab.store("old"))
+        shutil.copytree(lab.store("b"), root)
+    before = lab.objects("a", "packs")
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more", "big": os.urandom(9000)})
+    r = w.push()
+    assert (r.version, r.under_replicated) == (2, 0)
+    assert lab.objects("a", "packs") == before
+    states = {b.name: b.state for b in w.backends()}
+    assert states["a"] != "ok"
+    assert (states["b"], states["c"]) == ("ok", "ok")
+    report = w.check()
+    assert "a" in {p.backend for p in (*report.problems, *report.meta_problems)}
+    assert not report.lost
+    c = lab.clone(lab.urls("b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+@pytest.mark.parametrize("role", ["both", "storage"])
+def test_a_store_that_is_emptied_while_a_workspace_is_open(lab: Lab, role: str) -> None:
+    w = lab.init([lab.url("a", role=role), *lab.urls("b", "c")])
+    write(w.directory, FILES)
+    w.push()
+    wipe(lab.store("a"))
+    write(w.directory, {"more.txt": b"more", "big": os.urandom(9000)})
+    assert w.push().version == 2
+    assert {b.name: b.state == "ok" for b in w.backends()} == {"a": False, "b": True, "c": True}
+    assert not lab.objects("a", "packs")
+
+
+def test_an_older_copy_of_one_store_does_not_bring_the_past_back(lab: Lab) -> None:
+    w = started(lab)
+    w.close()
+    shutil.copytree(lab.store("a"), lab.root / "saved", copy_function=shutil.copy2)
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    w.push()
+    w.close()
+    wipe(lab.store("a"))
+    shutil.copytree(lab.root / "saved", lab.store("a"), dirs_exist_ok=True)
+    w = lab.reopen(w)
+    assert w.pull().version == 2
+    assert w.check().meta_problems
+    write(w.directory, {"more.txt": b"even more"})
+    assert w.push().version == 3
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_older_copies_of_a_majority_are_a_fork(lab: Lab) -> None:
+    w = started(lab)
+    w.close()
+    for n in "abc":
+        shutil.copytree(lab.store(n), lab.root / "saved" / n)
+    w = lab.reopen(w)
+    write(w.directory, {"more.txt": b"more"})
+    w.push()
+    for n in "abc":
+        wipe(lab.store(n))
+        shutil.copytree(lab.root / "saved" / n, lab.store(n), dirs_exist_ok=True)
+    w = lab.reopen(w)
+    lab.hurry()
+    write(w.directory, {"more.txt": b"even more"})
+    for act in (w.push, w.pull):
+        with pytest.raises(ForkError) as e:
+            act()
+        says(e.value, "older past", ": entry ", " is gone")
+    assert (w.directory / "more.txt").read_bytes() == b"even more"
+
+
+# --- full and read-only
+
+
+def test_a_full_backend_passes_its_packs_on(lab: Lab) -> None:
+    w = started(lab)
+    lab.faults["a"].full_over_bytes = 6_000
+    write(w.directory, {f"n{i}": os.urandom(8_000) for i in range(4)})
+    r = w.push()
+    assert (r.version, r.under_replicated, r.elsewhere > 0 or "a" not in r.down) == (2, 0, True)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    assert not w.check().short
+
+
+def test_all_backends_full(lab: Lab) -> None:
+    w = started(lab)
+    for n in "abc":
+        lab.faults[n].full_over_bytes = 3_000
+    write(w.directory, {"big": os.urandom(50_000)})
+    before = tree_of(w.directory)
+    with pytest.raises(FullError) as e:
+        w.push()
+    says(e.value, "every backend is full", "a: ", "b: ", "c: ")
+    assert tree_of(w.directory) == before
+    for n in "abc":
+        lab.faults[n].full_over_bytes = None
+    w = lab.reopen(w)
+    assert w.push().version == 2
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_backends_too_full_for_the_log(lab: Lab) -> None:
+    w = started(lab)
+    lab.hurry()
+    for n in "abc":
+        lab.faults[n].full_over_bytes = 0
+    (w.directory / "notes.txt").unlink()
+    with pytest.raises(MetaSyncError) as e:
+        w.push()
+    says(e.value, "full")
+
+
+def test_two_full_backends_of_three_leave_one_copy(lab: Lab) -> None:
+    w = started(lab)
+    for n in "ab":
+        lab.faults[n].full_over_bytes = 6_000
+    write(w.directory, {"big": os.urandom(50_000)})
+    r = w.push()
+    assert (r.version, r.under_replicated) == (2, 1)
+    assert w.status().under_replicated == 1
+
+
+def test_a_read_only_backend(lab: Lab) -> None:
+    w = started(lab)
+    lab.faults["a"].read_only = True
+    write(w.directory, {"big": os.urandom(50_000)})
+    r = w.push()
+    assert (r.version, r.under_replicated) == (2, 0)
+    lab.faults["b"].read_only = True
+    lab.hurry()
+    write(w.directory, {"big": os.urandom(50_000)})
+    w = lab.reopen(w)
+    with pytest.raises(NoQuorumError) as e:
+        w.push()
+    says(e.value, "a: ", "b: ", "read-only")
+
+
+# --- log entries that are forged, replayed, or badly signed
+
+
+def slots(lab: Lab, name: str) -> list[Path]:
+    """The log entries on a backend, the oldest first."""
+    return sorted(lab.objects(name, "px"), key=lambda p: p.stat().st_mtime_ns)
+
+
+def newest_slot(lab: Lab, name: str, w: Workspace, push: bytes) -> tuple[Path, list[Path]]:
+    """Pushes, and gives (the first entry that the push added on a backend, all that were there before)."""
+    before = slots(lab, name)
+    write(w.directory, {"push.txt": push})
+    w.push()
+    added = [p for p in slots(lab, name) if p not in before]
+    assert added
+    return added[0], before
+
+
+@pytest.mark.parametrize(
+    "kind", ["garbage", "flipped", "another backend's", "an older version's", "another workspace's", "empty"]
+)
+def test_a_log_entry_that_is_not_its_own_poisons_that_log_only(lab: Lab, kind: str) -> None:
+    """The poisoned backend is out for the version, and named; the others go on."""
+    w = started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    other = lab.init(lab.urls("a", "b", "c"), device="other", name="other", passphrase="another")
+    theirs = newest_slot(lab, "a", other, b"1")[0].read_bytes()
+    b_before = slots(lab, "b")
+    first, before = newest_slot(lab, "a", w, b"1")
+    if kind == "garbage":
+        first.write_bytes(os.urandom(first.stat().st_size))
+    elif kind == "flipped":
+        flip(first)
+    elif kind == "another backend's":
+        first.write_bytes(next(p for p in slots(lab, "b") if p not in b_before).read_bytes())
+    elif kind == "an older version's":
+        first.write_bytes(before[-1].read_bytes())
+    elif kind == "another workspace's":
+        first.write_bytes(theirs)
+    else:
+        first.write_bytes(b"")
+    lab.faults["c"].slow_s = 0.3  # so that the poisoned log is read before the quorum of the others is there
+    assert c.pull().version >= 2
+    lab.faults["c"].slow_s = 0
+    assert tree_of(c.directory) == tree_of(w.directory)
+    write(c.directory, {"push.txt": b"2"})
+    c.push()
+    w = lab.reopen(w)
+    w.pull()
+    assert tree_of(c.directory) == tree_of(w.directory)
+    d = lab.clone(lab.urls("a", "b", "c"), device="third")
+    assert tree_of(d.directory) == tree_of(w.directory)
+
+
+def test_entries_planted_ahead_are_no_news(lab: Lab) -> None:
+    """A provider that copies old entries to the names of coming ones cannot make them count."""
+    w = started(lab)
+    state = w.status()
+    known = set(slots(lab, "a"))
+    write(w.directory, {"x": b"1"})
+    w.push()
+    coming = [p for p in slots(lab, "a") if p not in known]
+    data = {p: p.read_bytes() for p in known}
+    assert state.version == 1
+    for p in coming:
+        p.write_bytes(sorted(data.values())[0])
+    w = lab.reopen(w)
+    assert w.pull().version == 2
+    write(w.directory, {"x": b"2"})
+    assert w.push().version == 3
+
+
+def poison_next(lab: Lab, w: Workspace, names: str, data: bytes | None = None) -> None:
+    """Puts garbage into the first slot of the coming version on backends, as their providers could not know to."""
+    from metasync.consensus.records.entry import entry_path
+
+    with w._session("test") as s:
+        base = s.newest_state()
+        for entry, acceptor in s.config.acceptors:
+            if entry.name in names:
+                path = entry_path(s.keys, base.epoch, base.era, acceptor.acceptor_id, base.v + 1, 0)
+                s.runtime._backends[entry.name].put(path, data if data is not None else b"<html>".ljust(2048))
+
+
+def test_a_poisoned_log_is_named(lab: Lab) -> None:
+    w = started(lab)
+    poison_next(lab, w, "a")
+    write(w.directory, {"x": b"1"})
+    w = lab.reopen(w)
+    lab.faults["b"].slow_s = lab.faults["c"].slow_s = 0.2
+    s = w.status()
+    assert s.newest == 1
+    report = w.check()
+    assert [p.backend for p in report.meta_problems] == ["a"]
+    assert "version 2" in report.meta_problems[0].problem
+    states = {b.name: b.state for b in s.backends}
+    assert states["a"].startswith("poisoned"), states
+    lab.faults["b"].slow_s = lab.faults["c"].slow_s = 0
+    r = w.push()
+    assert r.version == 2
+    assert w.check().meta_problems == ()  # the next version's log is clean
+
+
+def test_a_majority_of_poisoned_logs_stops_pushes_and_says_where(lab: Lab) -> None:
+    w = started(lab)
+    lab.hurry()
+    poison_next(lab, w, "ab")
+    write(w.directory, {"x": b"1"})
+    before = tree_of(w.directory)
+    w = lab.reopen(w)
+    for act in (w.push, w.pull):
+        with pytest.raises(NoQuorumError) as e:
+            act()
+        says(e.value, "a: entry 0 of version 2", "b: entry 0 of version 2")
+    assert tree_of(w.directory) == before
+
+
+# --- newer formats
+
+
+def test_a_newer_format_of_the_log(lab: Lab) -> None:
+    w = started(lab)
+    lab.hurry()
+    sample = bytearray(slots(lab, "a")[0].read_bytes())
+    sample[0] = 9
+    poison_next(lab, w, "ab", bytes(sample))
+    w = lab.reopen(w)
+    write(w.directory, {"x": b"1"})
+    for act in (w.push, w.pull):
+        with pytest.raises(UpgradeError) as e:
+            act()
+        says(e.value, "a", "b", "pgrade metasync")
+
+
+def test_a_newer_format_that_is_agreed(lab: Lab) -> None:
+    """A program that is too old for the workspace neither reads on nor writes: `min_fmt` of the state."""
+    w = started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    w.pull()
+    with w._session("test") as s:
+        change = Change(op_id=os.urandom(16), min_fmt=2)
+        s.runtime.run(s.group.propose(s.newest_state(), lambda: change))
+    before = tree_of(c.directory)
+    write(c.directory, {"mine": b"1"})
+    for act in (c.push, c.pull, c.check):
+        with pytest.raises(UpgradeError) as e:
+            act()
+        says(e.value, "pgrade metasync")
+    assert isinstance(c.status().error, UpgradeError)
+    assert set(tree_of(c.directory)) == {*before, b"mine"}
+    with pytest.raises(UpgradeError):
+        lab.clone(lab.urls("a", "b", "c"), device="third")
+
+
+@pytest.mark.parametrize("part", ["genesis", "keys"])
+def test_a_newer_format_of_what_clone_reads(lab: Lab, part: str) -> None:
+    from hashlib import sha256
+
+    started(lab)
+    for name in "abc":
+        paths = lab.objects(name, part) or [p for p in lab.store(name).rglob(part) if p.is_file()]
+        for path in paths:
+            data = b"\x09" + path.read_bytes()[1:]
+            path.unlink()
+            kind, dash, _ = path.name.rpartition("-")
+            (path.parent / (f"{kind}-{sha256(data).hexdigest()}" if dash else path.name)).write_bytes(data)
+    with pytest.raises(UpgradeError) as e:
+        lab.clone(lab.urls("a", "b", "c"))
+    says(e.value, "pgrade metasync")
+
+
+def test_a_ring_of_a_newer_format_that_one_backend_made_up(lab: Lab) -> None:
+    from hashlib import sha256
+
+    w = started(lab)
+    keys = lab.objects("a", "keys")[0].parent
+    junk = b"\x09" + os.urandom(300)
+    for epoch in (1, 999):
+        (keys / f"ring-{epoch}-{sha256(junk).hexdigest()}").write_bytes(junk)
+    for name in (f"slot-{sha256(junk).hexdigest()}", f"slot-1-{sha256(junk).hexdigest()}"):
+        (keys / name).write_bytes(junk)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_a_newer_local_state(lab: Lab) -> None:
+    w = started(lab)
+    w.close()
+    with sqlite3.connect(w.directory / ".metasync/state.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UpgradeError) as e:
+        Workspace.open(w.directory)
+    says(e.value, "state.db", "99", "pgrade metasync")
+
+
+# --- local trouble
+
+
+def test_damaged_local_state(lab: Lab) -> None:
+    w = started(lab)
+    w.close()
+    path = w.directory / ".metasync/state.db"
+    good = path.read_bytes()
+    for data in (b"no database at all" * 500, good[:4096] + os.urandom(len(good) - 4096)):
+        for extra in ("-wal", "-shm"):
+            Path(f"{path}{extra}").unlink(missing_ok=True)
+        path.write_bytes(data)
+        with pytest.raises(WorkspaceError) as e, Workspace.open(w.directory) as again:
+            again.push()
+        says(e.value, "state.db")
+    path.write_bytes(good)
+
+
+@pytest.mark.parametrize("key", ["config", "links", "base", "name", "memory", "newest"])
+def test_nonsense_in_the_local_state(lab: Lab, key: str) -> None:
+    w = started(lab)
+    w.close()
+    for value in (b"\x01" + b"\xff" * 40, b"", None):
+        with sqlite3.connect(w.directory / ".metasync/state.db") as db:
+            db.execute("DELETE FROM kv WHERE key = ?", (key,))
+            if value is not None:
+                db.execute("INSERT INTO kv VALUES (?, ?)", (key, value))
+        db.close()
+        if value is None and key in ("memory", "newest"):
+            continue
+        if (value, key) in ((b"", "memory"), (b"\x01" + b"\xff" * 40, "name"), (b"", "name")):
+            continue  # as good as none
+        with pytest.raises(MetaSyncError) as e, Workspace.open(w.directory) as again:
+            again.push()
+        says(e.value, ".metasync")
+
+
+def test_keys_that_are_gone(lab: Lab) -> None:
+    w = started(lab)
+    w.close()
+    path = w.directory / ".metasync/device.key"
+    good = path.read_bytes()
+    for data in (b"", good[:50], os.urandom(len(good))):
+        path.write_bytes(data)
+        with pytest.raises(WorkspaceError) as e:
+            Workspace.open(w.directory)
+        says(e.value, "keys")
+    path.unlink()
+    with pytest.raises(WorkspaceError) as e:
+        Workspace.open(w.directory)
+    says(e.value, "device.key")
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_an_unreadable_file_is_left_out_and_named(lab: Lab, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    w = started(lab)
+    with monkeypatch.context() as m:
+        unreadable(m, b"secret.txt", code)
+        unreadable(m, b"notes.txt", code)
+        write(w.directory, {"secret.txt": b"1", "notes.txt": b"changed\n", "other.txt": b"2"})
+        r = w.push()
+        assert {s.path for s in r.unreadable} == {b"secret.txt", b"notes.txt"}
+        assert r.changes.added == (b"other.txt",)
+        assert not r.changes.modified
+        ran = lab.cli("push")
+        assert ran.code == 1
+        assert "secret.txt" in ran.out
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert (c.directory / "notes.txt").read_bytes() == FILES["notes.txt"]
+    assert not (c.directory / "secret.txt").exists()
+    r = w.push()
+    assert r.changes.added == (b"secret.txt",)
+    assert r.changes.modified == (b"notes.txt",)
+
+
+def test_an_unreadable_directory_keeps_what_was_agreed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = started(lab)
+    with monkeypatch.context() as m:
+        unreadable(m, b"d")
+        write(w.directory, {"other.txt": b"2"})
+        r = w.push()
+        assert {s.path for s in r.unreadable} == {b"d"}
+        assert not r.changes.deleted
+    assert set(tree_of(lab.clone(lab.urls("a", "b", "c")).directory)) >= {b"d", b"d/e/f", b"d/photo.bin"}
+
+
+def test_a_file_that_changes_while_it_is_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = started(lab)
+    write(w.directory, {"busy.log": b"0", "calm.txt": b"calm"})
+    real = scan._Scanner.read_file
+    reads = 0
+
+    def read(self: Any, path: bytes, *seen: Any) -> Any:
+        if path != b"busy.log":
+            return real(self, path, *seen)
+        ingest = self.ingest
+
+        def appending(fd: int, st: os.stat_result) -> Any:
+            nonlocal reads
+            reads += 1
+            got = ingest(fd, st)
+            with (w.directory / "busy.log").open("ab") as f:
+                f.write(b"more")
+            return got
+
+        self.ingest = appending
+        try:
+            return real(self, path, *seen)
+        finally:
+            self.ingest = ingest
+
+    with monkeypatch.context() as m:
+        m.setattr(scan._Scanner, "read_file", read)
+        r = w.push()
+    assert reads == scan.READS_MAX
+    assert [s.path for s in r.busy] == [b"busy.log"]
+    assert r.changes.added == (b"calm.txt",)
+    r = w.push()
+    assert r.changes.added == (b"busy.log",)
+
+
+@pytest.fixture
+def small_disk(lab: Lab) -> Iterator[Path]:
+    """A file system of 3 MiB for the device `desktop`."""
+    place = lab.root / "desktop"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", place], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("needs the right to mount")
+
+    yield place
+    for w in lab.open_workspaces:
+        w.close()
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_at_a_pull(lab: Lab, small_disk: Path) -> None:
+    w = started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    write(w.directory, {"big": os.urandom(3_100_000), "notes.txt": b"new\n"})
+    w.push()
+    before = tree_of(c.directory)
+    with pytest.raises(WorkspaceError) as e:
+        c.pull()
+    says(e.value, str(c.directory), "Free some space")
+    assert tree_of(c.directory) == before
+    write(w.directory, {"big": b"small now"})
+    w.push()
+    c.pull()
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_a_full_disk_while_files_arrive(lab: Lab, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    write(w.directory, {"big": os.urandom(1_500_000), "notes.txt": b"new\n"})
+    w.push()
+    filler = os.urandom(3 << 20)
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "mine").write_bytes(filler)
+    mine = (small_disk / "mine").read_bytes()
+    (small_disk / "mine").write_bytes(mine[:-700_000])
+    before = tree_of(c.directory)
+    monkeypatch.setattr(Disk, "free_bytes", lambda _self, _fd: 1 << 40)
+    with pytest.raises(WorkspaceError) as e:
+        c.pull()
+    says(e.value, "full")
+    assert tree_of(c.directory) == before
+    (small_disk / "mine").unlink()
+    c = lab.reopen(c)
+    c.pull()
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+def test_a_full_disk_at_a_push(lab: Lab, small_disk: Path) -> None:
+    started(lab)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "mine").write_bytes(os.urandom(3 << 20))
+    before = tree_of(c.directory)
+    for _ in range(2):
+        with pytest.raises(WorkspaceError) as e:
+            c.push()
+        says(e.value, "pace")
+    assert tree_of(c.directory) == before
+    data = (small_disk / "mine").read_bytes()
+    (small_disk / "mine").write_bytes(data[:100_000])
+    c = lab.reopen(c)
+    c.push()
+    assert tree_of(lab.clone(lab.urls("a", "b", "c"), device="third").directory) == tree_of(c.directory)
+
+
+def test_a_clone_on_a_disk_that_is_too_small(lab: Lab, small_disk: Path) -> None:
+    w = started(lab)
+    write(w.directory, {"big": os.urandom(4_000_000)})
+    w.push()
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b", "c"))
+    says(e.value, "Free some space")
+    with pytest.raises(WorkspaceError) as e:
+        lab.clone(lab.urls("a", "b", "c"))
+    says(e.value, "Free some space")
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+
+
+# --- two at once
+
+
+def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from metasync.local.lock import WorkspaceLock
+
+    w = started(lab)
+    monkeypatch.setattr(workspace, "WAIT_S", 0.3)
+    with WorkspaceLock(w.directory / ".metasync").acquire("metasync push"):
+        with pytest.raises(WorkspaceError) as e:
+            w.pull()
+        says(e.value, f"process {os.getpid()}", "metasync push", "Run again")
+        assert w.status().version == 1
+    assert w.pull().version == 1
+
+
+def test_a_clone_takes_the_keyring_from_a_backend_that_has_it_intact(lab: Lab) -> None:
+    w = started(lab)
+    for ring in lab.store("a").glob("*/keys/ring-*"):
+        ring.write_bytes(b"<html>please log in</html>")
+    c = lab.clone(lab.urls("a", "b", "c"))
+    assert tree_of(c.directory) == tree_of(w.directory)
+    for n in "bc":
+        for ring in lab.store(n).glob("*/keys/ring-*"):
+            ring.unlink()
+    with pytest.raises(DamagedError, match="no keyring"):
+        lab.clone(lab.urls("a", "b", "c"), device="phone")
