@@ -39,8 +39,8 @@ from metasync.session.agreement import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
 from metasync.session.connections import Connections, Machine
 from metasync.session.folder import DB_FILE, NAME_KEY, STATE_DIR, Link, forget, new_folder, required, write_local
 from metasync.sync import no_change
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.fs_probe import rules_of
+from metasync.worktree.tree import WorkTree
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend

@@ -21,9 +21,10 @@ from metasync.objects.model import Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, twin_here
 from metasync.worktree.deletions import Noted
-from metasync.worktree.disk import NO_LINKS, WorkTree, check_path, failed
+from metasync.worktree.disk import NO_LINKS, check_path
 from metasync.worktree.index import Row, is_unchanged, rows_at, same_file, same_stat
 from metasync.worktree.names import is_spelling, key
+from metasync.worktree.tree import WorkTree, failed
 
 
 def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:

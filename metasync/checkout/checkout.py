@@ -42,8 +42,9 @@ from metasync.errors import WorkspaceError
 from metasync.local.state import ReplacedFile, State
 from metasync.local.state_keys import INODES_KEY, PLAN_KEY
 from metasync.objects.model import Entry, Kind
-from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, WorkTree, check_path, dress, failed, set_mode, write_part
+from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
 from metasync.worktree.index import Row, store_rows
+from metasync.worktree.tree import WorkTree, failed
 
 __all__ = ["Applied", "Change", "Checkout"]
 

@@ -9,7 +9,7 @@ from metasync.checkout.plan import LEFT, decode_modes, encode_modes
 from metasync.local.state import State
 from metasync.objects.paths import split
 from metasync.worktree.deletions import Noted
-from metasync.worktree.disk import WorkTree, failed
+from metasync.worktree.tree import WorkTree, failed
 
 MODES_KEY = "checkout.modes"
 

@@ -16,10 +16,10 @@ from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, _shown
 from metasync.worktree.deletions import Noted
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import Row, pack_entry, pack_row, unpack_row
 from metasync.worktree.names import clashes, key, problem
 from metasync.worktree.quick_scan import children
+from metasync.worktree.tree import WorkTree
 
 
 def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, str]:

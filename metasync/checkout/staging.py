@@ -20,7 +20,8 @@ from metasync.checkout.plan import LEFT, Change, Plan
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
-from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
+from metasync.worktree.tree import WorkTree
 
 TMP = b"tmp"
 BLOCK_BYTES = 512  # of `st_blocks`

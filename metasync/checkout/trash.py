@@ -14,7 +14,8 @@ from collections.abc import Callable
 from metasync.local.state import Conflict, ReplacedFile, State
 from metasync.merge.trees import conflict_name
 from metasync.objects.paths import split
-from metasync.worktree.disk import READ_FLAGS, WorkTree
+from metasync.worktree.disk import READ_FLAGS
+from metasync.worktree.tree import WorkTree
 
 QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened before; ten minutes after the last write
 SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files

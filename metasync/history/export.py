@@ -30,19 +30,10 @@ from metasync.reports.history import Cause, NotRestored, RestoreReport
 from metasync.session.session import Session
 from metasync.sync.fetch import PIECE_BYTES, ChangedMeanwhile, deliver
 from metasync.sync.pull import summary
-from metasync.worktree.disk import (
-    CREATE_FLAGS,
-    DIR_FLAGS,
-    READ_FLAGS,
-    WRITE_FLAGS,
-    DirTree,
-    Disk,
-    check_path,
-    dress,
-    write_part,
-)
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, check_path, dress, write_part
 from metasync.worktree.index import load_rows
 from metasync.worktree.names import folds_to_state
+from metasync.worktree.tree import DirTree
 
 STAGING = b"~$metasync.restore."  # no workspace takes such names in
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space

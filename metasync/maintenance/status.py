@@ -21,8 +21,8 @@ from metasync.session.session import Session
 from metasync.store.placement import survives
 from metasync.sync.pull import changed, noted, summary
 from metasync.transfer import late_copies
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.survey import survey
+from metasync.worktree.tree import WorkTree
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait

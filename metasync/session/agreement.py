@@ -55,7 +55,7 @@ from metasync.session import eras, evidence
 if TYPE_CHECKING:
     from metasync.runtime.tasks import Runtime
     from metasync.translators._base import Chain
-    from metasync.worktree.disk import WorkTree
+    from metasync.worktree.tree import WorkTree
 
 LINE_KEY: Final = "line"
 

@@ -34,7 +34,7 @@ from metasync.worktree.quick_scan import Differing, differences
 if TYPE_CHECKING:
     from metasync.consensus import State
     from metasync.local.state import LocalDb
-    from metasync.worktree.disk import WorkTree
+    from metasync.worktree.tree import WorkTree
 
 _TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
 

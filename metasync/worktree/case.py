@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from metasync.local.state import State
 from metasync.objects.model import Entry
 from metasync.objects.paths import split
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import Row
 from metasync.worktree.names import is_spelling, key
+from metasync.worktree.tree import WorkTree
 
 
 def by_directory(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:

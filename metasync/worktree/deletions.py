@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.ignore_files import RuleFiles
 from metasync.worktree.index import Row
 from metasync.worktree.names import MACOS, is_spelling, key
+from metasync.worktree.tree import WorkTree
 
 
 class Noted(NamedTuple):

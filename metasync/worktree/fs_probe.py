@@ -15,8 +15,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from metasync.local.state import State
-from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk, WorkTree
+from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
 from metasync.worktree.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
+from metasync.worktree.tree import WorkTree
 
 RULES_KEY = "names.rules"
 PROBE_FORMAT = 1  # of what is kept: other tries are made anew

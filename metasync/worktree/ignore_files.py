@@ -19,10 +19,11 @@ from metasync.codec import Reader, bytes16, bytes32
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import RULES_KEY
-from metasync.worktree.disk import READ_FLAGS, WorkTree
+from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.ignore import RULES_BYTES_MAX, Names, Ruling, parse
 from metasync.worktree.index import is_unchanged
 from metasync.worktree.names import IGNORE_NAME
+from metasync.worktree.tree import WorkTree
 
 READS_MAX: Final = 3  # of a file that changes while it is read
 _NOTHING_NEW: Final = b"*"

@@ -31,9 +31,9 @@ from metasync.local.spill import Large
 from metasync.local.state import TREE_KEY, State
 from metasync.local.state_keys import RULES_KEY
 from metasync.objects.model import Entry, Kind
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import Row, is_packed_dir, is_packed_file, is_packed_inode, rows_at, unpack_row
 from metasync.worktree.names import IGNORED, ODD_FIRST, STATE_NAME, why_not_taken
+from metasync.worktree.tree import WorkTree
 
 PAGE_ROWS = 2000  # read at a time: half a megabyte
 _END = b"\xff" * 5000  # behind every path: no name has so many bytes

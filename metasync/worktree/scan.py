@@ -28,11 +28,12 @@ from metasync.objects.paths import split
 from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.worktree.case import Spellings
 from metasync.worktree.deletions import Noted, Seen, judge
-from metasync.worktree.disk import READ_FLAGS, Disk, WorkTree
+from metasync.worktree.disk import READ_FLAGS, Disk
 from metasync.worktree.ignore_files import RuleFiles
 from metasync.worktree.index import Row, is_unchanged, pack_entry, pack_row, row_of, unpack_entry, unpack_row
 from metasync.worktree.names import ENCODING, HAS_RULES, IGNORED, NESTED, OWN_PREFIX, is_odd, why_not_taken
 from metasync.worktree.pending_reads import HELD_MAX, Unread, UnreadHere
+from metasync.worktree.tree import WorkTree
 
 __all__ = ["Content", "Counts", "Ingest", "Noted", "Reading", "Scan", "scan"]
 

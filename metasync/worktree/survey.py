@@ -8,11 +8,11 @@ from typing import Final
 from metasync.consensus import JOURNAL_KEY
 from metasync.local.state import State
 from metasync.objects.model import Entry
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.ignore_files import load_texts, store_texts
 from metasync.worktree.index import Row, load_rows, store_rows
 from metasync.worktree.quick_scan import Differing, FromRows, Part
 from metasync.worktree.scan import Ingest, Reading, Scan, scan
+from metasync.worktree.tree import WorkTree
 
 MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 

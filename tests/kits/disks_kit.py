@@ -22,7 +22,7 @@ from workspace_kit import CHEAP, PASSPHRASE
 from metasync.objects.model import Entry
 from metasync.reports.sync import PullReport
 from metasync.workspace import CloneReport, Workspace
-from metasync.worktree.disk import WorkTree
+from metasync.worktree.tree import WorkTree
 
 FAT_TICK_NS = 2 * 10**9
 

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind
-from metasync.worktree.disk import Disk, WorkTree
+from metasync.worktree.disk import Disk
 from metasync.worktree.index import Row, load_rows
 from metasync.worktree.scan import Content, Scan
 from metasync.worktree.survey import store_survey, survey
+from metasync.worktree.tree import WorkTree
 
 MTIME_NS = 1_600_000_000_123_456_789
 

@@ -21,8 +21,8 @@ from metasync.session.agreement import BASE_KEY
 from metasync.sync import pull as pulling
 from metasync.workspace import Workspace
 from metasync.worktree import index, quick_scan
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import load_rows
+from metasync.worktree.tree import WorkTree
 
 LINES = b"".join(b"line %d\n" % i for i in range(30))
 # "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.

@@ -23,8 +23,8 @@ from workdir import QuietDisk
 from workspace_kit import CHEAP, PASSPHRASE
 
 from metasync.workspace import Workspace
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.names import Rules, key, problem
+from metasync.worktree.tree import WorkTree
 
 TIMEOUT_S = 60
 IMAGE_BYTES = 48 << 20

@@ -32,11 +32,12 @@ from workdir import (
 
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Kind
-from metasync.worktree.disk import WorkTree, check_name, check_path
+from metasync.worktree.disk import check_name, check_path
 from metasync.worktree.index import load_rows, store_rows
 from metasync.worktree.names import IGNORE_NAME as RULES
 from metasync.worktree.names import folds_to_state
 from metasync.worktree.scan import READS_MAX, Content, Noted, Scan
+from metasync.worktree.tree import WorkTree
 
 TREE: dict[bytes, Any] = {
     b"a.txt": b"alpha",

@@ -18,9 +18,9 @@ from metasync.objects.model import Entry, Kind
 from metasync.session.session import Session
 from metasync.sync import push as pushing
 from metasync.workspace import Workspace
-from metasync.worktree.disk import WorkTree
 from metasync.worktree.index import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
 from metasync.worktree.quick_scan import differences, note_settled
+from metasync.worktree.tree import WorkTree
 
 FILES = {"a": b"aaaa", "b/c": b"c", "b/d/e": b"e", ".hidden": b"h", "päth~1": b"p", "Two": b"2"}
 
