@@ -11,6 +11,7 @@ from metasync.consensus import Ref
 from metasync.local.spill import Spool
 from metasync.session.session import Agreed, Session
 from metasync.store import index as pack_index
+from metasync.store import index_tiers
 from metasync.store.index import IndexRoot, IndexSegment, RootItem
 from metasync.transfer.upload import Upload
 
@@ -32,12 +33,12 @@ def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable
         yield list
         return
     items = [*base.root.items, *new]
-    while crowd := pack_index.crowded(IndexRoot(tuple(items))):
+    while crowd := index_tiers.crowded(IndexRoot(tuple(items))):
         segments = [
             pack_index.decode_segment(kept.get(new[i])) if i in new else base.segments[base.root.items.index(i)]
             for i in crowd
         ]
-        item, place = _unstored(kept, pack_index.merge(segments, final=len(crowd) == len(items)))
+        item, place = _unstored(kept, index_tiers.merge(segments, final=len(crowd) == len(items)))
         items = [*(i for i in items if i not in crowd), item]
         new = {**{i: p for i, p in new.items() if i not in crowd}, item: place}
 

@@ -34,17 +34,15 @@ from metasync.store.pack_format import (
 
 FORMAT = 1
 MD5_TAG = 1  # of a pack's record
-TIER_SEGMENTS_MAX = 8
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
 MAP_OBJECTS_MAX = 100_000  # of an index: maps of so many ids take 17 MB; of more, tables that take a twentieth
-MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
 SEGMENT_BYTES_MAX = 256 << 20  # unpacked; a record of 64 MiB cannot say more, for ids do not shrink
 SEGMENT_OBJECTS_MAX = 200_000  # what a push puts into one segment: about 8 MiB, and five times as much to make it
 ROOT_SEGMENTS_MAX = 1 << 10
-_OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
-_PACK_AT = ID_BYTES + 1  # where the pack stands in it
+OBJECT = struct.Struct(">32sBIIII")  # id, kind and encoding, pack ordinal, segment, offset, length
+PACK_AT = ID_BYTES + 1  # where the pack stands in it
 _HEAD_BYTES = 8  # of an id, in such a table: ids are hashes, and two that share these are told apart
 _SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
@@ -104,7 +102,7 @@ class IndexSegment:
         self.packs = packs
         self.tombstones = tombstones
         self._objects = objects
-        self._offsets = range(0, len(objects), _OBJECT.size)
+        self._offsets = range(0, len(objects), OBJECT.size)
         self._asked = 0
         self._map: dict[bytes, int] | None = None
         self._heads: array[int] | None = None
@@ -130,7 +128,7 @@ class IndexSegment:
             self._heads = _heads(self._objects)
         else:
             data = self._objects
-            self._map = {data[at : at + ID_BYTES]: at // _OBJECT.size for at in reversed(self._offsets)}
+            self._map = {data[at : at + ID_BYTES]: at // OBJECT.size for at in reversed(self._offsets)}
         return self._first(object_id)
 
     def _first_by_head(self, heads: array[int], object_id: bytes) -> int:
@@ -152,14 +150,14 @@ class IndexSegment:
         """All objects of one of this segment's packs; without `blobs`, the others."""
         if self._by_pack is None:
             self._by_pack = {}
-            for at, (_, _, pack, _, _, _) in zip(self._offsets, _OBJECT.iter_unpack(self._objects), strict=True):
+            for at, (_, _, pack, _, _, _) in zip(self._offsets, OBJECT.iter_unpack(self._objects), strict=True):
                 self._by_pack.setdefault(pack, array("I")).append(at)
         places = self._by_pack.get(self.packs.index(record), ())
         kinds = self._objects if not blobs else b""
         return [self._at(at)[1] for at in places if blobs or kinds[at + ID_BYTES] & 15 != ObjectKind.BLOB]
 
     def _at(self, at: int) -> tuple[PackRecord, Located]:
-        object_id, kind, pack, segment, offset, length = _OBJECT.unpack_from(self._objects, at)
+        object_id, kind, pack, segment, offset, length = OBJECT.unpack_from(self._objects, at)
         return self.packs[pack], Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
 
     def __iter__(self) -> Iterator[tuple[PackRecord, Located]]:
@@ -167,7 +165,7 @@ class IndexSegment:
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind."""
-        return [object_id for object_id, k, *_ in _OBJECT.iter_unpack(self._objects) if k & 15 == kind]
+        return [object_id for object_id, k, *_ in OBJECT.iter_unpack(self._objects) if k & 15 == kind]
 
     def raw_objects(self) -> bytes:
         return self._objects
@@ -175,10 +173,10 @@ class IndexSegment:
 
 def _heads(objects: bytes) -> array[int]:
     """The first bytes of the ids of packed objects, as numbers."""
-    columns = bytearray(len(objects) // _OBJECT.size * _HEAD_BYTES)
+    columns = bytearray(len(objects) // OBJECT.size * _HEAD_BYTES)
     for byte in range(_HEAD_BYTES):
         to = byte if sys.byteorder == "big" else _HEAD_BYTES - 1 - byte
-        columns[to::_HEAD_BYTES] = objects[byte :: _OBJECT.size]
+        columns[to::_HEAD_BYTES] = objects[byte :: OBJECT.size]
     heads = array("Q")
     heads.frombytes(columns)
     return heads
@@ -187,7 +185,7 @@ def _heads(objects: bytes) -> array[int]:
 def pack_objects(objects: Iterable[Located]) -> bytes:
     """What lies in one pack, in the form that `segments_of` takes: a fifth of what the values take in memory."""
     return b"".join(
-        sorted({_OBJECT.pack(o.id, o.encoding << 4 | o.kind, 0, o.segment, o.offset, o.length) for o in objects})
+        sorted({OBJECT.pack(o.id, o.encoding << 4 | o.kind, 0, o.segment, o.offset, o.length) for o in objects})
     )
 
 
@@ -196,24 +194,26 @@ def objects_at(places: bytes) -> bytes:
     none = bytes(4)
     starts = range(0, len(places), PLACE_BYTES)
     objects = {
-        places[a + 1 : a + _PACK_AT] + places[a : a + 1] + none + places[a + _PACK_AT : a + PLACE_BYTES] for a in starts
+        places[a + 1 : a + PACK_AT] + places[a : a + 1] + none + places[a + PACK_AT : a + PLACE_BYTES] for a in starts
     }
     return b"".join(sorted(objects))
 
 
 def packed_ids(packed: bytes) -> Iterator[bytes]:
     """The ids of packed objects."""
-    return (packed[at : at + ID_BYTES] for at in range(0, len(packed), _OBJECT.size))
+    return (packed[at : at + ID_BYTES] for at in range(0, len(packed), OBJECT.size))
 
 
 def make_segment(
     packs: Iterable[tuple[PackRecord, Sequence[Located]]], tombstones: Iterable[tuple[int, bytes]] = ()
 ) -> IndexSegment:
     """A segment for packs and what lies in them. Canonical: the order given does not matter."""
-    return _segment([(record, pack_objects(located)) for record, located in packs], tombstones)
+    return segment_sorted([(record, pack_objects(located)) for record, located in packs], tombstones)
 
 
-def _segment(packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tuple[int, bytes]] = ()) -> IndexSegment:
+def segment_sorted(
+    packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tuple[int, bytes]] = ()
+) -> IndexSegment:
     listed = sorted(packs, key=lambda p: (p[0].name, p[0].generation))
     if not ascending([p.name + u64(p.generation) for p, _ in listed]):
         raise ValueError("a pack is listed twice")
@@ -223,7 +223,7 @@ def _segment(packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tup
         for ordinal, (_, packed) in enumerate(listed):
             number = u32(ordinal)
             for at in _between(packed, first, first + _SORTED_TOGETHER):
-                some.add(packed[at : at + _PACK_AT] + number + packed[at + _PACK_AT + 4 : at + _OBJECT.size])
+                some.add(packed[at : at + PACK_AT] + number + packed[at + PACK_AT + 4 : at + OBJECT.size])
         objects += b"".join(sorted(some))
     records = tuple(p for p, _ in listed)
     del listed[:]  # of a large segment nothing is held three times
@@ -232,7 +232,7 @@ def _segment(packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tup
 
 def _between(packed: bytes, first: int, end: int) -> range:
     """Where the objects stand whose ids begin with a byte from `first` on and below `end`."""
-    places = range(0, len(packed), _OBJECT.size)
+    places = range(0, len(packed), OBJECT.size)
     low = bisect_left(places, first, key=packed.__getitem__)
     return places[low : bisect_left(places, end, lo=low, key=packed.__getitem__)]
 
@@ -247,47 +247,19 @@ def segments_of(packs: Iterable[tuple[PackRecord, bytes]]) -> Iterator[IndexSegm
     some: list[tuple[PackRecord, bytes]] = []
     size = 0
     for pack in packs:
-        if some and size + len(pack[1]) > SEGMENT_OBJECTS_MAX * _OBJECT.size:
-            yield _segment(_taken(some))
+        if some and size + len(pack[1]) > SEGMENT_OBJECTS_MAX * OBJECT.size:
+            yield segment_sorted(_taken(some))
             size = 0
         some.append(pack)
         size += len(pack[1])
     if some:
-        yield _segment(_taken(some))
+        yield segment_sorted(_taken(some))
 
 
 def _taken(some: list[tuple[PackRecord, bytes]]) -> Iterator[tuple[PackRecord, bytes]]:
     """All of a list, which is empty afterwards."""
     while some:
         yield some.pop()
-
-
-def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
-    """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
-    _check_records(segments)
-    dead = {t for s in segments for t in s.tombstones}
-    keep: dict[tuple[bytes, int], tuple[PackRecord, bytearray]] = {}
-    for s in segments:
-        into: list[bytearray | None] = []
-        for record in s.packs:
-            if (record.generation, record.name) in dead:
-                into.append(None)
-                continue
-            before = keep.get((record.name, record.generation))
-            keep[record.name, record.generation] = (record, before[1] if before else bytearray())
-            into.append(keep[record.name, record.generation][1])
-        objects = s.raw_objects()
-        for at in range(0, len(objects), _OBJECT.size):
-            packed = into[int.from_bytes(objects[at + _PACK_AT : at + _PACK_AT + 4], "big")]
-            if packed is not None:
-                packed += objects[at : at + _PACK_AT] + bytes(4) + objects[at + _PACK_AT + 4 : at + _OBJECT.size]
-    return _segment(((record, _sorted(bytes(packed))) for record, packed in keep.values()), () if final else dead)
-
-
-def _sorted(packed: bytes) -> bytes:
-    """The objects of one pack that came from several segments."""
-    objects = [packed[at : at + _OBJECT.size] for at in range(0, len(packed), _OBJECT.size)]
-    return packed if all(map(lt, objects, objects[1:])) else b"".join(sorted(set(objects)))
 
 
 def encode_segment(s: IndexSegment) -> bytes:
@@ -325,7 +297,7 @@ def decode_segment(data: bytes) -> IndexSegment:
     except zstandard.ZstdError as e:
         raise FormatError(f"index segment: does not unpack: {e}") from e
     packs = _packs(r)
-    objects = r.take(_OBJECT.size * r.u32())
+    objects = r.take(OBJECT.size * r.u32())
     _check_objects(r, objects, packs)
     stones = tuple((r.u64(), r.take(ID_BYTES)) for _ in range(r.count(r.u32(), 8 + ID_BYTES)))
     if any(a >= b for a, b in pairwise(stones)):
@@ -363,12 +335,12 @@ def _pack(r: Reader) -> PackRecord:
 
 def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> None:
     """Every object lies in a segment of a listed pack; records ascend. By columns: there may be millions."""
-    if any(kind & 15 not in _KINDS for kind in {*objects[ID_BYTES :: _OBJECT.size]}):
+    if any(kind & 15 not in _KINDS for kind in {*objects[ID_BYTES :: OBJECT.size]}):
         raise r.fail("objects of no known kind")
     last = b""
-    for start in range(0, len(objects), _CHECKED_TOGETHER * _OBJECT.size):
-        end = min(start + _CHECKED_TOGETHER * _OBJECT.size, len(objects))
-        records = [objects[at : at + _OBJECT.size] for at in range(start, end, _OBJECT.size)]
+    for start in range(0, len(objects), _CHECKED_TOGETHER * OBJECT.size):
+        end = min(start + _CHECKED_TOGETHER * OBJECT.size, len(objects))
+        records = [objects[at : at + OBJECT.size] for at in range(start, end, OBJECT.size)]
         if not all(map(lt, [last, *records], records)):
             raise r.fail("objects out of order")
         last = records[-1]
@@ -381,7 +353,7 @@ def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> 
         raise r.fail("an object in no pack, or outside its segments") from None
 
 
-def _check_records(segments: Iterable[IndexSegment]) -> None:
+def check_records(segments: Iterable[IndexSegment]) -> None:
     """A pack is its bytes: wherever it is listed, its size, header and segments are the same."""
     known: dict[tuple[bytes, int], PackRecord] = {}
     for s in segments:
@@ -439,21 +411,6 @@ def decode_root(data: bytes) -> IndexRoot:
     return out
 
 
-def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
-    """The segments of the lowest tier that holds too many; empty when none does.
-
-    Segments that would merge into one too large for a meta object stay as they are: they are few for their size.
-    """
-    tiers: dict[int, list[RootItem]] = {}
-    for item in root.items:
-        tiers.setdefault(item.tier, []).append(item)
-    for tier in sorted(tiers):
-        items = tiers[tier]
-        if len(items) > TIER_SEGMENTS_MAX and sum(i.size for i in items) <= MERGED_BYTES_MAX:
-            return tuple(items)
-    return ()
-
-
 class Index:
     """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first.
 
@@ -466,12 +423,12 @@ class Index:
             self._open = segments
         else:
             self._open = lambda: segments
-            _check_records(segments)
+            check_records(segments)
 
     @cached_property
     def segments(self) -> tuple[IndexSegment, ...]:
         segments = tuple(self._open())
-        _check_records(segments)
+        check_records(segments)
         if sum(map(len, segments)) > MAP_OBJECTS_MAX:
             for s in segments:
                 s.is_one_of_many = True

@@ -20,7 +20,7 @@ from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceEr
 from metasync.objects import directory, file, snapshot
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.store import index
+from metasync.store import index, index_tiers
 from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord
 from metasync.store.pack_format import Footer, Header, Located, Segment
@@ -405,7 +405,7 @@ def _use(segments: list[index.IndexSegment], loaded: Index) -> None:
     for pack in loaded.packs().values():
         loaded.inside(pack)
     for final in (False, True):
-        merged = index.merge(segments, final=final)
+        merged = index_tiers.merge(segments, final=final)
         again = index.decode_segment(index.encode_segment(merged))
         after = Index([again])
         assert [i for i in everything if i in after] == live

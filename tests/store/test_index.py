@@ -19,25 +19,22 @@ from metasync.objects.model import ObjectKind
 from metasync.store import index
 from metasync.store import pack_format as packfile
 from metasync.store.index import (
-    MERGED_BYTES_MAX,
     TIER_BYTES_BASE,
     TIER_FACTOR,
-    TIER_SEGMENTS_MAX,
     Index,
     IndexRoot,
     IndexSegment,
     PackRecord,
     Ref,
     RootItem,
-    crowded,
     decode_root,
     decode_segment,
     encode_root,
     encode_segment,
     make_segment,
     make_segments,
-    merge,
 )
+from metasync.store.index_tiers import MERGED_BYTES_MAX, TIER_SEGMENTS_MAX, crowded, merge
 from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
 from metasync.store.packs import index_of
 
@@ -295,7 +292,7 @@ def test_a_very_large_push_makes_several_segments(monkeypatch):
     assert [len(s) for s in segments] == [8, 8, 8, 4, 15]
     assert Index(segments).packs() == Index([make_segment(packs)]).packs()
     assert make_segments([]) == []
-    assert index.MERGED_BYTES_MAX > 500_000 * 50
+    assert MERGED_BYTES_MAX > 500_000 * 50
 
 
 def test_a_tombstone_that_is_merged_too_early_would_raise_the_dead():
