@@ -18,7 +18,7 @@ from metasync.config import CAPACITY_BYTES_MAX
 from metasync.errors import UsageError
 
 GROUP = "metasync.backends"
-TRACE_VARIABLE = "METASYNC_TRACE"  # names the file that every call is written to (`_trace`)
+TRACE_VARIABLE = "METASYNC_TRACE"  # names the file that every call is written to (`wrappers.trace`)
 
 _BUILT_IN = {
     "file": "metasync.backends.folder:FolderBackend",

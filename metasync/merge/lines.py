@@ -10,7 +10,7 @@ between them, overlap.
 Which of several equal lines was deleted or added is anyone's guess, and a wrong guess puts a change where nobody made
 it. So the texts are merged twice, matched from the top and from the bottom, and the merge counts only if both agree.
 
-Unified diffs of two texts; pure, and bounded in time on any input (`diff3` matches the lines).
+Unified diffs of two texts; pure, and bounded in time.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def pack_objects(objects: Iterable[Located]) -> bytes:
 
 
 def objects_at(places: bytes) -> bytes:
-    """The same of a pack that was just made, whose places are packed (`packfile.pack_place`)."""
+    """The same of a pack that was just made, whose places are packed (`pack_format.pack_place`)."""
     none = bytes(4)
     starts = range(0, len(places), PLACE_BYTES)
     objects = {

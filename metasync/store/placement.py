@@ -194,7 +194,7 @@ class Placement:
         return self.order(pack_name)[: self.copies]
 
     def expected_shares(self) -> dict[bytes, Fraction]:
-        """By backend id, the expected fraction of all packs that the backend keeps; see `mapping.shares`."""
+        """By backend id, the expected fraction of all packs that the backend keeps; see `placement.shares`."""
         return shares(self.targets, self.copies)
 
 

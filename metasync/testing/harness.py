@@ -410,7 +410,7 @@ CheckFunction: TypeAlias = Callable[[Bench, str], Note | None]
 class Check:
     """One promise of the contract, and how it is put to the test.
 
-    `proves` is the promise, word for word as `metasync.backends.api` (or `_names`) has it. A store that fails a check
+    `proves` is the promise, word for word as `metasync.backends.api` (or `names`) has it. A store that fails a check
     needed for `data` is unfit; one that fails one needed for `voting` holds data only. `after` names checks without
     which this one means nothing.
     """

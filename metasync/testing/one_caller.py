@@ -26,7 +26,7 @@ from metasync.testing.harness import (
 from metasync.testing.peer import content
 from metasync.testing.race import WRITERS
 
-_PART_CHARS = 200  # the longest name of one object or folder (`_names`)
+_PART_CHARS = 200  # the longest name of one object or folder (`names`)
 _MANY = 1 << 20
 _LATE_S = 1.0  # a list that is later than this is worth a word
 NAMES = (

@@ -35,7 +35,7 @@ from metasync.transfer.line_load import Holder, Lines
 
 HELD_BYTES_MAX: Final = 40 << 20  # under way or being opened: two packs of each of four holders, and what is opened
 LATE_HELD_BYTES_MAX: Final = 24 << 20  # and so much that is late: it may never come, and must not hold up the rest
-CONNECTIONS_MAX: Final = 8  # calls at once on one backend, as `runtime.CONNECTIONS`
+CONNECTIONS_MAX: Final = 8  # calls at once on one backend, as `concurrency.START`
 AT_ONCE_LEAST: Final = 6  # calls at once in all, where there is work for them: a service may limit each connection
 HOLDER_AT_ONCE_LEAST: Final = 2  # so that the line does not idle between an answer and the next request
 CUT_BYTES_LEAST: Final = 1 << 20  # no part of a pack that is cut is smaller; requests stay few

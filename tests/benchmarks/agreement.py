@@ -38,7 +38,7 @@ from metasync.consensus import Group, State, bootstrap, found
 from metasync.errors import UnreachableError
 from metasync.runtime.effects import Gather, Op, Reply, Task
 
-CONNECTIONS = 8  # as `runtime.CONNECTIONS`
+CONNECTIONS = 8  # as `concurrency.START`
 VERSIONS = (10, 26, 1_002, 10_000, 10_010)  # two, ten, ten, no and ten versions after a hint
 OWNER_MAX = 1.1
 OTHERS_MAX = 2.2

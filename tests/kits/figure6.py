@@ -56,7 +56,7 @@ def targets_of(capacities: Mapping[str, int]) -> list[placement.Target]:
 
 
 def ours(capacities: Mapping[str, int], partitions: int) -> Table:
-    """The table of `mapping.order`, with names in place of ids."""
+    """The table of `placement.order`, with names in place of ids."""
     names = {backend_id(name): name for name in capacities}
     targets = targets_of(capacities)
     return [tuple(names[b] for b in placement.order(targets, i)) for i in range(partitions)]

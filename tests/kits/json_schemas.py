@@ -73,7 +73,7 @@ REPORTED = {name: value for module in (changes, members, evidence, sync) for nam
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a value of this type, as `render.value` gives it."""
+    """The schema of a value of this type, as `commands._text.value` gives it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, localns=REPORTED)

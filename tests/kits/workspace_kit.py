@@ -113,7 +113,7 @@ class Lab:
             monkeypatch.setitem(method.__kwdefaults__, "kdf", CHEAP)
 
     def _opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
-        """Like `ways.opened`, with the faults and the counter of that place in between."""
+        """Like `open_backend.opened`, with the faults and the counter of that place in between."""
         place = self._by_location.get(url.location)
         if place is None:
             return self._open(name, url, create=create)

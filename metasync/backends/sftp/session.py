@@ -1,6 +1,6 @@
 """One SFTP session: requests are sent without waiting for each other's answers, which are matched by their numbers.
 
-A session belongs to one thread at a time (`_sftp_line` lends it), so nothing here is locked. After `LostError` or
+A session belongs to one thread at a time (`sftp.connection` lends it), so nothing here is locked. After `LostError` or
 `ProtocolError` nothing it says can be relied on: it is closed.
 """
 

@@ -34,7 +34,7 @@ _LIFE_S_MAX = 30 * 86400.0
 _REGION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Secrets = Callable[[str, Sequence[str]], str | None]
-"""`_credentials.secret`, or a test's."""
+"""`_shared.credentials.secret`, or a test's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ and 4). So a store of this kind votes in block form: every device writes names o
 nobody sees a part and that everybody sees what was written.
 
 **Whole or not at all.** Most servers write a PUT in place, and a reader beside it gets a part. So an object is put to a
-temporary name first and moved, which is two requests. Servers known to write whole (`_webdav_folder`) are asked once
+temporary name first and moved, which is two requests. Servers known to write whole (`webdav.folder`) are asked once
 and spared the second one.
 
 **Replacing.** MOVE onto a taken name removes what is there first, on many servers: for a moment, or for good when the

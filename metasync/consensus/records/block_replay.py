@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 
 class Blocks:
-    """One acceptor's blocks of the version after `base`. The same face as `replay.Log` to who asks what is decided."""
+    """One acceptor's blocks of the version after `base`. Like `log_replay.Log` for whoever asks what is decided."""
 
     def __init__(self, keys: WorkspaceKeys, devices: DeviceSet, base: State, acceptor_id: bytes) -> None:
         self.keys = keys
