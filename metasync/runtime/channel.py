@@ -1,28 +1,30 @@
-"""The calls on one backend: who of those that wait goes next, on how many connections, and when it may.
+"""The calls on one backend: which of those that wait goes next, how many are made at once, and when.
 
-Threads carry the calls out. What is decided is decided by `priority` (the order), `gauge` (how many at once) and
-whatever governs on the user's behalf (`settings`: limits, pause). A backend that asks for patience gets it: calls that
-it sent away wait and are made again, if nobody waits for them urgently and making them twice is making them once. So do
-calls that were not made because the account is to be left alone (`HeldBackError`); but a backend that was, before
-anything was heard of it here, is one that others stand in for.
+Threads carry the calls out. `priority` decides the order, `concurrency` how many are made at once, and a `Governor`
+what the user allows (limits, a pause).
+
+A server may send a call away and ask for patience. The call then waits and is made again, unless somebody waits for it
+urgently or making it twice is not making it once. The same holds for a call that was not made because the account is
+to be left alone (`HeldBackError`); where nothing was heard of the backend before, it fails soon, so that others stand
+in.
+
+A call that hangs is left behind with its thread (`Channel.leave`), and another thread takes its place. Whether a
+backend hangs is for its wrappers to say (`backends.wrappers.breaker`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from typing import Any, Final, Protocol, cast
 
 from metasync.errors import BackendError, HeldBackError, RefusedError
-from metasync.runtime.concurrency import Gauge
+from metasync.runtime.concurrency import Concurrency
 from metasync.runtime.effects import CARRIED, DUE, Op, Reply
 from metasync.runtime.priority import DOWN, LARGE, UP, URGENT, Lane, Queue, bytes_of, lane_of, open_lanes, virtual_end
+from metasync.runtime.sizes import QUEUED_MAX
 
-QUEUED_MAX: Final = 10_000  # calls waiting for one backend; beyond, they fail at once
 THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seconds, if it asks for one
 HOLD_MAX_S: Final = 30.0  # a server that asks for more is as good as down: its calls fail. The promise of exit code 5
 LEFT_OUT_S: Final = 5.0  # for so long a command waits for a backend that was held back before the command began
@@ -130,7 +132,7 @@ class Channel:
         self, name: str, start: int, most: int, clock: Callable[[], float], moved: Callable[[Op, Reply], None]
     ) -> None:
         self._name = name
-        self._gauge = Gauge(start, most)
+        self._concurrency = Concurrency(start, most)
         self._clock = clock
         self._moved = moved
         self._queue = Queue()
@@ -188,29 +190,29 @@ class Channel:
     # with the lock held
 
     def _push(self, call: Call) -> None:
-        ends = virtual_end(call.at, call.op.urgency, bytes_of(call.op), self._gauge.bytes_per_s)
+        ends = virtual_end(call.at, call.op.urgency, bytes_of(call.op), self._concurrency.bytes_per_s)
         call.ticket = self._queue.push(call.lane, ends, call)
 
     def _staff(self) -> None:
         """Sees to it that somebody looks at what waits."""
-        if not self._queue.has(open_lanes(self._gauge.size, self._running, self._soon, self._large)):
+        if not self._queue.has(open_lanes(self._concurrency.size, self._running, self._soon, self._large)):
             return
         if self._idle:
             self._changed.notify()
-        elif self._threads < self._gauge.size:
+        elif self._threads < self._concurrency.size:
             self._threads += 1
             threading.Thread(target=self._work, name=f"metasync-{self._name}", daemon=True).start()
 
     def _next(self) -> tuple[Call | None, float | None]:
         """The call to make now, or when to look again (None: when something changes)."""
         if self._governor is not None:
-            self._gauge.bound(self._governor.connections(self._name))
+            self._concurrency.bound(self._governor.connections(self._name))
         if not len(self._queue):
             self._forget(set())
             return None, None
         now = self._clock()
         wait_s: float | None = None
-        lanes = open_lanes(self._gauge.size, self._running, self._soon, self._large)
+        lanes = open_lanes(self._concurrency.size, self._running, self._soon, self._large)
         if now < self._hold_until:
             self._held_until, wait_s = self._hold_until, self._hold_until - now
             lanes = lanes[: len(URGENT)]
@@ -257,7 +259,7 @@ class Channel:
                     self._count(call, -1)
                     call = None  # and what it sent: the next one may be long in coming
                 if moved is not None:
-                    self._gauge.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
+                    self._concurrency.ended(self._heard_at, moved, waiting=len(self._queue) > 0)
                 call = self._await()
                 if call is None:
                     self._threads -= 1
@@ -322,7 +324,7 @@ class Channel:
     def refused(self, call: Call, after_s: float) -> None:
         """The server sent an attempt at a call away, whatever becomes of the call: fewer are made at once."""
         with self._changed:
-            self._gauge.throttled(self._clock(), call.began or 0.0, after_s)
+            self._concurrency.throttled(self._clock(), call.began or 0.0, after_s)
 
     def _sent_away(self, call: Call, began: float, error: BackendError) -> bool:
         """Takes note that the server asks for fewer calls. True: this one waits, and will be made again."""
@@ -333,7 +335,7 @@ class Channel:
                 hold_s = self._hold_s(call, now, after_s)
                 error.retryable = hold_s is not None  # who hears of it has waited, or is not to
             else:
-                self._gauge.throttled(now, began, after_s)
+                self._concurrency.throttled(now, began, after_s)
                 call.tries += 1
                 hold_s = after_s * 2 ** (call.tries - 1)
                 if call.tries >= THROTTLED_TRIES or call.op.kind not in _REPEATABLE or hold_s > HOLD_MAX_S:
@@ -356,40 +358,6 @@ class Channel:
         call.began = None
         self._push(call)
         return True
-
-
-class Alone:
-    """A job that may never come back, in a daemon thread of its own that can be left behind (`effects.Carried`)."""
-
-    def __init__(self, name: str, job: Callable[[], Any]) -> None:
-        self.outcome: Future[Any] = Future()
-        self._job = job
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"metasync-{name}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def is_stuck(self) -> bool:
-        """Whether the thread is in the job still."""
-        return self._thread.is_alive()
-
-    def leave(self, error: BaseException) -> None:
-        with contextlib.suppress(InvalidStateError):  # it has just ended
-            self.outcome.set_exception(error)
-
-    def refused(self, after_s: float) -> None:
-        """Nobody else asks beside it."""
-
-    def _run(self) -> None:
-        CARRIED.set(self)
-        try:
-            value = self._job()
-        except BaseException as e:  # noqa: BLE001  # raised where it is waited for
-            self.leave(e)
-        else:
-            with contextlib.suppress(InvalidStateError):
-                self.outcome.set_result(value)
 
 
 def made(backend: Calls, op: Op) -> Reply:

@@ -1,12 +1,13 @@
 """How many calls at once a backend bears, found out while it is used. Decides, from times that it is told.
 
-Theory of operation. Additive increase, multiplicative decrease, and no increase that brings nothing. Growth is tried
-where calls wait for a connection: a quarter more, and if a round with more moves not at least GAIN more a second, back
-again and not tried anew for PATIENCE_ROUNDS. What is measured is bytes and calls together, because small calls are
-limited by latency and large ones by the line. A server that throttles halves the number, once for all calls that it
-threw back together, and nothing grows for a while: AIMD is what shares a server fairly among clients that know nothing
-of each other (Chiu and Jain, 1989). AIMD alone would grow on every disk and every line that never throttles, up to its
-end, for threads and memory and no gain; a gradient alone cannot tell being sent away from noise.
+Theory of operation. The number grows where calls wait for a connection: by a quarter. If a round with more calls moves
+less than GAIN times as much a second, it goes back, and growth is not tried again for PATIENCE_ROUNDS. Bytes and calls
+are measured together, because latency limits small calls and the line limits large ones.
+
+A server that sends calls away halves the number, once for all calls that were under way together, and nothing grows
+for COOL_S. Additive increase and multiplicative decrease share a server fairly among clients that know nothing of each
+other (Chiu and Jain, 1989). They alone would grow up to the bound on every disk that never sends a call away, which
+costs threads and memory and gains nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ RATE_START: Final = 4_000_000.0  # bytes a second, before anything was measured
 RATE_KEEP: Final = 0.7  # of the old estimate, with each round
 
 
-class Gauge:
-    """One backend's number. `size` is what to use now. Not for two threads at once."""
+class Concurrency:
+    """One backend's. `size`: how many calls at once to make now. Not for two threads at once."""
 
     def __init__(self, start: int = START, most: int = CALLS_MAX) -> None:
         self.size = min(start, most)

@@ -18,14 +18,18 @@ land on the backend. Consensus allows for exactly that (consensus.md, rule 1.7).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from metasync.errors import BackendError
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_T = TypeVar("_T")
 OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space", "digest"]
 
 
@@ -146,6 +150,27 @@ class Work:
     """Runs a pure, CPU-heavy function in a worker (a simulator runs it at once). Sent back: its result."""
 
     function: Callable[[], Any]
+
+
+class Runner(Protocol):
+    """What starts several tasks needs of a `Runtime`. A simulation has its own, in which waiting takes virtual time."""
+
+    def clock(self) -> float:
+        """Seconds, on the clock that `Now` and the runtime's timers have."""
+
+    def start(self, task: Task) -> Future[Any]:
+        """Starts a task. The future holds its result or error; cancelling it does nothing once it runs."""
+
+    def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
+        """Runs a function on the workers."""
+
+    def wait(
+        self, futures: Iterable[Future[_T]], timeout_s: float | None = None, *, for_all: bool = False
+    ) -> list[Future[_T]]:
+        """Waits until one of these futures of the runner's has ended, or all have, or for `timeout_s`.
+
+        Returns those that have ended, in the order given.
+        """
 
 
 Effect: TypeAlias = Op | Gather | Sleep | Now | Random | Persist | Recall | Work

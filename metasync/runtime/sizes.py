@@ -10,6 +10,9 @@ SMALL_BYTES_MAX: Final = 256 << 10
 CALLS_MAX: Final = 32
 """On one backend at once; as many that hang are left behind."""
 
+QUEUED_MAX: Final = 10_000
+"""Calls that wait for one backend, and pieces of work that wait; beyond, they fail at once."""
+
 LARGE_TIMEOUT_S: Final = 30.0
 SLOWEST_BYTES_PER_S: Final = 64_000
 """A line slower than this is given up on."""

@@ -1,6 +1,6 @@
 """Carries effects out with threads: the thin, real end of the seam in `metasync.runtime.effects`.
 
-One coordinator thread steps every task. Calls on backends run in daemon threads of each backend's own (see `calls`), so
+One coordinator thread steps every task. Calls on backends run in daemon threads of each backend's own (`channel`), so
 that a stuck provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in a pool
 of its own, and what must be durable is written by one thread, in order. A call that has begun cannot be cancelled:
 when its time is up the task is told so, and the call ends in the background, perhaps with effect (consensus allows for
@@ -19,22 +19,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from metasync.errors import NoQuorumError, UnreachableError
 from metasync.events import Listener, Transferred
-from metasync.runtime.channel import Call, Calls, Channel, Governor, made
+from metasync.runtime.channel import Call, Calls, Channel, Governor
 from metasync.runtime.concurrency import START
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
 from metasync.runtime.sizes import CALLS_MAX
+from metasync.runtime.threads import Pool, settling
 
-QUEUED_MAX: Final = 10_000  # pieces of work waiting; beyond, they fail at once
 TIMERS_SLACK: Final = 256  # dead timers kept before the heap is swept
 WAIT_STEP_S: Final = 0.2  # how long a waiting main thread may sit without looking for signals
 LINGER_S: Final = 0.5  # given to writes under way when a runtime closes
 
 _T = TypeVar("_T")
-call = made  # for who calls a backend in virtual time
 
 
 def boottime() -> float:
@@ -43,66 +42,6 @@ def boottime() -> float:
 
 
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-class Runner(Protocol):
-    """What starts several tasks needs of a `Runtime`. A simulation has its own, in which waiting takes virtual time."""
-
-    def clock(self) -> float:
-        """Seconds, on the clock that `Now` and the runtime's timers have."""
-
-    def start(self, task: Task) -> Future[Any]:
-        """Starts a task. The future holds its result or error; cancelling it does nothing once it runs."""
-
-    def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
-        """Runs a function on the workers."""
-
-    def wait(
-        self, futures: Iterable[Future[_T]], timeout_s: float | None = None, *, for_all: bool = False
-    ) -> list[Future[_T]]:
-        """Waits until one of these futures of the runner's has ended, or all have, or for `timeout_s`.
-
-        Returns those that have ended, in the order given.
-        """
-
-
-class _Pool:
-    """Up to `size` daemon threads, started as needed, that run functions from one queue."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self._name = name
-        self._size = size
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._pending = 0  # waiting or running
-
-    def submit(self, job: Callable[[], None]) -> bool:
-        """False when too many wait already. `job` must not raise."""
-        with self._lock:
-            if self._pending >= QUEUED_MAX:
-                return False
-            self._pending += 1
-            start = self._pending > self._threads < self._size
-            self._threads += start
-        self._jobs.put(job)
-        if start:
-            threading.Thread(target=self._work, name=f"metasync-{self._name}", daemon=True).start()
-        return True
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            job = None  # while this thread waits nothing is held of what it did: a pack, and what lies in it
-            with self._lock:
-                self._pending -= 1
-
-    def busy(self) -> bool:
-        return self._pending > 0
-
-    def close(self) -> None:
-        for _ in range(self._threads):
-            self._jobs.put(None)
 
 
 @dataclass(eq=False)
@@ -159,8 +98,8 @@ class Runtime:
         self._channels = {name: self._channel(name) for name in self._backends}
         self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
         self._watched: set[str] = set()  # backends that are looked at, by name
-        self._workers = _Pool("work", workers or os.cpu_count() or 1)
-        self._writer = _Pool("persist", 1)
+        self._workers = Pool("work", workers or os.cpu_count() or 1)
+        self._writer = Pool("persist", 1)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ready: deque[tuple[_Run, Any, BaseException | None]] = deque()
         self._waiting: dict[int, Callable[[Any, BaseException | None], None]] = {}
@@ -229,18 +168,7 @@ class Runtime:
     def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
         """Runs a function on the workers."""
         future: Future[_T] = Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function()
-            except BaseException as e:  # noqa: BLE001  # whatever it is belongs to whoever waits for the result
-                future.set_exception(e)
-            else:
-                future.set_result(result)
-
-        if not self._workers.submit(job):
+        if not self._workers.submit(function, settling(future)):
             raise RuntimeError("too much work is waiting")
         return future
 
@@ -300,7 +228,7 @@ class Runtime:
         self._post(self._shut)
         self._closed.wait()
         ends = time.monotonic() + linger_s
-        pools: list[Channel | _Pool] = [*self._channels.values(), self._writer]
+        pools: list[Channel | Pool] = [*self._channels.values(), self._writer]
         while time.monotonic() < ends and any(pool.busy() for pool in pools):
             time.sleep(0.01)
         for pool in (*pools, self._workers):
@@ -442,19 +370,9 @@ class Runtime:
             self._timers = [item for item in self._timers if item[1] in self._waiting]
             heapq.heapify(self._timers)
 
-    def _elsewhere(self, run: _Run, pool: _Pool, function: Callable[[], Any]) -> None:
+    def _elsewhere(self, run: _Run, pool: Pool, function: Callable[[], Any]) -> None:
         token = self._wait(run)
-
-        def job() -> None:
-            try:
-                value = function()
-            except BaseException as e:  # noqa: BLE001  # thrown into the task that asked for it
-                failure = e
-                self._post(lambda: self._wake(token, None, failure))
-            else:
-                self._post(lambda: self._wake(token, value, None))
-
-        if not pool.submit(job):
+        if not pool.submit(function, lambda value, error: self._post(lambda: self._wake(token, value, error))):
             self._wake(token, None, RuntimeError("too much work is waiting"))
 
     def _write(self, effect: Persist) -> None:

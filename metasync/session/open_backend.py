@@ -21,8 +21,8 @@ from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import BackendError, UnreachableError, UsageError
 from metasync.events import Notice
-from metasync.runtime.channel import Alone
 from metasync.runtime.tasks import Runtime, boottime
+from metasync.runtime.threads import Alone
 from metasync.translators._base import Chain, Translator
 
 if TYPE_CHECKING:

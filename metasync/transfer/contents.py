@@ -13,8 +13,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from metasync.errors import DamagedError, MetaSyncError
 from metasync.objects.leaves import Needs
 from metasync.objects.model import ObjectKind
-from metasync.runtime.effects import Urgency
-from metasync.runtime.tasks import Runner
+from metasync.runtime.effects import Runner, Urgency
 from metasync.store.index import Index, PackRecord
 from metasync.store.pack_format import Located
 from metasync.transfer import download as headstart

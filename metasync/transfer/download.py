@@ -33,9 +33,8 @@ from metasync.errors import (
     NotFoundError,
     UnreachableError,
 )
-from metasync.runtime.effects import Op, Reply, Task, Urgency, Work
+from metasync.runtime.effects import Op, Reply, Runner, Task, Urgency, Work
 from metasync.runtime.sizes import patience_s
-from metasync.runtime.tasks import Runner
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located

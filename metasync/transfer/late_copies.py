@@ -23,7 +23,7 @@ from metasync.events import Listener, Progress
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import TRAILING_KEY
 from metasync.reports.sync import Trailing
-from metasync.runtime.tasks import Runner
+from metasync.runtime.effects import Runner
 from metasync.store.index import Index
 from metasync.transfer.copies import Stored, Transfer
 

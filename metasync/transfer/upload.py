@@ -18,7 +18,7 @@ from metasync.events import Listener, Progress
 from metasync.local.lock import LOOK_EVERY_S
 from metasync.local.spill import IdSet, Spool
 from metasync.objects.model import ObjectKind
-from metasync.runtime.tasks import Runner
+from metasync.runtime.effects import Runner
 from metasync.store.balance import Balance
 from metasync.store.index import Index, IndexSegment, PackRecord, objects_at, packed_ids, segments_of
 from metasync.store.packs import Packer, PackFormat, SealedPack

@@ -13,7 +13,8 @@ import pytest
 from metasync.backends.memory import MemoryBackend
 from metasync.runtime import channel
 from metasync.runtime.effects import Op, Reply, Work
-from metasync.runtime.tasks import Runtime, _Pool
+from metasync.runtime.tasks import Runtime
+from metasync.runtime.threads import Pool
 
 PATIENCE_S = 60.0
 
@@ -32,8 +33,8 @@ def gone(ref: Callable[[], Any]) -> bool:
 
 
 def through_a_pool(job: Callable[[], None]) -> Callable[[], None]:
-    pool = _Pool("test", 1)
-    assert pool.submit(job)
+    pool = Pool("test", 1)
+    assert pool.submit(job, lambda _value, _error: None)
     return pool.close
 
 

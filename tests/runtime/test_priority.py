@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from metasync.errors import BackendError, UnreachableError
 from metasync.events import Transferred
 from metasync.runtime import concurrency
-from metasync.runtime.concurrency import Gauge
+from metasync.runtime.concurrency import Concurrency
 from metasync.runtime.effects import Gather, Op, Reply, Sleep, Task, Urgency
 from metasync.runtime.priority import (
     ADDED_S,
@@ -144,7 +144,9 @@ def test_the_benchmark_keeps_its_bars(seed: str, capsys: pytest.CaptureFixture[s
 # --- how many at once
 
 
-def drive(g: Gauge, speed: Callable[[int], float], seconds: float, now: float = 0.0, *, waiting: bool = True) -> float:
+def drive(
+    g: Concurrency, speed: Callable[[int], float], seconds: float, now: float = 0.0, *, waiting: bool = True
+) -> float:
     """Calls of 1 MB, one after the other, on a backend that moves so many bytes a second with so many connections."""
     ends = now + seconds
     while now < ends:
@@ -155,7 +157,7 @@ def drive(g: Gauge, speed: Callable[[int], float], seconds: float, now: float = 
 
 
 def test_it_grows_while_more_calls_move_more() -> None:
-    g = Gauge()
+    g = Concurrency()
     assert g.size == 8
     drive(g, lambda n: n * 1e6, 60)
     assert g.size == 32
@@ -163,26 +165,26 @@ def test_it_grows_while_more_calls_move_more() -> None:
 
 
 def test_it_stays_where_more_calls_bring_nothing() -> None:
-    g = Gauge()
+    g = Concurrency()
     sizes = set()
     now = 0.0
     for _ in range(30):
         now = drive(g, lambda _n: 10e6, 1, now)
         sizes.add(g.size)
     assert sizes == {8, 10}  # tried, and found to bring nothing
-    bent = Gauge()
+    bent = Concurrency()
     drive(bent, lambda n: min(n, 12) * 1e6, 120)
     assert 12 <= bent.size <= 15
 
 
 def test_it_does_not_grow_where_nothing_waits() -> None:
-    g = Gauge()
+    g = Concurrency()
     drive(g, lambda n: n * 1e6, 20, waiting=False)
     assert g.size == 8
 
 
 def test_it_halves_once_for_what_was_sent_away_together_and_rests() -> None:
-    g = Gauge(16)
+    g = Concurrency(16)
     for _ in range(16):
         g.throttled(5.0, 4.0, 1.0)
     assert g.size == 8
@@ -198,7 +200,7 @@ def test_it_halves_once_for_what_was_sent_away_together_and_rests() -> None:
 
 
 def test_the_users_bound_is_kept_and_lifted() -> None:
-    g = Gauge()
+    g = Concurrency()
     g.bound(3)
     drive(g, lambda n: n * 1e6, 20)
     assert g.size == 3
@@ -385,7 +387,7 @@ def test_a_server_that_throttles_is_given_time_and_fewer_calls() -> None:
         store.let("*")
         assert [f.result(60).error for f in futures] == [None] * 12
         assert len(store.began) == 16
-        assert runtime._channels["m"]._gauge.size == 4
+        assert runtime._channels["m"]._concurrency.size == 4
 
 
 def test_a_server_that_throttles_for_ever_fails_the_call_and_an_urgent_one_at_once() -> None:

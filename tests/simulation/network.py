@@ -15,8 +15,8 @@ from typing import ClassVar, Final
 from metasync.backends.api import Backend, Listed, LogForm, Space
 from metasync.backends.wrappers.wrapper import layers
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+from metasync.runtime.channel import made
 from metasync.runtime.effects import Op, Reply
-from metasync.runtime.tasks import call
 from simulation.lies import Liar
 from simulation.world import Boot, World
 
@@ -244,7 +244,7 @@ class Lines:
     def send(self, boot: Boot, client: str, backend: Backend, op: Op, answer: Callable[[Reply], None]) -> float | None:
         world, store = self.world, self._store(backend)
         if store is None:
-            world.at(0.0, lambda: answer(call(backend, op)))
+            world.at(0.0, lambda: answer(made(backend, op)))
             return 0.0
         rng, rates = world.rng, store.rates
         go, back = self._delay(rates) / 2, self._delay(rates) / 2
@@ -272,11 +272,11 @@ class Lines:
                 self._refuse(answer, back, op)
                 return
             self.sender = boot, client
-            reply = call(backend, op)
+            reply = made(backend, op)
             self._note(boot, store, client, op, reply, lost=lost, late=go > op.timeout_s)
             if twice:
                 world.count("request landed twice")
-                reply = call(backend, op)
+                reply = made(backend, op)
             if not lost:
                 reply = self._damaged(store, op, reply)
                 world.at(back, lambda: answer(reply))

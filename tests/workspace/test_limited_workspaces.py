@@ -212,7 +212,7 @@ def test_calls_that_were_not_made_wait_and_count_for_nothing() -> None:
         assert runtime.run(put("small", Urgency.NOW)).error is None
         futures = [runtime.start(put(str(n))) for n in range(20)]
         assert [f.result(60).error for f in futures] == [None] * 20
-        assert runtime._channels["m"]._gauge.size == 8, "no server asked for fewer at once"
+        assert runtime._channels["m"]._concurrency.size == 8, "no server asked for fewer at once"
     assert time.monotonic() >= held.until
     assert held.asked < 60
 

@@ -8,17 +8,17 @@ Theory of operation. `Circuit` decides, from times that it is told; `Breaker` ma
                 it again for twice as long, up to COOL_MAX_S
 
 A backend hangs when a call has been under way for longer than it may take and *nothing at all* was answered meanwhile:
-one lost connection among calls that are answered is no sign. How long a call may take grows with its bytes and with
-those that were under way when it began, so that a slow line which is busy does not look like a dead one. When it opens,
-all calls under way fail together: they were sent to the same silence. What they asked for may still take effect, like
-any request whose answer got lost; whoever writes must live with that anyway (providers.md, section 1.3).
+one lost connection among calls that are answered is no sign. The time that a call may take grows with its bytes and
+with those under way when it began, so that a busy slow line does not look like a dead one. When the circuit opens, all
+calls under way fail together. What they asked for may still take effect, like any request whose answer got lost; every
+writer allows for that (providers.md, section 1.3).
 
 "Not there", "refused", "full" and even a server's own error are answers. An answer that comes after all, late, closes
 the circuit at once, and from then on the backend is given twice the time that this answer took.
 
 A blocked call cannot be ended from outside. It is left behind, with its thread, by whoever carries it out
-(`effects.Carried`): a channel, whose runtime looks by `watch` whether the backend hangs; or the caller itself, where no
-channel does. CALLS_MAX calls at most are left behind.
+(`effects.Carried`): a channel, whose runtime looks by `watch` whether the backend hangs; or the caller itself, where
+no channel does. CALLS_MAX calls at most are left behind.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any, Final, Literal, cast
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, UnreachableError
-from metasync.runtime.channel import Alone
 from metasync.runtime.effects import CARRIED, Carried
 from metasync.runtime.sizes import CALLS_MAX, LARGE_TIMEOUT_S, SLOWEST_BYTES_PER_S, SMALL_BYTES_MAX
+from metasync.runtime.threads import Alone
 
 FAILURES_MAX: Final = 5
 COOL_FIRST_S: Final = 1.0  # after failures that came at once
