@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from metasync.checkout.dirmodes import DirModes, down_to
+from metasync.checkout.displace import Displaced, Left
 from metasync.checkout.plan import LEFT, Applied, Change, Plan
 from metasync.checkout.staging import Stage
-from metasync.checkout.trash import COPIES_MAX, move_aside
-from metasync.local.state import Conflict, State
-from metasync.merge.trees import conflict_name
+from metasync.local.state import State
 from metasync.objects.model import Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, twin_here
 from metasync.worktree.deletions import Noted
 from metasync.worktree.disk import NO_LINKS, check_path
-from metasync.worktree.index import Row, is_unchanged, rows_at, same_file, same_stat
-from metasync.worktree.names import is_spelling, key
+from metasync.worktree.index import is_unchanged, rows_at, same_file, same_stat
+from metasync.worktree.names import is_spelling
 from metasync.worktree.tree import WorkTree, failed
 
 
@@ -71,10 +70,6 @@ TRIES_MAX = 3  # against a user who makes and removes a file at the same path me
 _TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
 
 
-class _Left(Exception):  # noqa: N818  a signal, not an error
-    """This change is not carried out, for a reason to be told."""
-
-
 class Placer:
     """Carries one plan out. `run`, then `rows`.
 
@@ -118,9 +113,8 @@ class Placer:
         self._barred_dirs: set[bytes] = set()
         self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
-        self.replaced = tree.state_dir(b"replaced")
         self.paths = {change.path for change in plan.changes}
-        self.taken = {key(path, tree.rules) for path in self.paths}  # as this disk tells names apart
+        self.old = Displaced(db, tree, plan, self.applied.conflicts)
 
     def run(self) -> Applied:
         """Brings the tree to the plan. `WorkspaceError`: the disk failed; the plan can be run again."""
@@ -157,7 +151,7 @@ class Placer:
             try:
                 step(i, change)
                 return
-            except _Left as e:
+            except Left as e:
                 why = str(e)
             except OSError as e:
                 if e.errno not in LEFT:
@@ -233,85 +227,35 @@ class Placer:
                     pass
             try:
                 st = disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
-                sure = self.is_expected(i, expected, st)
+                sure = self.old.is_expected(i, expected, st)
                 if stat_.S_ISDIR(st.st_mode):
                     # Not exchanged: moving a directory to another one needs rights in it that we may not have.
-                    self.set_aside(change.path, name, above)
+                    self.old.set_aside(change.path, name, above)
                     self.tree.forget(change.path)
                 elif disk.exchange(temp, temp_fd, name, above):
-                    self.put_old(i, change, temp, temp_fd, sure=sure)
+                    self.old.put_old(i, change, temp, temp_fd, sure=sure)
                     return
                 elif sure:
                     self.replace(i, change, temp, temp_fd, name, above)
                     return
                 else:
-                    self.set_aside(change.path, name, above)
+                    self.old.set_aside(change.path, name, above)
             except FileNotFoundError:
                 pass  # deleted here this very moment: a change wins over a deletion
             expected = None
-        raise _Left("something else is made there again and again")
+        raise Left("something else is made there again and again")
 
     def in_the_way(self, name: bytes, above: int) -> os.stat_result:
         """What stands at a name that should be free."""
         st = self.disk.lstat(name, above)
         if not self.is_listed(name, above):
-            raise _Left("this file system takes its name for that of another file, which is here")
+            raise Left("this file system takes its name for that of another file, which is here")
         return st
 
     def is_listed(self, name: bytes, above: int) -> bool:
         """Whether what is found by a name has it, and not a name that this file system takes for the same."""
         names = self.disk.names(above)
         return name in names or any(is_spelling(name, here, self.tree.rules) for here in names)
-
-    def put_old(self, i: int, change: Change, temp: bytes, temp_fd: int, *, sure: bool) -> None:
-        """Puts away what stood at the path and was exchanged to `temp`."""
-        try:
-            expected, st = change.expected, self.disk.lstat(temp, temp_fd)
-            if sure and expected is not None and same_file(expected, st):
-                with suppress(_Left):  # else it is being written to this very moment
-                    self.keep_old(i, temp, temp_fd)
-                    return
-            try:
-                self.set_aside(change.path, temp, temp_fd)
-            except OSError:
-                # No name for a copy can be had. Among the replaced files it is safe, and `settle` tries again.
-                self.keep_old(i, temp, temp_fd)
-        except OSError as e:
-            # Not to be left: what lies at `temp` is the user's. The plan stays, and runs again.
-            raise failed(self.tree, change.path, e) from e
-
-    def is_expected(self, i: int, expected: Row | None, st: os.stat_result) -> bool:
-        """Whether what stands at a path is what the scan saw."""
-        if expected is None or same_stat(expected, st):
-            return expected is not None
-        # An earlier try may have linked it to its place among the replaced, which changed its ctime.
-        kept = self.disk.look(self.kept_name(i), self.replaced)
-        return kept is not None and (kept.st_ino, kept.st_dev) == (st.st_ino, st.st_dev) and same_file(expected, st)
-
-    def keep_old(self, i: int, name: bytes, fd: int) -> bool:
-        """Moves a file from where it is to its place in `.metasync/replaced/`; False: by a copy, checked already."""
-        disk, kept = self.disk, self.kept_name(i)
-        try:
-            try:
-                disk.rename_new(name, fd, kept, self.replaced)
-            except FileExistsError:
-                here, there = disk.lstat(name, fd), disk.lstat(kept, self.replaced)
-                if (here.st_ino, here.st_dev) != (there.st_ino, there.st_dev):
-                    raise
-                disk.unlink(name, fd)  # two links to the same file, from a run that ended between two calls
-        except OSError as e:
-            if e.errno != errno.EXDEV:
-                raise
-            with suppress(FileNotFoundError):
-                disk.unlink(kept, self.replaced)
-            st = disk.lstat(name, fd)
-            self.tree.copy(name, fd, kept, self.replaced)
-            if not is_unchanged(st, disk.lstat(name, fd), ctime=True):
-                disk.unlink(kept, self.replaced)
-                raise _Left("changes while it is copied") from e
-            disk.unlink(name, fd)
-            return False
-        return True
 
     def save_strays(self) -> None:
         """Keeps what an ended run exchanged to `tmp`, where its path can't be reached any more: it is the user's."""
@@ -326,7 +270,7 @@ class Placer:
                 name, above = self.stage.at(i)
                 st = self.disk.look(name, above)
                 if st is not None and st.st_ino != self.inodes[i]:
-                    self.keep_old(i, name, above)
+                    self.old.keep(i, name, above)
             except OSError as e:
                 raise failed(self.tree, self.plan.changes[i].path, e) from e
 
@@ -335,20 +279,20 @@ class Placer:
 
         A file that another program renames to `name` between those two calls is lost; the exchange has no such gap.
         """
-        disk, kept = self.disk, self.kept_name(i)
+        disk, kept = self.disk, self.old.kept_name(i)
         with suppress(FileNotFoundError):
-            disk.unlink(kept, self.replaced)
+            disk.unlink(kept, self.old.replaced)
         try:
-            disk.link(name, above, kept, self.replaced)
+            disk.link(name, above, kept, self.old.replaced)
         except OSError as e:
             if e.errno not in NO_LINKS and e.errno != errno.EXDEV:
                 raise
-            self.put_away(i, change, name, above)
+            self.old.put_away(i, change, name, above)
             disk.rename_new(temp, temp_fd, name, above)
             return
         expected = change.expected
-        if expected is None or not same_file(expected, disk.lstat(kept, self.replaced)):
-            self.set_aside(change.path, kept, self.replaced)
+        if expected is None or not same_file(expected, disk.lstat(kept, self.old.replaced)):
+            self.old.set_aside(change.path, kept, self.old.replaced)
         disk.rename(temp, temp_fd, name, above)
 
     def put_across(self, i: int, change: Change, name: bytes, above: int) -> None:
@@ -369,11 +313,11 @@ class Placer:
         beside = self.disk.look(side, above)
         here = self.disk.look(name, above)
         if beside is not None and (staged is None or not self.tree.same_bytes(temp, tmp, side, above)):
-            self.put_old(i, change, side, above, sure=True)
+            self.old.put_old(i, change, side, above, sure=True)
         elif staged is None:
             return True
         elif staged.st_ino != self.inodes[i]:
-            self.put_old(i, change, temp, tmp, sure=True)
+            self.old.put_old(i, change, temp, tmp, sure=True)
             return True
         elif here is None:
             return False
@@ -405,11 +349,11 @@ class Placer:
             return  # an earlier run has been here
         if is_dir and expected is not None and stat_.S_ISDIR(expected.mode):
             self.remove_dir(path, name, above, stays=new is None)
-        elif not is_dir and self.is_expected(i, expected, st):
-            self.put_away(i, change, name, above)
+        elif not is_dir and self.old.is_expected(i, expected, st):
+            self.old.put_away(i, change, name, above)
         elif new is None:
             if self.is_listed(name, above):
-                raise _Left("changed here since: kept")
+                raise Left("changed here since: kept")
             return  # the same, on a disk whose rules are not known
         else:
             return  # in the way of what comes: set aside when that is placed
@@ -423,34 +367,7 @@ class Placer:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             if stays:
-                raise _Left("not empty: kept, with what is in it") from e
-
-    def put_away(self, i: int, change: Change, name: bytes, above: int) -> None:
-        """Moves the file at a path to the replaced ones, unless it turns out to have changed at that very moment."""
-        moved = self.keep_old(i, name, above)
-        kept, expected = self.kept_name(i), change.expected
-        if not moved or (expected is not None and same_file(expected, self.disk.lstat(kept, self.replaced))):
-            return
-        try:
-            self.disk.rename_new(kept, self.replaced, name, above)
-        except FileExistsError:
-            self.set_aside(change.path, kept, self.replaced)
-        raise _Left("changed here since: kept")
-
-    def set_aside(self, path: bytes, name: bytes, fd: int) -> None:
-        """Gives what lies at `name` in `fd` the name of a conflict copy of `path`."""
-        for n in range(1, COPIES_MAX):
-            copy = conflict_name(path, n)
-            if key(copy, self.tree.rules) in self.taken:
-                continue
-            conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
-            if move_aside(self.tree, self.db, name, fd, conflict):
-                self.applied.conflicts.append(conflict)
-                return
-        raise OSError(errno.EEXIST, f"{COPIES_MAX} conflict copies are there already")
-
-    def kept_name(self, i: int) -> bytes:
-        return b"%d" % (self.plan.replaced_from + i)
+                raise Left("not empty: kept, with what is in it") from e
 
     def side_name(self, i: int) -> bytes:
         return _TEMPORARY % (self.plan.replaced_from + i)
@@ -475,9 +392,9 @@ class Placer:
             st = self.disk.lstat(name, above) if expected is not None else self.in_the_way(name, above)
             if stat_.S_ISDIR(st.st_mode):
                 break
-            self.set_aside(path, name, above)
+            self.old.set_aside(path, name, above)
         else:
-            raise _Left("something else is made there again and again")
+            raise Left("something else is made there again and again")
         self.modes.wanted[path] = mode
         self.made.add(i)
 
@@ -520,7 +437,7 @@ class Placer:
                 above = self.tree.dir(parent)
                 st = self.disk.look(name, above)
                 if st is not None and stat_.S_ISREG(st.st_mode):
-                    self.set_aside(path, name, above)
+                    self.old.set_aside(path, name, above)
                 elif st is not None:
                     continue
                 self.disk.mkdir(name, above, mode | 0o700)
