@@ -16,30 +16,64 @@ from metasync.commands import _interrupt, _text
 from metasync.commands._console import Finish, Options, common, end_progress
 from metasync.errors import MetaSyncError
 
-_FAMILIES = {
-    "start": ("init", "clone", "demo"),
-    "sync": ("status", "push", "pull", "sync", "check"),
-    "history": ("log", "diff", "ls", "restore", "conflicts", "resolve"),
-    "backends": ("backend",),
-    "devices": ("device", "invite"),
-    "keys": ("key",),
-    "recover": ("recover",),
-    "settings": ("config", "pause", "resume"),
-}  # which module of `metasync.commands` has a command
-_MODULES = {name: module for module, names in _FAMILIES.items() for name in names}
+_PURPOSES: dict[str, dict[str, str]] = {
+    "Everyday": {
+        "init": "start",
+        "clone": "start",
+        "status": "sync",
+        "push": "sync",
+        "pull": "sync",
+        "sync": "sync",
+    },
+    "History and conflicts": {
+        "log": "history",
+        "diff": "history",
+        "ls": "history",
+        "restore": "history",
+        "conflicts": "history",
+        "resolve": "history",
+    },
+    "Backends": {"backend": "backends", "check": "sync", "recover": "recover"},
+    "Devices and keys": {"device": "devices", "invite": "devices", "key": "keys"},
+    "This device": {"config": "settings", "pause": "settings", "resume": "settings"},
+    "More": {"demo": "start", "completion": "completion"},
+}
+"""The commands as `metasync --help` lists them, by purpose; and the module of `metasync.commands` that has each."""
+_MODULES = {name: module for commands in _PURPOSES.values() for name, module in commands.items()}
 
 
 class Commands(click.Group):
     """The commands, each loaded with its family when it is asked for: a push does not pay for the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_MODULES)
+        return list(_MODULES)
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in _MODULES:
             module = importlib.import_module(f"metasync.commands.{_MODULES[cmd_name]}")
             self.add_command(getattr(module, cmd_name))
         return self.commands.get(cmd_name)
+
+    def by_purpose(self, ctx: click.Context) -> dict[str, list[click.Command]]:
+        """The commands under the headings of `metasync --help`, in its order."""
+        return {
+            purpose: [command for name in names if (command := self.get_command(ctx, name)) is not None]
+            for purpose, names in _PURPOSES.items()
+        }
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands, then the options: who asks for help looks for a command."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands grouped by purpose, all summaries in one column."""
+        longest = max(map(len, _MODULES))
+        limit = formatter.width - longest - 6  # click's own margins: two before a name, two behind it, two at the end
+        for purpose, commands in self.by_purpose(ctx).items():
+            with formatter.section(purpose):
+                rows = [((c.name or "").ljust(longest), c.get_short_help_str(limit)) for c in commands]
+                formatter.write_dl(rows)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

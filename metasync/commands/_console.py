@@ -16,14 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from metasync.commands import _text
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
-from metasync.workspace import Workspace
+
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_ORDER = (5, 7, 6, 1, 3, 4)
@@ -63,11 +65,11 @@ def common(f: F) -> F:
         click.option("-C", "work_in", metavar="DIR", expose_value=False, callback=_set("directory"),
                      help="Work in DIR instead of the current directory."),
         click.option("--json", is_flag=True, expose_value=False, callback=_set("json"),
-                     help="Print one JSON document, errors too."),
+                     help="Print one JSON document, also for errors."),
         click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_set("quiet"),
                      help="Print nothing but errors."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set("verbose"),
-                     help="Tell more, and show tracebacks."),
+                     help="Print more, and tracebacks of errors."),
     ):  # fmt: skip
         f = option(f)
     return f
@@ -76,7 +78,7 @@ def common(f: F) -> F:
 def passes_pause(f: F) -> F:
     """Adds `--now` to a command that moves data."""
     return click.option(
-        "--now", is_flag=True, expose_value=False, callback=_set("now"), help="Go on in spite of `metasync pause`."
+        "--now", is_flag=True, expose_value=False, callback=_set("now"), help="Transfer even during `metasync pause`."
     )(f)
 
 
@@ -224,6 +226,8 @@ def end_progress() -> None:
 
 @contextlib.contextmanager
 def opened(options: Options, console: Console) -> Iterator[Workspace]:
+    from metasync.workspace import Workspace
+
     with Workspace.open(options.directory, on_event=console.event, now=options.now) as workspace:
         if options.alone:
             _step_back(workspace)

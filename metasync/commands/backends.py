@@ -6,11 +6,9 @@ from typing import Literal
 
 import click
 
-from metasync.backends.registry import parse_bytes, parse_url
 from metasync.commands import _text
 from metasync.commands._console import Console, Options, common, opened
 from metasync.errors import UnreachableError
-from metasync.session import open_backend
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -18,7 +16,7 @@ UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is mis
 @click.group()
 @common
 def backend() -> None:
-    """Shows the agreed backends, links this device to them, and checks what a store is fit for.
+    """Lists, links, adds, changes, removes and checks backends.
 
     \b
     Example:
@@ -30,7 +28,7 @@ def backend() -> None:
 @common
 @click.pass_obj
 def backend_list(options: Options) -> None:
-    """Lists the backends of the workspace, and how each fares.
+    """Lists the workspace's backends, with the state of each.
 
     \b
     Example:
@@ -50,7 +48,7 @@ def backend_list(options: Options) -> None:
 @common
 @click.pass_obj
 def backend_link(options: Options, name: str, url: str) -> None:
-    """Tells this device the way to a backend of the workspace.
+    """Tells this device how to reach a backend of the workspace.
 
     \b
     Example:
@@ -62,20 +60,21 @@ def backend_link(options: Options, name: str, url: str) -> None:
     console.report("backend link", [f"Linked {name}: {state.url}"], state)
 
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Tell what would be agreed, and change nothing.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show what would be agreed, and change nothing.")
 
 
 @backend.command("add")
 @click.argument("url")
-@click.option("--replace", "replaces", metavar="NAME", default=None, help="Take this backend out in the same step.")
+@click.option("--replace", "replaces", metavar="NAME", default=None, help="Remove this backend in the same step.")
 @_dry_run
 @common
 @click.pass_obj
 def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool) -> None:
-    """Adds a backend to the workspace, for all devices, and links this one to it.
+    """Adds a backend for all devices, and links this one to it.
 
-    Other devices go on as they are; `backend link` there tells them the way. What is stored already stays where it is.
-    A backend that is dead or was emptied is replaced in one step by --replace; give it the same place if you like.
+    Other devices go on as they are; `metasync backend link` there tells them how to reach it. Stored data stay
+    where they are. --replace takes out a backend that is dead or was emptied, in the same step; the new one may
+    have its URL.
 
     \b
     Example:
@@ -93,7 +92,9 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
 @common
 @click.pass_obj
 def backend_remove(options: Options, name: str, dry_run: bool) -> None:
-    """Takes a backend out of the workspace, for all devices. It may be dead; what it holds is left there.
+    """Removes a backend, for all devices.
+
+    The backend may be dead. What it holds is left there.
 
     \b
     Example:
@@ -107,8 +108,8 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
 
 @backend.command("set")
 @click.argument("name")
-@click.option("--name", "new_name", default=None, metavar="NAME", help="Call it so from now on.")
-@click.option("--capacity", default=None, metavar="SIZE", help="How much may go there, such as 15GiB.")
+@click.option("--name", "new_name", default=None, metavar="NAME", help="The new name.")
+@click.option("--capacity", default=None, metavar="SIZE", help="How much data it may hold, such as 15GiB.")
 @click.option("--role", type=click.Choice(["both", "storage"]), default=None,
               help="both: holds data and votes; storage: holds data only.")  # fmt: skip
 @_dry_run
@@ -122,12 +123,14 @@ def backend_set(
     role: Literal["both", "storage"] | None,
     dry_run: bool,
 ) -> None:
-    """Changes what is agreed of a backend: its name, its capacity, whether it votes.
+    """Changes a backend's name, capacity or role, for all devices.
 
     \b
     Example:
       metasync backend set usb --capacity 128GiB --name big-usb
     """
+    from metasync.backends.registry import parse_bytes
+
     console = Console(options)
     if new_name is None and capacity is None and role is None:
         raise click.UsageError("Say what to change: --name, --capacity or --role.")
@@ -144,7 +147,7 @@ def backend_set(
 @common
 @click.pass_obj
 def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> None:
-    """Finds out whether a store may vote, holds data only, or is unfit.
+    """Tests whether a store may vote, holds data only, or is unfit.
 
     Makes about 6,000 requests and moves about 130 MB, in a folder of its own (metasync-check-...) that it removes
     again. Needs no workspace and no passphrase.
@@ -154,6 +157,8 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
       metasync backend check file:///mnt/usb/metasync
       metasync backend check --quick 's3://bucket/prefix?endpoint=https://s3.example.org'
     """
+    from metasync.backends.registry import parse_url
+    from metasync.session import open_backend
     from metasync.testing import contract
 
     console = Console(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,16 +12,15 @@ from metasync.commands import _devices_text
 from metasync.commands._console import Console, Options, common, opened
 from metasync.commands._passphrase import new_passphrase, passphrase
 from metasync.errors import UsageError
-from metasync.keys.device_set import EXPIRES_AFTER
-from metasync.members.devices import ID_DIGITS_LEAST
-from metasync.members.invitation import EXPIRES_MAX
-from metasync.reports.members import InvitationInfo
+
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.reports.members import InvitationInfo
 
 
 @click.group()
 @common
 def device() -> None:
-    """Shows which devices may read and write, revokes some, and keeps track of what is left to do then.
+    """Lists and revokes devices.
 
     \b
     Example:
@@ -32,7 +32,9 @@ def device() -> None:
 @common
 @click.pass_obj
 def device_list(options: Options) -> None:
-    """Lists the devices, the open invitations, and logins of revoked devices that are still to be withdrawn.
+    """Lists devices, open invitations, and logins to be withdrawn.
+
+    A revoked device still has its logins at the providers. They are listed until `metasync device confirm`.
 
     \b
     Example:
@@ -52,11 +54,14 @@ def device_list(options: Options) -> None:
 @common
 @click.pass_obj
 def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: bool, dry_run: bool, yes: bool) -> None:
-    """Revokes devices, by name or by the beginning of their id: new keys, without them. Or takes an invitation back.
+    """Revokes devices by new keys, or takes invitations back.
 
-    Asks for the passphrase (or the recovery phrase) and for a new one: whoever has the device may know the old one.
-    What the device had read, it still has; and it still has its logins at the providers, which you withdraw there:
-    they are listed until you say so with `metasync device confirm`. An invitation needs no passphrase.
+    NAME is the name of a device or of an invitation, or the beginning of its id. Asks for the passphrase (or the
+    recovery phrase) and for a new one, since whoever has the device may know the old one. Taking an invitation back
+    needs no passphrase.
+
+    A revoked device keeps what it had read, and its logins at the providers. Withdraw those there: they are listed
+    until you say so with `metasync device confirm`.
 
     \b
     Example:
@@ -91,7 +96,9 @@ def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: boo
 @common
 @click.pass_obj
 def device_confirm(options: Options, name: str, backends: tuple[str, ...], dry_run: bool) -> None:
-    """Says that the logins of a revoked device were withdrawn: at these backends, or at all of them.
+    """Notes that the logins of a revoked device were withdrawn.
+
+    They were withdrawn at the given backends, or at all of them if none is given.
 
     \b
     Example:
@@ -106,18 +113,18 @@ def device_confirm(options: Options, name: str, backends: tuple[str, ...], dry_r
 
 @click.command()
 @click.argument("name")
-@click.option("--expires", type=click.IntRange(0, EXPIRES_MAX), default=EXPIRES_AFTER, show_default=True,
-              metavar="N", help="Ends after so many versions; 0: it does not.")  # fmt: skip
+@click.option("--expires", type=click.IntRange(0), default=None, metavar="N",
+              help="End it after N versions (default 1000); 0: never.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the code to a file.")
 @click.option("--dry-run", is_flag=True, help="Only check passphrase and name.")
 @common
 @click.pass_obj
-def invite(options: Options, name: str, expires: int, out: Path | None, dry_run: bool) -> None:
-    """Makes an invitation for one new device called NAME, which joins without the passphrase.
+def invite(options: Options, name: str, expires: int | None, out: Path | None, dry_run: bool) -> None:
+    """Invites a device, which joins without the passphrase.
 
-    Prints a code. Hand it over on a way that nobody else reads: whoever uses it first is admitted. It works once, ends
-    after some versions or when the keys are changed, and `metasync device revoke NAME` takes it back. It holds no login
-    for a provider: the new device needs its own.
+    Prints a code for one new device called NAME. Hand it over on a way that nobody else reads: whoever uses it
+    first is admitted. It works once, ends after some versions or when the keys are changed, and `metasync device
+    revoke NAME` takes it back. It holds no login for a provider: the new device needs its own.
 
     \b
     Example:
@@ -144,6 +151,8 @@ def invite(options: Options, name: str, expires: int, out: Path | None, dry_run:
 
 
 def _means(word: str, i: InvitationInfo) -> bool:
+    from metasync.members.devices import ID_DIGITS_LEAST
+
     return word == i.name or (len(word) >= ID_DIGITS_LEAST and i.invitation_id.startswith(word.lower()))
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
 from metasync.commands import _history_text, _text
 from metasync.commands._console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
-from metasync.history.versions import is_version_name
-from metasync.reports.history import Listing
-from metasync.workspace import Workspace
-from metasync.worktree.paths import path_from
+
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.reports.history import Listing
+    from metasync.workspace import Workspace
 
 CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what could not be restored: exit codes
 
@@ -22,18 +22,21 @@ TYPE = click.Path(path_type=str)
 
 def _path(options: Options, w: Workspace, given: str) -> bytes:
     """A path as it was typed, in the workspace."""
+    from metasync.worktree.paths import path_from
+
     return path_from(w.directory, options.directory, given)
 
 
 @click.command()
 @click.argument("path", type=TYPE, required=False)
-@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many versions.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Show at most this many versions.")
 @common
 @click.pass_obj
 def log(options: Options, path: str | None, limit: int | None) -> None:
-    """Shows the agreed history, newest first; with PATH only the versions in which that changed, and how.
+    """Lists the versions, newest first.
 
-    PATH is a file or a directory, one that was deleted too. With --verbose every version shows how much changed.
+    With PATH, lists only the versions that changed this file or directory, and how; it may be deleted by now. With
+    --verbose, every version shows how much it changed.
 
     \b
     Example:
@@ -50,15 +53,24 @@ def log(options: Options, path: str | None, limit: int | None) -> None:
 @click.command()
 @click.argument("a", required=False)
 @click.argument("b", required=False)
-@click.option("--text", is_flag=True, help="Show the lines of texts that differ.")
-@click.option("-p", "--path", "paths", type=TYPE, multiple=True, metavar="PATH", help="Only there and below.")
+@click.option("--text", is_flag=True, help="Show which lines of text files differ.")
+@click.option(
+    "-p",
+    "--path",
+    "paths",
+    type=TYPE,
+    multiple=True,
+    metavar="PATH",
+    help="Compare only this path and what is below it.",
+)
 @common
 @click.pass_obj
 def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tuple[str, ...]) -> None:
-    """Shows what differs between two versions, a version and the folder, or the folder and its base.
+    """Compares two versions, or a version with this folder.
 
-    A version is a number, `latest`, `base` (what this folder is at), `latest~3`, the beginning of a snapshot's id as
-    `log` shows it, or a time: `@2026-11-20`, `@2026-11-20T14:00`.
+    A and B are versions. Without B, compares A with the folder; without both, the version that the folder is based
+    on. A version is a number, `latest`, `base` (what this folder is based on), `latest~3`, the beginning of a
+    snapshot's id as `log` shows it, or a time: `@2026-11-20`, `@2026-11-20T14:00`.
 
     \b
     Example:
@@ -75,14 +87,14 @@ def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tupl
 @click.command()
 @click.argument("version", required=False)
 @click.argument("path", type=TYPE, required=False)
-@click.option("-r", "--recursive", is_flag=True, help="All below, not only the names in the directory.")
-@click.option("-l", "--long", is_flag=True, help="With mode, size and time.")
+@click.option("-r", "--recursive", is_flag=True, help="List everything below, not only the directory.")
+@click.option("-l", "--long", is_flag=True, help="Show mode, size and time.")
 @common
 @click.pass_obj
 def ls(options: Options, version: str | None, path: str | None, recursive: bool, long: bool) -> None:
-    """Lists what a version holds: the newest agreed one, at its root, if nothing else is said.
+    """Lists the files of a version, the newest if none is given.
 
-    A single argument that names a version is that; otherwise it is a path in the newest version.
+    A single argument is a version if it names one, else a path in the newest version.
 
     \b
     Example:
@@ -102,6 +114,8 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
     try:
         return w.ls(word, recursive=recursive)
     except UsageError as no_version:
+        from metasync.history.versions import is_version_name
+
         try:
             return w.ls(None, _path(options, w, word), recursive=recursive)
         except UsageError as no_path:
@@ -111,8 +125,14 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
 @click.command()
 @click.argument("version")
 @click.argument("paths", type=TYPE, nargs=-1, metavar="[PATH]...")
-@click.option("--to", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Write there, not into place.")
-@click.option("--no-delete", is_flag=True, help="Leave what the version does not have.")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Write into DIR, and leave the folder alone.",
+)
+@click.option("--no-delete", is_flag=True, help="Keep files that the version does not have.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @passes_pause
 @common
@@ -120,10 +140,11 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
 def restore(
     options: Options, version: str, paths: tuple[str, ...], to: Path | None, no_delete: bool, dry_run: bool
 ) -> None:
-    """Brings the folder, or PATHs in it, to what a version had; `push` makes that the newest version.
+    """Brings the folder, or paths in it, back to a version.
 
-    Nothing unsaved is lost: what no agreed version holds stays, under another name where a restored file needs its
-    own. With --to the folder is left alone, and nothing that exists in DIR is replaced.
+    Changes the folder only: `metasync push` makes that the newest version. Nothing unsaved is lost: what no version
+    holds stays, under another name where a restored file needs its own. With --to the folder is left alone, and
+    nothing that exists in DIR is replaced.
 
     \b
     Example:
@@ -149,7 +170,9 @@ def restore(
 @common
 @click.pass_obj
 def conflicts(options: Options) -> None:
-    """Lists the conflicts that wait: files kept under two names. Exit code 3 if there are any.
+    """Lists the open conflicts: files that are kept under two names.
+
+    Exit code 3 if there are any.
 
     \b
     Example:
@@ -169,9 +192,10 @@ def conflicts(options: Options) -> None:
 @common
 @click.pass_obj
 def resolve(options: Options, path: str, keep: str) -> None:
-    """Ends a conflict. PATH is the file, or one of its conflict copies.
+    """Ends a conflict: keeps mine, theirs or both.
 
-    What loses is kept in .metasync/replaced until an agreed version holds it.
+    PATH is the file, or one of its conflict copies. What is not kept goes to .metasync/replaced, until a version
+    holds it.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from metasync.commands._passphrase import new_passphrase, passphrase
 @click.group()
 @common
 def key() -> None:
-    """Shows the workspace's keys, changes its passphrase, or changes the keys themselves.
+    """Shows the keys, changes them, or changes the passphrase.
 
     \b
     Example:
@@ -24,7 +24,9 @@ def key() -> None:
 @common
 @click.pass_obj
 def key_show(options: Options) -> None:
-    """Shows which keys, key slots and keyrings there are and where; never the keys, nor the recovery phrase.
+    """Lists keys, key slots and keyrings, and where they are.
+
+    Shows neither the keys themselves nor the recovery phrase.
 
     \b
     Example:
@@ -41,10 +43,10 @@ def key_show(options: Options) -> None:
 @common
 @click.pass_obj
 def key_change_passphrase(options: Options, dry_run: bool) -> None:
-    """Changes the passphrase. The recovery phrase, and all keys, stay as they are.
+    """Changes the passphrase, and no keys.
 
-    Changing a passphrase is not changing keys: whoever knew the old one may hold the keys already, or a copy of the
-    old key slot. If that may be, run `metasync key rotate`.
+    The recovery phrase stays as well. Whoever knew the old passphrase may hold the keys already, or a copy of the
+    old key slot: if that may be, run `metasync key rotate`.
 
     \b
     Example:
@@ -64,10 +66,11 @@ def key_change_passphrase(options: Options, dry_run: bool) -> None:
 @common
 @click.pass_obj
 def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
-    """Changes the keys for all that is written from now on, and makes a new recovery phrase.
+    """Changes the keys, for all that is written from now on.
 
-    What was written before stays under the old keys: whoever has those can read it if he gets at it. Takes the
-    passphrase or the recovery phrase. Devices follow by themselves; open invitations end.
+    Also makes a new recovery phrase. What was written before stays under the old keys: whoever has those can read
+    it, if it can be reached. Takes the passphrase or the recovery phrase. Devices follow by themselves; open
+    invitations end.
 
     \b
     Example:

@@ -22,12 +22,14 @@ from metasync.errors import UsageError
 @common
 @click.pass_obj
 def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry_run: bool) -> None:
-    """Restarts the workspace without backends that are lost for good, where those left are too few to agree.
+    """Restarts the workspace when most backends are lost for good.
 
-    Only for accounts that are closed and disks that are dead: while backends are merely away, wait; where the others
-    can still agree, use `metasync backend remove`. Asks for the passphrase (or the recovery phrase), and for the
-    workspace's name. Goes on from the newest version known here and on the backends that are left. What only the lost
-    ones held is on the devices that pushed or pulled it: they merge it by themselves when they meet the restart.
+    Only for accounts that are closed and disks that are dead. While backends are merely away, wait; where the
+    others can still agree, use `metasync backend remove`. Asks for the passphrase (or the recovery phrase), and for
+    the workspace's name.
+
+    Goes on from the newest version that is known here and on the backends that are left. What only the lost ones
+    held is on the devices that pushed or pulled it: they merge it by themselves when they meet the restart.
 
     \b
     Example:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from metasync.commands._console import Console, Options, common, opened
-from metasync.preferences import SettingsReport
+
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.preferences import SettingsReport
 
 
 def _lines(r: SettingsReport) -> list[str]:
@@ -16,7 +20,7 @@ def _lines(r: SettingsReport) -> list[str]:
 @click.group("config")
 @common
 def config() -> None:
-    """Shows and sets what this device may use for the workspace: bandwidth, connections, processor.
+    """Shows and changes this device's limits and other settings.
 
     \b
     Example:
@@ -28,7 +32,7 @@ def config() -> None:
 @common
 @click.pass_obj
 def config_list(options: Options) -> None:
-    """Lists what is set.
+    """Lists the settings.
 
     \b
     Example:
@@ -71,7 +75,7 @@ def config_set(options: Options, key: str, value: str) -> None:
 @common
 @click.pass_obj
 def config_unset(options: Options, key: str) -> None:
-    """Takes a setting back.
+    """Removes a setting.
 
     \b
     Example:
@@ -88,9 +92,10 @@ def config_unset(options: Options, key: str) -> None:
 @common
 @click.pass_obj
 def pause(options: Options, duration: str | None) -> None:
-    """Has this workspace's transfers rest on this device: for DURATION (90m, 2h, 1h30m, 2d), or until `resume`.
+    """Pauses transfers on this device, for a time or until `resume`.
 
-    A command that runs sends nothing new within seconds, and goes on when the pause ends.
+    DURATION is such as 90m, 2h, 1h30m or 2d. A running command sends nothing new within seconds, and goes on when
+    the pause ends.
 
     \b
     Example:

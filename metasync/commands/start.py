@@ -13,8 +13,6 @@ from metasync.commands._console import Console, Options, common
 from metasync.commands._passphrase import passphrase
 from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
-from metasync.keys.invitation import is_code
-from metasync.workspace import Workspace
 
 FEW_VOTERS = (
     "With fewer than 4 voting backends, one that lies or is restored from a backup can show your devices different"
@@ -61,14 +59,21 @@ def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | boo
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
 @click.option("--name", required=True, help="What the workspace is called on all devices.")
-@click.option("--backend", "backends", multiple=True, required=True, metavar="URL", help="A backend; give several.")
-@click.option("--replicas", type=click.IntRange(1, 16), default=None, help="Copies of everything (default 2).")
-@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
-@click.option("--no-encryption", is_flag=True, help="Store packs in the clear; integrity is kept.")
+@click.option(
+    "--backend", "backends", multiple=True, required=True, metavar="URL", help="The URL of a backend; give several."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 16),
+    default=None,
+    help="How many backends hold each piece of data (default 2).",
+)
+@click.option("--device-name", default=None, metavar="NAME", help="The name of this device (default: its host name).")
+@click.option("--no-encryption", is_flag=True, help="Store data unencrypted. Changes to them are still noticed.")
 @click.option("--byzantine/--no-byzantine", default=None,
-              help="Allow for voting backends that lie, even if that costs a tolerated outage; or not.")  # fmt: skip
+              help="Bear voting backends that lie, even if fewer may then be down; or do not.")  # fmt: skip
 @click.option("--by-space/--equal-shares", default=None,
-              help="A backend without a capacity gets nine tenths of what is free there; or all the same.")  # fmt: skip
+              help="Share the data by capacity (default: nine tenths of the free space), or equally.")  # fmt: skip
 @common
 @click.pass_obj
 def init(
@@ -82,7 +87,10 @@ def init(
     byzantine: bool | None,
     by_space: bool | None,
 ) -> None:
-    """Makes a folder a workspace, on the backends given.
+    """Makes a folder a workspace, on the given backends.
+
+    Asks for a passphrase, and prints a recovery phrase that opens the workspace without it. Other devices get the
+    folder by `metasync clone`.
 
     \b
     Example:
@@ -90,6 +98,8 @@ def init(
     A backend URL may end in ?capacity=15GiB, &name=work-box, &role=storage.
     """
     console = Console(options)
+    from metasync.workspace import Workspace
+
     report = Workspace.init(
         options.directory / directory,
         name=name,
@@ -122,8 +132,10 @@ def init(
 @click.option("--backend", "backends", multiple=True, metavar="URL",
               help="A backend of the workspace; give a majority.")  # fmt: skip
 @click.option("--invite", default=None, metavar="CODE|FILE", help="Join by an invitation, without name and passphrase.")
-@click.option("--device-name", default=None, metavar="NAME", help="What this device is called (else: its host name).")
-@click.option("--expect", default=None, metavar="FINGERPRINT", help="Refuse unless the newest version is this one.")
+@click.option("--device-name", default=None, metavar="NAME", help="The name of this device (default: its host name).")
+@click.option(
+    "--expect", default=None, metavar="FINGERPRINT", help="Stop unless the newest version has this fingerprint."
+)
 @common
 @click.pass_obj
 def clone(
@@ -135,16 +147,20 @@ def clone(
     expect: str | None,
     device_name: str | None,
 ) -> None:
-    """Brings a workspace into a new folder, on this device.
+    """Copies a workspace into a new folder, on this device.
 
-    With an invitation (`metasync invite` on another device), URLs are needed only for backends that this device
-    reaches on other ways than the other one.
+    Takes the workspace's name, its passphrase, and the URLs of most of its backends; or an invitation, which
+    `metasync invite` makes on another device. With an invitation, give URLs only for backends that this device
+    reaches by another address.
 
     \b
     Example:
       metasync clone ~/Documents --name docs --backend file:///mnt/a --backend file:///mnt/b
       metasync clone ~/Documents --invite tablet.txt
     """
+    from metasync.keys.invitation import is_code
+    from metasync.workspace import Workspace
+
     console = Console(options)
     _check_words(name, backends, invite, expect or device_name)
     report = Workspace.clone(
@@ -191,11 +207,13 @@ def _check_words(name: str | None, backends: tuple[str, ...], invite: str | None
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Leave the demo's folder behind, to look at.")
+@click.option("--keep", is_flag=True, help="Keep the demo's folder, to look at.")
 @common
 @click.pass_obj
 def demo(options: Options, keep: bool) -> None:
-    """Shows the main job: three providers and two devices in a temporary folder, in a minute.
+    """Shows MetaSync at work: three backends and two devices.
+
+    Works in a temporary folder, for about a minute.
 
     \b
     Example:

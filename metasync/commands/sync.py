@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from metasync.commands import _text
 from metasync.commands._console import Console, Options, common, opened, passes_pause
 from metasync.events import Notice
-from metasync.reports.sync import PushReport
-from metasync.workspace import Workspace
 
-FORCE = "Go on though most of the files would be deleted."
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.reports.sync import PushReport
+    from metasync.workspace import Workspace
+
+FORCE = "Go on even if most files would be deleted."
 DURABILITY = (
-    "Agree when so many copies of everything are stored; make the others afterwards."
-    " Default: `metasync config`, or all."
+    "Finish when N copies of everything are stored; the others follow. Default: the setting `durability`, or all."
 )
 
 
@@ -23,10 +25,14 @@ DURABILITY = (
 @common
 @click.pass_obj
 def status(options: Options) -> None:
-    """Shows what differs here, what is ahead or behind, how each backend fares, and with -v what is ignored.
+    """Shows what changed here, what is new, and backends' health.
+
+    Ahead means changes here that are not pushed, behind means versions that are not pulled. With --verbose also
+    shows what is ignored.
 
     \b
     Example:
+      metasync status
       metasync status --json
     """
     console = Console(options)
@@ -39,7 +45,7 @@ def status(options: Options) -> None:
 
 
 @click.command()
-@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("-m", "--message", default="", metavar="MSG", help="Describe the version, for `metasync log`.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be pushed.")
 @click.option("--force", is_flag=True, help=FORCE)
 @passes_pause
@@ -47,7 +53,9 @@ def status(options: Options) -> None:
 @common
 @click.pass_obj
 def push(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
-    """Takes a snapshot, uploads it, and has it agreed; merges first when others were faster.
+    """Uploads this folder's changes as a new version.
+
+    If another device was faster, merges its changes into the folder first, as `metasync pull` does.
 
     \b
     Example:
@@ -86,7 +94,10 @@ def _push_codes(r: PushReport) -> list[int]:
 @common
 @click.pass_obj
 def pull(options: Options, dry_run: bool, force: bool) -> None:
-    """Brings the folder up to the newest agreed version, merging with what changed here.
+    """Brings this folder to the newest version.
+
+    Merges with what changed here. Where both sides changed the same lines, both files are kept: see `metasync
+    conflicts`.
 
     \b
     Example:
@@ -100,7 +111,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
 
 
 @click.command()
-@click.option("-m", "--message", default="", metavar="MSG", help="What to say about it in the log.")
+@click.option("-m", "--message", default="", metavar="MSG", help="Describe the version, for `metasync log`.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change on both sides.")
 @click.option("--force", is_flag=True, help=FORCE)
 @passes_pause
@@ -108,7 +119,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
 @common
 @click.pass_obj
 def sync(options: Options, message: str, dry_run: bool, force: bool, durability: int | None) -> None:
-    """Pulls and pushes until both sides agree.
+    """Pulls, merges and pushes, until both sides agree.
 
     \b
     Example:
@@ -129,7 +140,9 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
 @common
 @click.pass_obj
 def check(options: Options, read_data: bool) -> None:
-    """Tells whether everything is there, as often as promised, and unaltered.
+    """Verifies that all data are there, with all promised copies.
+
+    Compares names and sizes on every backend; --read-data reads every copy.
 
     \b
     Example:

@@ -57,6 +57,7 @@ COMMANDS: dict[str, Any] = {
     "key change-passphrase": members.PassphraseReport,
     "key rotate": members.RotationReport,
     **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), preferences.SettingsReport),
+    "completion": {"shell": str, "script": str},
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
 """What each command reports: a dataclass, or the types of its document's own fields."""
