@@ -20,7 +20,7 @@ MODEL ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs format lock clean
+.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -95,6 +95,9 @@ $(DOCS_STAMP): requirements-docs.lock
 docs: $(DOCS_STAMP) ## the documentation as a site in build/site; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
+
+reference: $(STAMP) ## the command reference and the man pages anew, from the commands (docs/reference)
+	$(BIN)/python docs/reference/make.py
 
 format: $(STAMP) ## format and mend what ruff can mend
 	$(BIN)/ruff format .
