@@ -17,7 +17,7 @@ from metasync.consensus import learner
 from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import rings_on
-from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener
+from metasync.consensus.objects import get_const
 from metasync.consensus.participant import OP_TIMEOUT_S, Member, check_config
 from metasync.consensus.records.era import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
 from metasync.consensus.records.state import ZERO_HASH, State
@@ -30,7 +30,7 @@ from metasync.errors import (
     PassphraseError,
     UpgradeError,
 )
-from metasync.keys.derive import RecordKind, sha256
+from metasync.keys.derive import sha256
 from metasync.keys.device_set import decode_device_set
 from metasync.keys.keyring import WorkspaceKeys, open_ring
 from metasync.runtime.effects import Gather, Op, Reply, Task
@@ -203,11 +203,9 @@ def follow(m: Member, enter: Callable[[State], Task], known: State, record: EraR
 def _load_devices(m: Member, record: EraRecord) -> Task:
     """The device set of a record's first state, from its acceptors: others would be asked in vain, and take longer."""
     digest = record.first.devices
-    opened = opener(m.keys, RecordKind.CONST, digest)
-    copies = [Copy(m.links[a.acceptor_id], const_path(a.acceptor_id, digest.hex()), opened)
-              for _, a in record.config.acceptors if a.acceptor_id in m.links]  # fmt: skip
+    ids = [a.acceptor_id for _, a in record.config.acceptors]
     with contextlib.suppress(DamagedError, NoQuorumError):  # whoever needs it says so
-        data = yield from get_anywhere(copies, CONST_BYTES_MAX, "the device set")
+        data = yield from get_const(m.keys, digest, [(a, m.links[a]) for a in ids if a in m.links], "the device set")
         m.device_sets[digest] = decode_device_set(data, m.keys.ns_id)
 
 

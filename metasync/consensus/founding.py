@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-from metasync.config import Config, decode_config
+from metasync.config import Config
 from metasync.consensus.eras import newest_record
-from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, opener, seal_object
-from metasync.consensus.participant import check_config
+from metasync.consensus.objects import CONST_BYTES_MAX, const_path, get_const, seal_object
+from metasync.consensus.participant import check_config, decode_agreed_config
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_path,
@@ -250,7 +250,7 @@ def _start(
 
     def loaded(state: State) -> Task:
         if state.config not in configs:
-            configs[state.config] = check_config(decode_config((yield from const_of(state.config))))
+            configs[state.config] = decode_agreed_config((yield from const_of(state.config)))
         return state, configs[state.config], (yield from devices_of(state))
 
     for hint in hints:
@@ -267,13 +267,11 @@ def _start(
 
 
 def _config_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], state: State) -> Task:
-    return check_config(decode_config((yield from _const_of(keys, roots, state.config))))
+    return decode_agreed_config((yield from _const_of(keys, roots, state.config)))
 
 
 def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
-    opened = opener(keys, RecordKind.CONST, digest)
-    copies = [Copy(root[0], const_path(a, digest.hex()), opened) for a, root in roots.items()]
-    return get_anywhere(copies, CONST_BYTES_MAX, "a const object")
+    return get_const(keys, digest, [(a, root[0]) for a, root in roots.items()], "a const object")
 
 
 def _const_or_none(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:

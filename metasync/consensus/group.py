@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from metasync.config import Config, decode_config
+from metasync.config import Config
 from metasync.consensus import reconfigure
-from metasync.consensus.acceptors.birth_check import read_birth
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.eras import get_recent, newest_seen
 from metasync.consensus.hints import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import fetch_ring, opened_keys
+from metasync.consensus.key_epochs import fetch_ring, follow_keys
 from metasync.consensus.objects import (
-    CONST_BYTES_MAX,
     META_BYTES_MAX,
     Copy,
     const_path,
     get_anywhere,
+    get_const,
     meta_path,
     opener,
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.participant import Barred, Member, Standing, check_config
+from metasync.consensus.participant import Barred, Member, Standing, check_config, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State
 from metasync.consensus.truncation import Progress, bound_logs
@@ -73,6 +73,7 @@ class Group:
         self.member.configs[config_hash] = check_config(config)
         self.member.device_sets[devices_hash] = devices
         self._config = config
+        self._instance: Instance | None = None  # of the state that was worked on last
         self._consts: dict[bytes, bytes] = {}  # the last that were read or stored, by hash
         self.unfenced: list[tuple[State, State]] = []  # changes of epoch that were followed: (base, state)
 
@@ -81,7 +82,7 @@ class Group:
     @property
     def newest_config(self) -> Config:
         """The config of the state that was worked on last, at first the one this was made with."""
-        return self._config if self.member.instance is None else self.member.instance.config
+        return self._config if self._instance is None else self._instance.config
 
     @property
     def memory(self) -> bytes:
@@ -102,21 +103,13 @@ class Group:
     @property
     def heard(self) -> frozenset[str]:
         """Backends, by agreed name, whose births were seen right in the last look or proposal."""
-        instance = self.member.instance
-        if instance is None:
-            return frozenset()
-        return frozenset(instance.names[a] for a in instance.heard if a in instance.names)
+        instance = self._instance
+        return frozenset(() if instance is None else (instance.acceptors[a].name for a in instance.heard))
 
     @property
     def hears_news(self) -> bool:
         """Whether the look that is under way has read anything of the version it looks for."""
-        instance = self.member.instance
-        return instance is not None and instance.progress() > 0
-
-    @property
-    def enter(self) -> Callable[[State], Task]:
-        """For `recovery`: a task -> what is known of the version after a decided state, with the config it names."""
-        return self._enter
+        return self._instance is not None and self._instance.progress() > 0
 
     def owns(self, base: State) -> bool:
         """True when the version after `base` may be proposed without looking for news first: this process decided
@@ -153,11 +146,11 @@ class Group:
         With nothing new: one round trip, two requests per acceptor (two more, once per process, audit its memory and
         look for a floor).
         """
-        return self._with_its_keys(get_recent(self.member, self._enter, known, deadline_s))
+        return self._with_its_keys(get_recent(self.member, self.enter, known, deadline_s))
 
     def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
-        return self._with_its_keys(newest_seen(self.member, self._enter, known, deadline_s))
+        return self._with_its_keys(newest_seen(self.member, self.enter, known, deadline_s))
 
     def _with_its_keys(self, look: Task) -> Task:
         """Runs a look; keys beyond those of what it found, which a floor may have asked for, are dropped again."""
@@ -175,18 +168,14 @@ class Group:
         give that of a journaled change again, so that what an earlier process left behind is known to be mine. Persists
         `JOURNAL_KEY` before the change can be decided; the caller removes it once it recorded the outcome.
         """
-
-        def task() -> Task:
-            yield from self._make_sure_of_fence(base, deadline_s)
-            instance = yield from self._enter(base)
-            try:
-                return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
-            except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
-                latest = yield from get_recent(self.member, self._enter, base, deadline_s)
-                state = yield from self.state_at(latest, base.v + 1)
-                return Decided(state, op_id is not None and state.op_id == op_id)
-
-        return task()
+        yield from self._make_sure_of_fence(base, deadline_s)
+        instance = yield from self.enter(base)
+        try:
+            return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
+        except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
+            latest = yield from get_recent(self.member, self.enter, base, deadline_s)
+            state = yield from self.state_at(latest, base.v + 1)
+            return Decided(state, op_id is not None and state.op_id == op_id)
 
     def prepare(self, base: State, *, deadline_s: float = DEADLINE_S, hurry: Hurry = lambda: False) -> Task:
         """Does ahead what `propose` on `base` would begin with, while packs or the index are still on their way.
@@ -195,21 +184,17 @@ class Group:
         propose: whoever else is at work waits for a while. `hurry`: whether the rest is done by now; until then it
         also waits for acceptors beyond the quorum, for a few round trips.
         """
-
-        def task() -> Task:
-            yield from self._make_sure_of_fence(base, deadline_s)
-            instance = yield from self._enter(base)
-            try:
-                return (yield from prepare(self.member, instance, deadline_s, hurry))
-            except BehindFloorError:
-                return False
-
-        return task()
+        yield from self._make_sure_of_fence(base, deadline_s)
+        instance = yield from self.enter(base)
+        try:
+            return (yield from prepare(self.member, instance, deadline_s, hurry))
+        except BehindFloorError:
+            return False
 
     def forget_heard(self) -> None:
         """For an operation that does not look for news first: nothing is known of the backends as they are now."""
-        if self.member.instance is not None:
-            self.member.instance.begin()
+        if self._instance is not None:
+            self._instance.begin()
 
     # changing the config
 
@@ -218,34 +203,26 @@ class Group:
 
         `births`: nonces of the acceptors that join; `follow` was told the ways to them. See `reconfig.prepare`.
         """
-
-        def task() -> Task:
-            instance = yield from self._enter(base)
-            yield from reconfigure.prepare(self.member, instance, new, births, refs)
-            digest = yield from reconfigure.put_config(self.member, base, instance.config, new)
-            self.member.configs[digest] = check_config(new)
-            return digest
-
-        return task()
+        instance = yield from self.enter(base)
+        yield from reconfigure.prepare(self.member, instance, new, births, refs)
+        digest = yield from reconfigure.put_config(self.member, base, instance.config, new)
+        self.member.configs[digest] = check_config(new)
+        return digest
 
     def fence(self, base: State, decided: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """After `decided`, which changed the config, the keys or the devices of `base`: see `reconfig.fence`."""
-
-        def task() -> Task:
-            config = yield from self._config_of(decided)
-            instance = yield from self._enter(base)
-            yield from reconfigure.fence(self.member, instance, decided, config, deadline_s)
-
-        return task()
+        config = yield from self._config_of(decided)
+        instance = yield from self.enter(base)
+        yield from reconfigure.fence(self.member, instance, decided, config, deadline_s)
 
     def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:
         """Before the version after a change of the config: whoever made it may have died before the fence stood."""
         config = yield from self._config_of(base)
         if config.changed is None or config.changed[0] != base.v or base.hash in self.member.fenced:
             return
-        if (yield from get_recent(self.member, self._enter, base, deadline_s)) != base:
+        if (yield from get_recent(self.member, self.enter, base, deadline_s)) != base:
             return  # whoever went on has seen to it; and a device that comes later may have no way to the old backends
-        instance = yield from self._enter(base)
+        instance = yield from self.enter(base)
         before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
         yield from self.fence(before, base, deadline_s=deadline_s)
 
@@ -254,45 +231,33 @@ class Group:
 
         `ExcludedError` when they are not for this device any more, `DamagedError`, `NoQuorumError`.
         """
-
-        def task() -> Task:
-            yield from self._enter(state)
-            return self.member.keys
-
-        return task()
+        yield from self.enter(state)
+        return self.member.keys
 
     def get_ring(self, state: State) -> Task:
         """-> the bytes of the keyring that a decided state names, from any linked backend."""
-        return fetch_ring(state, [*(link for _, link in self._linked()), *self.member.others])
+        return fetch_ring(state, self._links())
 
     def find_op(self, latest: State, journal: Journal) -> Task:
         """What became of a journaled proposal. -> True: decided; False: another value was; None: v is still open.
 
         `latest`: what `get_recent` returned. None: propose the same op_id again; it cannot be committed twice.
         """
-
-        def task() -> Task:
-            if latest.v < journal.v:
-                return None if latest.era == journal.base.era else False
-            instance = yield from self._enter(latest)
-            m = self.member
-            m.remember_state(latest)
-            digest = yield from ancestor(m, instance, latest, journal.v)
-            state = yield from fetch_state(m, instance, journal.v, digest, latest.epoch)
-            return state.op_id == journal.op_id
-
-        return task()
+        if latest.v < journal.v:
+            return None if latest.era == journal.base.era else False
+        instance = yield from self.enter(latest)
+        m = self.member
+        m.remember_state(latest)
+        digest = yield from ancestor(m, instance, latest, journal.v)
+        state = yield from fetch_state(m, instance, journal.v, digest, latest.epoch)
+        return state.op_id == journal.op_id
 
     def state_at(self, latest: State, v: int) -> Task:
         """-> State v of the chain that ends with `latest`, proven by hash."""
-
-        def task() -> Task:
-            instance = yield from self._enter(latest)
-            self.member.remember_state(latest)
-            digest = yield from ancestor(self.member, instance, latest, v)
-            return (yield from fetch_state(self.member, instance, v, digest, latest.epoch))
-
-        return task()
+        instance = yield from self.enter(latest)
+        self.member.remember_state(latest)
+        digest = yield from ancestor(self.member, instance, latest, v)
+        return (yield from fetch_state(self.member, instance, v, digest, latest.epoch))
 
     # meta objects
 
@@ -310,67 +275,49 @@ class Group:
         the plaintexts, each once, in a worker. Nobody reads the root before a state names it: which stands first does
         not matter. It ends once enough acceptors hold each.
         """
-
-        def task() -> Task:
-            refs: list[Ref] = []
-            waiting: dict[str, Task] = {}
-            size = 0
-            for leaf in leaves:
-                if size > META_BYTES_TOGETHER:
-                    yield Gather(waiting)
-                    waiting, size = {}, 0
-                digest, data = yield from self._sealed(RecordKind.META, leaf, base)
-                refs.append(Ref(generation, digest))
-                waiting[digest.hex()] = self._put_meta(base, refs[-1], data)
-                size += len(data)
-                del data  # held by its task, which may end before the next leaf is made
-            root = make_root(refs)
-            digest, data = yield from self._sealed(RecordKind.META, lambda: root, base)
+        refs: list[Ref] = []
+        waiting: dict[str, Task] = {}
+        size = 0
+        for leaf in leaves:
+            if size > META_BYTES_TOGETHER:
+                yield Gather(waiting)
+                waiting, size = {}, 0
+            digest, data = yield from self._sealed(RecordKind.META, leaf, base)
             refs.append(Ref(generation, digest))
             waiting[digest.hex()] = self._put_meta(base, refs[-1], data)
-            yield Gather(waiting)
-            return refs, root
-
-        return task()
+            size += len(data)
+            del data  # held by its task, which may end before the next leaf is made
+        root = make_root(refs)
+        digest, data = yield from self._sealed(RecordKind.META, lambda: root, base)
+        refs.append(Ref(generation, digest))
+        waiting[digest.hex()] = self._put_meta(base, refs[-1], data)
+        yield Gather(waiting)
+        return refs, root
 
     def _put_meta(self, base: State, ref: Ref, sealed: bytes) -> Task:
         return (yield from self._put(base, lambda a: meta_path(a, ref), sealed, "a meta object"))
 
     def get_meta(self, ref: Ref) -> Task:
         """-> the plaintext of a meta object; b"" for `NOTHING`. `DamagedError` when no acceptor holds it intact."""
-
-        def task() -> Task:
-            if ref == NOTHING:
-                return b""
-            opened = opener(self.member.keys, RecordKind.META, ref.hash)
-            copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
-            return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
-
-        return task()
+        if ref == NOTHING:
+            return b""
+        opened = opener(self.member.keys, RecordKind.META, ref.hash)
+        copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
+        return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
 
     def put_const(self, base: State, plaintext: bytes) -> Task:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
-
-        def task() -> Task:
-            digest, sealed = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
-            yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
-            self._keep_const(digest, plaintext)
-            return digest
-
-        return task()
+        digest, sealed = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
+        yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
+        self._keep_const(digest, plaintext)
+        return digest
 
     def get_const(self, digest: bytes) -> Task:
         """-> the plaintext of a const object."""
-
-        def task() -> Task:
-            if digest not in self._consts:
-                opened = opener(self.member.keys, RecordKind.CONST, digest)
-                copies = [Copy(link, const_path(a, digest.hex()), opened) for a, link in self._linked()]
-                data = yield from get_anywhere(copies, CONST_BYTES_MAX, "a const object")
-                self._keep_const(digest, data)
-            return self._consts[digest]
-
-        return task()
+        if digest not in self._consts:
+            data = yield from get_const(self.member.keys, digest, self._linked(), "a const object")
+            self._keep_const(digest, data)
+        return self._consts[digest]
 
     def _keep_const(self, digest: bytes, data: bytes) -> None:
         while len(self._consts) >= CONSTS_KEPT:
@@ -393,12 +340,8 @@ class Group:
 
     def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
         """One step towards short logs, after a push; see `floors.bound_logs`. -> bool: something was done."""
-
-        def task() -> Task:
-            instance = yield from self._enter(state)
-            return (yield from bound_logs(self.member, instance, progress, now_s, **limits))
-
-        return task()
+        instance = yield from self.enter(state)
+        return (yield from bound_logs(self.member, instance, progress, now_s, **limits))
 
     def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
         """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""
@@ -406,12 +349,8 @@ class Group:
 
     def read_head(self, state: State, device_id: bytes, backends: Sequence[str]) -> Task:
         """-> the newest Head of a device on `backends`, or None. `state` names the device set that judges it."""
-
-        def task() -> Task:
-            instance = yield from self._enter(state)
-            return (yield from read_head(self.member, instance, device_id, backends))
-
-        return task()
+        instance = yield from self.enter(state)
+        return (yield from read_head(self.member, instance, device_id, backends))
 
     def check_heads(self, state: State, backends: Sequence[str]) -> Task:
         """Compares what devices last synchronised, by their own signed words, with the newest decided `state`.
@@ -419,30 +358,20 @@ class Group:
         -> (heads of versions after it, heads of versions that are not in its chain), each as a tuple of Head. The first
         may be a push that went through since; if a new look does not find it, backends hide it.
         """
-
-        def task() -> Task:
-            instance = yield from self._enter(state)
-            return (yield from check_heads(self.member, instance, backends))
-
-        return task()
+        instance = yield from self.enter(state)
+        return (yield from check_heads(self.member, instance, backends))
 
     def read_births(self, state: State) -> Task:
         """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""
-
-        def task() -> Task:
-            instance: Instance = yield from self._enter(state)
-            branches = {name: read_birth(self.member, instance, a) for a, name in instance.names.items()}
-            got = yield Gather(branches, deadline_s=ASIDE_S)
-            out = {}
-            for name in branches:
-                fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
-                standing = self.member.standings.get(name, fallback)
-                out[name] = (
-                    fallback if standing.kind in ("ok", "unknown", "down", "full") and got.get(name) else standing
-                )
-            return out
-
-        return task()
+        instance: Instance = yield from self.enter(state)
+        got = yield Gather({a.name: a.read_birth() for a in instance.acceptors.values()}, deadline_s=ASIDE_S)
+        out = {}
+        for name in instance.names:
+            fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
+            standing = self.member.standings.get(name, fallback)
+            right = standing.kind in ("ok", "unknown", "down", "full") and got.get(name)
+            out[name] = fallback if right else standing
+        return out
 
     # inside
 
@@ -458,30 +387,42 @@ class Group:
 
         return sorted(out, key=ailing) + [(a, link) for a, link in m.links.items() if a not in names]
 
+    def _links(self) -> list[str]:
+        """Everything within reach, acceptors first."""
+        return [*(link for _, link in self._linked()), *self.member.others]
+
     def _config_of(self, state: State) -> Task:
         """-> the config that a state names."""
         m = self.member
         if state.config not in m.configs:
-            m.configs[state.config] = check_config(decode_config((yield from self.get_const(state.config))))
+            m.configs[state.config] = yield from self._decoded(state.config, decode_agreed_config)
         return m.configs[state.config]
 
-    def _enter(self, base: State) -> Task:
-        """-> the Instance after `base`, with the config and device set that `base` names."""
+    def enter(self, base: State, *, ahead: bool = False) -> Task:
+        """-> the Instance after `base`, with the config and device set that `base` names.
+
+        `ahead`: only to look at, because nobody has vouched for `base` yet: it must not say where to read and write.
+        """
         m = self.member
-        if m.instance is not None and m.instance.base == base:
-            return m.instance
+        if self._instance is not None and self._instance.base == base:
+            return self._instance
         config = yield from self._config_of(base)
-        if base.devices not in m.device_sets:
-            data = yield from self.get_const(base.devices)
-            m.device_sets[base.devices] = decode_device_set(data, m.keys.ns_id)
+        devices = m.device_sets.get(base.devices)
+        if devices is None:
+            decode = partial(decode_device_set, ns_id=m.keys.ns_id)
+            devices = m.device_sets[base.devices] = yield from self._decoded(base.devices, decode)
         if base.epoch not in dict(m.keys.epoch_keys):
-            ring = yield from self.get_ring(base)
-            m.keys = opened_keys(m, base, m.device_sets[base.devices], ring)
-            if m.instance is not None and m.instance.v == base.v:
-                self.unfenced.append((m.instance.base, base))
-        m.instance = Instance(m.keys, config, m.device_sets[base.devices], base)
-        m.barred.clear()  # whom this version admits is another question
-        return m.instance
+            m.keys = yield from follow_keys(m, base, devices, self._links())
+            if self._instance is not None and self._instance.v == base.v:
+                self.unfenced.append((self._instance.base, base))
+        instance = Instance(m, config, devices, base)
+        if not ahead:
+            self._instance = instance
+        return instance
+
+    def _decoded(self, digest: bytes, decode: Callable[[bytes], Any]) -> Task:
+        """-> what a const object holds."""
+        return decode((yield from self.get_const(digest)))
 
     def _sealed(self, kind: RecordKind, plaintext: Callable[[], bytes], base: State) -> Task:
         random, keys = (yield Random(32)), self.member.keys
@@ -492,6 +433,6 @@ class Group:
         config = yield from self._config_of(base)
         paths = {a.acceptor_id: path_of(a.acceptor_id) for _, a in config.acceptors}
         # A root that was emptied or rolled back holds nothing safely: its copy would count, and vanish with the next.
-        sound = {a for a in m.links if a not in m.replaced and a not in m.rolled_back}
-        reachable = {m.links[a]: path for a, path in paths.items() if a in sound}
+        unsound = {a for a, memory in m.acceptors.items() if memory.replaced or memory.rolled_back}
+        reachable = {m.links[a]: path for a, path in paths.items() if a in m.links and a not in unsound}
         return (yield from put_everywhere(reachable, sealed, config.meta_copies, what))

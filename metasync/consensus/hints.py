@@ -64,14 +64,10 @@ def write_head(m: Member, state: State, head: bytes, prev: bytes, backends: Sequ
     known = m.device_sets.get(state.devices)
     admitted = known is not None and known.get(m.identity.device_id) is not None
     mine = Head(m.identity.device_id, state.v, state.hash, head, prev, b"" if admitted else m.certificate)
-
-    def task() -> Task:
-        random = yield Random(32)
-        data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
-        heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}
-        return (yield from _some(heads, len(heads) // 2 + 1))
-
-    return task()
+    random = yield Random(32)
+    data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
+    heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}
+    return (yield from _some(heads, len(heads) // 2 + 1))
 
 
 def read_head(m: Member, instance: Instance, device_id: bytes, backends: Sequence[str]) -> Task:

@@ -96,12 +96,18 @@ def named(digest: bytes) -> Callable[[bytes], bytes]:
     return opened
 
 
-def opened_keys(m: Member, state: State, devices: DeviceSet, ring: bytes) -> WorkspaceKeys:
-    """The keys that `state`'s keyring holds for this device. `ExcludedError` when it holds none, `DamagedError`."""
+def follow_keys(m: Member, state: State, devices: DeviceSet, links: Sequence[str]) -> Task:
+    """-> the keys that the keyring of a decided state holds for this device, read from any of the backends `links`.
+
+    `ExcludedError` when it holds none, `DamagedError`, `NoQuorumError`.
+    """
+    path = ring_place(state.epoch, state.keyring)
+    copies = [Copy(link, path, named(state.keyring)) for link in links]
+    ring: bytes = yield from get_anywhere(copies, RING_BYTES_MAX, f"the keyring of epoch {state.epoch}")
     try:
-        if read_ring(ring, state.ns_id).chain != devices.chain or devices.chain.epoch != state.epoch:
+        if read_ring(ring, m.keys.ns_id).chain != devices.chain or devices.chain.epoch != state.epoch:
             raise FormatError("its admin keys are not those of the device set")
-        keys = open_ring(ring, m.identity.seal_private, state.ns_id)
+        keys = open_ring(ring, m.identity.seal_private, m.keys.ns_id)
     except FormatError as e:
         raise DamagedError(
             f"version {state.v} names a keyring that cannot be right: {e.message}", next_step="Run metasync check."

@@ -17,26 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from metasync.consensus.acceptors.birth_check import read_birth
-from metasync.consensus.acceptors.block import first_blocks
+from metasync.consensus.acceptors import AcceptorView
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import find_keys
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import Member
 from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
-from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.entry import ENTRY_BYTES_MAX, SignedEntry, entry_path, hint_path, open_entry, open_hint
+from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint
 from metasync.consensus.records.state import VERSION_MAX, State, follows
 from metasync.consensus.truncation import opened
 from metasync.errors import (
+    BackendError,
     DamagedError,
     ForkError,
     FormatError,
     NoQuorumError,
-    NotFoundError,
     UpgradeError,
 )
-from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task
+from metasync.runtime.effects import Gather, Now, Sleep, Task
 
 GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
 GALLOP_GROWTH: Final = 16
@@ -44,8 +42,9 @@ PAUSE_FIRST_S: Final = 0.1  # between looks while too few acceptors answer
 PAUSE_MAX_S: Final = 2.0
 NARROW: Final = 8  # probes between the last version known to be there and the first known to be absent
 
-Enter = Callable[[State], Task]
-"""-> the Instance after a state: loads the config and device set that it names."""
+Enter = Callable[..., Task]
+"""(state, ahead=False) -> the Instance after a state: loads the config and device set that it names. `ahead`: only to
+look at, because nobody has vouched for the state yet: it must not say where to read and write."""
 
 
 @dataclass(slots=True)
@@ -69,18 +68,18 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
     current = known
     absent_above: int | None = None
     stepped = False
-    heard: set[bytes] = set()
+    heard: set[bytes] = set()  # acceptors whose births were seen right, over all versions that were passed through
     while True:
         instance: Instance = yield from enter(current)
         instance.begin()
         m.remember_state(current)
         m.reached = current
         if absent_above == instance.v:
-            instance.heard |= heard
+            instance.hear(heard)
             return current
         yield from _probe(m, instance, deadline)
-        heard = {a for a in heard | instance.heard if a not in m.replaced}
-        if instance.floored:
+        heard = {a for a in heard | instance.heard if not m.acceptors[a].replaced}
+        if instance.is_behind_floor():
             current = (yield from _leap(m, enter, instance, current, instance.quorum)) or current
             absent_above = None
             continue
@@ -90,12 +89,12 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         if decided is not None and not stepped:
             if decided.epoch != current.epoch:
                 absent_above = None  # what was absent, was so by the names of another epoch
-            if instance.is_last() and m.unaudited.isdisjoint(instance.names):  # else the next look asks for claims
+            if instance.is_last() and instance.is_audited():  # else the next look asks for claims
                 absent_above = decided.v + 1
             stepped, current = True, decided  # one version more is the common case: no need to look far ahead
             continue
         if instance.progress():
-            top = yield from _gallop(m, instance, deadline)
+            top = yield from _gallop(instance, deadline)
             if top is not None:
                 jumped = yield from _jump(m, enter, instance, current, top)
                 absent_above = top.absent if instance.all_logs else None
@@ -121,10 +120,10 @@ def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Tas
     instance.begin()
     yield from look_around(m, instance, deadline - (yield Now()), everybody=True)
     instance.check_fork()
-    if instance.floored and (leapt := (yield from _leap(m, enter, instance, known, 1))) is not None:
+    if instance.is_behind_floor() and (leapt := (yield from _leap(m, enter, instance, known, 1))) is not None:
         return (yield from newest_seen(m, enter, leapt, deadline - (yield Now())))
     decided = instance.decided()
-    top = (yield from _gallop(m, instance, deadline, enough=1)) if instance.progress() else None
+    top = (yield from _gallop(instance, deadline, enough=1)) if instance.progress() else None
     if top is not None and top.v > instance.v:
         jumped = yield from _jump(m, enter, instance, known, top)
         if jumped is not None and jumped.v > known.v:  # the base of what was found: that may be decided as well
@@ -138,10 +137,10 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
     while True:
         left = max(deadline - (yield Now()), 0.0)
         yield from look_around(m, instance, left, beyond=True, grace=True)
-        m.check_rollback(instance)
+        instance.check_rollback()
         instance.check_fork()
         known = instance.read() >= instance.quorum or instance.decided() is not None
-        if known or instance.progress() or instance.floored:
+        if known or instance.progress() or instance.is_behind_floor():
             return
         now = yield Now()
         if now >= deadline or _hopeless(m, instance):
@@ -151,18 +150,13 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
 
 
 def _hopeless(m: Member, instance: Instance) -> bool:
-    out = sum(
-        (s := m.standings.get(name)) is not None and s.kind in ("replaced", "poisoned", "rolled back", "unlinked")
-        for name in instance.names.values()
-    )
+    out = sum(a.is_out("poisoned") for a in instance.acceptors.values())
     retired = any(stone.era > instance.base.era for stone in m.tombstones.values())  # look for its record
-    return retired or out > len(instance.names) - instance.quorum
+    return retired or out > len(instance.acceptors) - instance.quorum
 
 
 def _too_few(m: Member, instance: Instance) -> Exception:
-    newer = sorted(instance.names[a] for a, log in instance.logs.items() if log.newer)
-    if newer:
-        return UpgradeError(f"{', '.join(newer)}: written by a newer version", next_step="upgrade metasync")
+    instance.check_upgrade()
     return no_quorum(m, instance)
 
 
@@ -193,25 +187,29 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: i
     A floor that no admitted device signed is none: its acceptor is out then. One acceptor's word is not enough, because
     a device that was revoked meanwhile was admitted in states as this device knows them.
     """
-    floors = yield from opened(m, instance)
-    hints: dict[str, SignedEntry | None] = yield Gather({a.hex(): _hint(m, instance, a) for a in instance.names})
+    floors: dict[bytes, SignedEntry] = yield from opened(m, instance)
+    acceptors = instance.acceptors.values()
+    hints: dict[str, SignedEntry | None] = yield Gather({a.name: _hint(a) for a in acceptors})
     best: dict[bytes, State] = {}
     good: set[bytes] = set()
-    for acceptor_id in instance.names:
-        for signed in (hints[acceptor_id.hex()], floors.get(acceptor_id)):
+    for acceptor in acceptors:
+        floor = floors.get(acceptor.acceptor_id)
+        for signed in (hints[acceptor.name], floor):
             value = None if signed is None else signed.entry.value
-            if signed is None or value is None or not (yield from _vouched(m, enter, instance, signed)):
+            if signed is None or value is None or not (yield from _vouched(enter, signed)):
                 continue
-            if signed is floors.get(acceptor_id):
-                good.add(acceptor_id)
-            if value.v > max(current.v, best[acceptor_id].v if acceptor_id in best else 0):
-                best[acceptor_id] = value
+            if signed is floor:
+                good.add(acceptor.acceptor_id)
+            shown = best.get(acceptor.acceptor_id)
+            if value.v > max(current.v, 0 if shown is None else shown.v):
+                best[acceptor.acceptor_id] = value
     found = yield from _shown_by_enough(m, instance, current, best, enough)
     if found is None and best:
         found = yield from _shown_with_newer_keys(m, instance, current, best, enough)
-    for acceptor_id in [a for a in floors if a not in good]:
-        m.broken(instance, acceptor_id, "its floor is not one that a device of the workspace made")
-    instance.floored.clear()
+    for a in floors.keys() - good:
+        instance.acceptors[a].poison("its floor is not one that a device of the workspace made")
+    for acceptor in acceptors:
+        acceptor.floor = None
     if found is None and good:
         raise NoQuorumError(
             f"the logs after version {current.v} are gone, and the way to the newer versions cannot be read",
@@ -227,7 +225,7 @@ def _shown_with_newer_keys(
 
     Whatever is taken here, the keys of what turns out to be agreed are followed afterwards.
     """
-    links = [link for a in instance.names if (link := m.backend_of(instance, a))]
+    links = [link for a in instance.acceptors.values() if (link := a.reach())]
     held = m.keys
     newer, _ = yield from find_keys(m, held.epoch + 1, links)
     for keys in newer:
@@ -246,7 +244,7 @@ def _shown_by_enough(m: Member, instance: Instance, current: State, best: Mappin
         acceptor_id, state = shown[-enough]
         try:
             if (yield from ancestor(m, instance, state, current.v)) != current.hash:
-                raise _apart(instance, acceptor_id, state, current)
+                raise _apart(instance.acceptors[acceptor_id], state, current)
             above = 0
             for _, later in shown[len(shown) - enough + 1 :]:
                 above += (yield from ancestor(m, instance, later, state.v)) == state.hash
@@ -258,39 +256,32 @@ def _shown_by_enough(m: Member, instance: Instance, current: State, best: Mappin
     return None
 
 
-def _hint(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
+def _hint(acceptor: AcceptorView) -> Task:
     """-> what an acceptor's hint says, or None."""
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return None
-    reply: Reply = yield Op(
-        backend, "get", hint_path(acceptor_id), max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S
-    )
-    if reply.error is not None:
+    found = yield from acceptor.get(hint_path(acceptor.acceptor_id))
+    if not isinstance(found, bytes):
         return None
     try:
-        return open_hint(m.keys, reply.value, acceptor_id)
+        return open_hint(acceptor.m.keys, found, acceptor.acceptor_id)
     except (FormatError, UpgradeError):
         return None
 
 
-def _vouched(m: Member, enter: Enter, instance: Instance, signed: SignedEntry) -> Task:
+def _vouched(enter: Enter, signed: SignedEntry) -> Task:
     """-> bool: an admitted device signed it, and its value may follow its base."""
     entry = signed.entry
     try:
-        ahead: Instance = yield from enter(entry.base)
+        ahead: Instance = yield from enter(entry.base, ahead=True)
         public = ahead.devices.key_of(entry.device_id, entry.certificate)
         signed_well = public is not None and signed.verifies(public)
         return signed_well and entry.value is not None and follows(entry.value, entry.base)
     except (DamagedError, FormatError, NoQuorumError, UpgradeError):
         return False
-    finally:
-        m.instance = instance  # what nobody has vouched for yet must not say where to read and write
 
 
-def _apart(instance: Instance, acceptor_id: bytes, shown: State, current: State) -> ForkError:
+def _apart(acceptor: AcceptorView, shown: State, current: State) -> ForkError:
     return ForkError(
-        f"{instance.names[acceptor_id]}: its version {shown.v} does not descend from version "
+        f"{acceptor.name}: its version {shown.v} does not descend from version "
         f"{current.v} as this device knows it ({current.fingerprint})",
         next_step="compare the fingerprint with another device; do not trust the named backend",
     )
@@ -299,7 +290,7 @@ def _apart(instance: Instance, acceptor_id: bytes, shown: State, current: State)
 # Looking far ahead.
 
 
-def _gallop(m: Member, instance: Instance, deadline: float, enough: int | None = None) -> Task:
+def _gallop(instance: Instance, deadline: float, enough: int | None = None) -> Task:
     """-> _Top: the highest version above or at the instance's with an entry, or None when time is up."""
     top = _Top(instance.v, {})
     stride = 1
@@ -316,7 +307,7 @@ def _gallop(m: Member, instance: Instance, deadline: float, enough: int | None =
         left = deadline - (yield Now())
         if left <= 0:
             return None
-        found, answers = yield from _probe_versions(m, instance, versions, left, enough)
+        found, answers = yield from _probe_versions(instance, versions, left, enough)
         if answers < (instance.quorum if enough is None else enough):
             return None
         for v in versions:
@@ -338,54 +329,28 @@ def _agreeing(entries: Mapping[bytes, SignedEntry], least: int) -> dict[bytes, S
     return {a: signed for a, signed in entries.items() if signed.entry.base.hash == most}
 
 
-def _probe_versions(m: Member, instance: Instance, versions: Sequence[int], left: float, enough: int | None) -> Task:
+def _probe_versions(instance: Instance, versions: Sequence[int], left: float, enough: int | None) -> Task:
     """-> ({version: {acceptor: entry in its slot 0}}, how many acceptors answered for all versions)."""
     found: dict[int, dict[bytes, SignedEntry]] = {}
 
-    def one(acceptor_id: bytes) -> Task:
-        backend = m.backend_of(instance, acceptor_id)
-        if backend is None or acceptor_id in m.replaced or acceptor_id in m.unaudited:
+    def one(acceptor: AcceptorView) -> Task:
+        if acceptor.reach() is None or acceptor.memory.replaced or acceptor.memory.unaudited:
             return False
-        branches = {str(v): _slot_zero(m, instance, acceptor_id, backend, v) for v in versions}
-        branches["birth"] = read_birth(m, instance, acceptor_id)  # what is absent counts only where it is right
+        branches = {str(v): acceptor.first_entry(v) for v in versions}
+        branches["birth"] = acceptor.read_birth()  # what is absent counts only where it is right
         got = yield Gather(branches)
         for v in versions:
             if isinstance(got[str(v)], SignedEntry):
-                found.setdefault(v, {})[acceptor_id] = got[str(v)]
-        return all(answer is not False for answer in got.values())
+                found.setdefault(v, {})[acceptor.acceptor_id] = got[str(v)]
+        return got.pop("birth") and not any(isinstance(answer, BackendError) for answer in got.values())
 
     def until(results: Mapping[str, Any]) -> bool:
-        wanted = instance.quorum if enough is None else len(instance.names)
+        wanted = instance.quorum if enough is None else len(instance.acceptors)
         return sum(answer is True for answer in results.values()) >= wanted
 
-    results = yield Gather({a.hex(): one(a) for a in instance.names}, until, deadline_s=max(left, 0.0))
+    branches = {a.name: one(a) for a in instance.acceptors.values()}
+    results = yield Gather(branches, until, deadline_s=max(left, 0.0))
     return found, sum(answer is True for answer in results.values())
-
-
-def _slot_zero(m: Member, instance: Instance, acceptor_id: bytes, backend: str, v: int) -> Task:
-    """-> SignedEntry, None when there is none that opens, False when the acceptor did not answer."""
-    if isinstance(instance.logs[acceptor_id], Blocks):
-        return (yield from first_blocks(m, instance, acceptor_id, backend, v))
-    base = instance.base
-    path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v, 0)
-    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    if isinstance(reply.error, NotFoundError):
-        return None
-    if reply.error is not None:
-        return False
-    try:
-        return open_entry(
-            m.keys,
-            reply.value,
-            ns_id=base.ns_id,
-            era=base.era,
-            epoch=base.epoch,
-            acceptor_id=acceptor_id,
-            v=v,
-            idx=0,
-        )
-    except (FormatError, UpgradeError):
-        return None  # whoever reads this log in earnest will say what is wrong with it
 
 
 def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
@@ -399,7 +364,7 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
     for acceptor_id, signed in top.shown.items():
         entry = signed.entry
         try:
-            ahead: Instance = yield from enter(entry.base)
+            ahead: Instance = yield from enter(entry.base, ahead=True)
             public = ahead.devices.key_of(entry.device_id, entry.certificate)
             if public is None or not signed.verifies(public):
                 continue
@@ -409,10 +374,8 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
                 target = yield from _last_under(m, instance, current, entry.base)
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):
             continue  # made up, or the way back cannot be read now: step forward one by one instead
-        finally:
-            m.instance = instance  # what nobody has vouched for yet must not say where to read and write
         if digest != current.hash:
-            raise _apart(instance, acceptor_id, entry.base, current)
+            raise _apart(instance.acceptors[acceptor_id], entry.base, current)
         return target
     return None
 

@@ -27,7 +27,6 @@ from typing import Final
 
 from metasync.config import Config
 from metasync.consensus import eras, learner
-from metasync.consensus.acceptors.birth_check import read_birth
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, seal_object
@@ -141,7 +140,8 @@ def answering(m: Member, enter: Enter, known: State) -> Task:
     instance: Instance = yield from enter(known)
     m.recovering = known.era + 1
     try:
-        got = yield Gather({name: read_birth(m, instance, a) for a, name in instance.names.items()}, deadline_s=READ_S)
+        births = {a.name: a.read_birth() for a in instance.acceptors.values()}
+        got = yield Gather(births, deadline_s=READ_S)
     finally:
         m.recovering = 0
     return {name for name, right in got.items() if right}
@@ -161,12 +161,12 @@ def _retire_one(m: Member, acceptor_id: bytes, birth: bytes, link: str, stone: T
         raise BackendError(f"{link}: it was emptied or replaced: it is not the backend that voted", retryable=False)
     if there is not None and there.era == stone.era and there.digest not in (ZERO_HASH, stone.digest):
         if stone.digest == ZERO_HASH:
-            m.tombstones[acceptor_id] = there
+            m.acceptors[acceptor_id].tombstone = there
             return
         raise eras.two_records(stone.era, [[link]])
     if there != stone:
         yield from _certain(Op(link, "put", path, encode_tombstone(acceptor_id, data[18:50], stone)))
-    m.tombstones[acceptor_id] = stone
+    m.acceptors[acceptor_id].tombstone = stone
 
 
 def held(m: Member, enter: Enter, known: State) -> Task:

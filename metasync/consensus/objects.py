@@ -7,7 +7,7 @@ proposed, so that every quorum holds an honest copy (consensus.md, rule 1.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
@@ -161,6 +161,12 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
     raise NoQuorumError(f"{what}: no backend gave it ({reasons})", next_step="run again when they are reachable")
 
 
+def get_const(keys: WorkspaceKeys, digest: bytes, links: Iterable[tuple[bytes, str]], what: str) -> Task:
+    """-> the plaintext of a const object, from any of the acceptors `links`: (its id, the way to it)."""
+    opened = opener(keys, RecordKind.CONST, digest)
+    return get_anywhere([Copy(link, const_path(a, digest.hex()), opened) for a, link in links], CONST_BYTES_MAX, what)
+
+
 def opener(keys: WorkspaceKeys, kind: RecordKind, digest: bytes) -> Callable[[bytes], bytes]:
     """Opens an object only if its bytes hash to `digest`."""
 
@@ -172,26 +178,18 @@ def opener(keys: WorkspaceKeys, kind: RecordKind, digest: bytes) -> Callable[[by
     return opened
 
 
-def block_opener(keys: WorkspaceKeys, state_hash: bytes) -> Callable[[bytes], State]:
-    """Finds the state of this hash among those of a block (`floors`)."""
-
-    def opened(data: bytes) -> State:
-        plain = open_object(keys, RecordKind.STATES, data)
-        for at in range(0, len(plain), STATE_BYTES):
-            if sha256(plain[at : at + STATE_BYTES]) == state_hash:
-                return decode_state(plain[at : at + STATE_BYTES])
-        raise FormatError("its copy of the block lacks the state")
-
-    return opened
+def open_state(keys: WorkspaceKeys, state_hash: bytes, data: bytes) -> State:
+    """The state of this hash, from an object of its own. `FormatError` when another one is in it."""
+    state = decode_state(open_object(keys, RecordKind.STATE, data))
+    if state.hash != state_hash:
+        raise FormatError("its copy is another state")
+    return state
 
 
-def state_opener(keys: WorkspaceKeys, state_hash: bytes) -> Callable[[bytes], State]:
-    """Opens a state object only if it holds the state of this hash."""
-
-    def opened(data: bytes) -> State:
-        state = decode_state(open_object(keys, RecordKind.STATE, data))
-        if state.hash != state_hash:
-            raise FormatError("its copy is another state")
-        return state
-
-    return opened
+def open_state_in_block(keys: WorkspaceKeys, state_hash: bytes, data: bytes) -> State:
+    """The state of this hash, from a block of 1024 states (`floors`). `FormatError` when it is not in it."""
+    plain = open_object(keys, RecordKind.STATES, data)
+    for at in range(0, len(plain), STATE_BYTES):
+        if sha256(plain[at : at + STATE_BYTES]) == state_hash:
+            return decode_state(plain[at : at + STATE_BYTES])
+    raise FormatError("its copy of the block lacks the state")

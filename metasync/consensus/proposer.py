@@ -38,7 +38,6 @@ from types import GeneratorType
 from typing import Any, Final
 
 from metasync.codec import Reader, u8
-from metasync.consensus.acceptors import append, look
 from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import check_admitted
@@ -46,8 +45,8 @@ from metasync.consensus.participant import Member
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
-from metasync.errors import NoQuorumError, UpgradeError
-from metasync.keys.derive import FORMAT, UPGRADE, check_format
+from metasync.errors import NoQuorumError
+from metasync.keys.derive import FORMAT, check_format
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
 
 JOURNAL_KEY: Final = "consensus.journal"
@@ -133,10 +132,10 @@ class _Attempt:
     def run(self) -> Task:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
         i, m = self.instance, self.m
-        self.round = m.take_prepared(i)
+        self.round = i.take_prepared()
         if self.round == NEVER:
             i.begin()
-        i.now = yield Now()  # an upload, or a sleep, may lie between `prepare` and this
+        m.now = yield Now()  # an upload, or a sleep, may lie between `prepare` and this
         if self.make_value is not None and owns(m, i):
             yield from self._own_round()
         while True:
@@ -145,8 +144,8 @@ class _Attempt:
                 return decided
             self._new_round()
             if self.value is None:
-                if self.make_value is not None and self.skip is None:
-                    self.skip = yield from ancestor(m, i, i.base, skip_version(i.v))
+                if self.make_value is not None:
+                    yield from self._learn_skip()
                 if i.promises(self.round) < i.quorum:  # `prepare` may have seen to it
                     yield from self._phase(Kind.PREPARE)
                 if i.promises(self.round) < i.quorum:
@@ -160,7 +159,7 @@ class _Attempt:
             if self.value == self.own:
                 yield from self._journal()
             yield from self._phase(Kind.ACCEPT)
-            i.now = yield Now()  # the machine may have slept meanwhile: then what was read before counts no more
+            m.now = yield Now()  # the machine may have slept meanwhile: then what was read before counts no more
             decided = i.decided()
             if decided is not None:
                 return decided
@@ -169,16 +168,16 @@ class _Attempt:
     def prepare(self, hurry: Hurry) -> Task:
         """Phase 1 alone, once. -> bool: a quorum promised, or there is no phase 1 to do."""
         i, m = self.instance, self.m
-        m.take_prepared(i)
+        i.take_prepared()
         if owns(m, i):
             return True
         i.begin()
-        yield from ancestor(m, i, i.base, skip_version(i.v))  # remembered: the value will need it
+        yield from self._learn_skip()  # remembered: the value will need it
         self._new_round()
         yield from self._phase(Kind.PREPARE, linger=hurry)
         if i.promises(self.round) < i.quorum:
             return False
-        m.prepared = (i, self.round)
+        i.prepared = self.round
         return True
 
     def _known(self) -> Task:
@@ -187,7 +186,7 @@ class _Attempt:
         i.check_fork()
         if i.decided(births=False) is None:
             return None
-        i.now = yield Now()
+        self.m.now = yield Now()
         if i.decided() is None:
             yield from self._look()
         self.doubted = i.decided() is None
@@ -209,10 +208,16 @@ class _Attempt:
     def _own_round(self) -> Task:
         """Takes round 0, which is ours alone: no phase 1. Its value is fixed before anything is sent, and for ever."""
         i, m = self.instance, self.m
-        self.skip = yield from ancestor(m, i, i.base, skip_version(i.v))
+        yield from self._learn_skip()
         value = yield from self._own_value()
         m.rounds_used[i.v] = 0
         self.round, self.value = Round(0, m.incarnation), value
+
+    def _learn_skip(self) -> Task:
+        """Looks up what a value of one's own will name as its `skip`."""
+        if self.skip is None:
+            i = self.instance
+            self.skip = yield from ancestor(self.m, i, i.base, skip_version(i.v))
 
     def _own_value(self) -> Task:
         if self.own is None:
@@ -247,24 +252,24 @@ class _Attempt:
         value = self.value if kind is Kind.ACCEPT else None
         now = yield Now()
         branches: dict[str, Task] = {}
-        for acceptor_id, name in i.names.items():
-            branches[name] = append(m, i, acceptor_id, kind, self.round, value, self.stale)
+        for acceptor in i.acceptors.values():
+            branches[acceptor.name] = acceptor.append(kind, self.round, value, self.stale)
         branches[_TIMER] = _timer(m, PHASE_RTTS) if linger is None else _timer(m, LINGER_RTTS, linger)
 
         def until(results: Mapping[str, Any]) -> bool:
             won = i.promises(self.round) >= i.quorum if kind is Kind.PREPARE else i.decided() is not None
             outcomes = [o for key, o in results.items() if key != _TIMER]
             contested = any(o.kind in ("met", "rejected", "closed") for o in outcomes)
-            hopeless = sum(o.kind != "done" for o in outcomes) > len(i.names) - i.quorum
+            hopeless = sum(o.kind != "done" for o in outcomes) > len(i.acceptors) - i.quorum
             in_time = (won or contested) and _TIMER in results
-            return (won and linger is None) or len(outcomes) == len(i.names) or hopeless or in_time
+            return (won and linger is None) or len(outcomes) == len(i.acceptors) or hopeless or in_time
 
         yield Gather(branches, until, deadline_s=max(self.deadline - now, 0.0))
 
     def _lost(self, kind: Kind) -> Task:
         """After a phase without a quorum: go on at once, let a rival finish, or wait for acceptors to come back."""
         i, m = self.instance, self.m
-        if i.floored:
+        if i.is_behind_floor():
             raise BehindFloorError
         i.check_fork()
         self._check_possible()
@@ -274,8 +279,8 @@ class _Attempt:
         if i.decided(births=False) is not None and not self.doubted:
             return  # to be looked at
         top = i.top_round()
-        rivals = [log.promised for log in i.logs.values() if log.usable and log.promised.incarnation != m.incarnation]
-        fresh = [r for r in rivals if r > self.stale and r != NEVER]
+        promised = [a.log.promised for a in i.acceptors.values() if a.log.usable]
+        fresh = [r for r in promised if r.incarnation != m.incarnation and r > self.stale and r != NEVER]
         if not fresh:
             pause = min(BACKOFF_FIRST_S * (1 << min(self.failures, 8)), BACKOFF_MAX_S, left)
             self.failures += 1
@@ -317,19 +322,12 @@ class _Attempt:
 
     def _check_possible(self) -> None:
         """Raises when so many acceptors are out for good that no quorum can come about in this version."""
-        i, m = self.instance, self.m
-        out = i.poisoned()
-        out.update({i.names[a]: barred.reason for a, barred in m.barred.items() if a in i.names})
-        for name in i.names.values():
-            standing = m.standings.get(name)
-            if standing is not None and standing.kind in ("replaced", "rolled back", "unlinked"):
-                out.setdefault(name, standing.reason)
-        if len(out) <= len(i.names) - i.quorum:
+        i = self.instance
+        out = sum(not a.log.usable or a.barred is not None or a.is_out() for a in i.acceptors.values())
+        if out <= len(i.acceptors) - i.quorum:
             return
-        newer = [i.names[a] for a, log in i.logs.items() if log.newer]
-        if newer:
-            raise UpgradeError(f"{', '.join(sorted(newer))}: written by a newer version", next_step=UPGRADE)
-        m.check_rollback(i)
+        i.check_upgrade()
+        i.check_rollback()
         raise self._no_quorum()
 
     def _no_quorum(self) -> NoQuorumError:
@@ -394,14 +392,14 @@ def look_around(
     asked again by a push.
     """
     i = instance
-    branches: dict[str, Task] = {n: look(m, i, acceptor_id, beyond=beyond) for acceptor_id, n in i.names.items()}
+    branches: dict[str, Task] = {a.name: a.look(beyond=beyond) for a in i.acceptors.values()}
     branches[_TIMER] = _timer(m, PHASE_RTTS)
     if grace:
         branches[_GRACE] = _grace(i)
 
     def until(results: Mapping[str, Any]) -> bool:
         ended = len(results) - (_TIMER in results) - (_GRACE in results)
-        if ended == len(i.names):
+        if ended == len(i.acceptors):
             return True
         if i.decided() is not None:  # whether there is more, a quorum tells in the same step
             return not beyond or ended >= i.quorum or _TIMER in results
@@ -410,13 +408,13 @@ def look_around(
         return _TIMER in results or not (everybody or i.has_votes())
 
     yield Gather(branches, until, deadline_s=max(deadline_s, 0.0))
-    i.now = yield Now()
+    m.now = yield Now()
 
 
 def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
     """What to tell when too few acceptors answered, with each one's reason."""
-    names = sorted(instance.names.values())
-    barred = {instance.names[a]: b for a, b in m.barred.items() if a in instance.names}
+    names = sorted(instance.names)
+    barred = {a.name: a.barred for a in instance.acceptors.values() if a.barred is not None}
     why = {n: b.reason for n, b in barred.items()}
     why |= {n: s.reason or s.kind for n in names if (s := m.standings.get(n)) and s.kind != "ok"}
     reasons = "; ".join(f"{n}: {reason.removeprefix(f'{n}: ')}" for n, reason in sorted(why.items()))
@@ -432,7 +430,7 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
         step = f"free space on {', '.join(full)}, then run again"
     if barred:
         step = next(iter(barred.values())).next_step
-    if not any(a in m.links for a in instance.names):
+    if not m.links.keys() & instance.acceptors.keys():
         step = (
             "this device knows a way to none of the backends of today. Ask for a new invitation, or clone anew;"
             " or tell it the ways: metasync backend link NAME URL"

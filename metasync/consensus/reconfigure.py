@@ -14,7 +14,7 @@ acceptor may be emptied any time after the fence: it then shows no birth, and wh
 longer than `instance.DELTA_S`.
 
 An acceptor that joins knows nothing of older versions, and one day none is left that does. So it is given, beside the
-objects of the present, the states on the way back that later versions need for their `skip` hash (`states.step_back`).
+objects of the present, the states on the way back that later versions need for their `skip` hash (`ancestry`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from metasync.config import Config
-from metasync.consensus.acceptors import append, look
+from metasync.consensus.acceptors import AcceptorView
 from metasync.consensus.chain import fetch_state
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import check_admitted
@@ -133,25 +133,22 @@ def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: 
         return
     check_admitted(m, instance.devices, instance.v)
     deadline = (yield Now()) + deadline_s
-    stay = {a.acceptor_id for _, a in new.acceptors} & instance.names.keys()
-    every_quorum = len(instance.names) - instance.quorum + 1 + instance.config.f
+    acceptors = instance.acceptors
+    stay = {a.acceptor_id for _, a in new.acceptors} & acceptors.keys()
+    every_quorum = len(acceptors) - instance.quorum + 1 + instance.config.f
     instance.begin()
     pause = PAUSE_S
 
-    def is_closed(a: bytes) -> bool:
-        log = instance.logs[a]
-        return a in instance.born and log.usable and log.closed == value
-
     def stands() -> bool:
-        closed = {a for a in instance.names if is_closed(a)}
+        closed = {a for a, view in acceptors.items() if view.born and view.log.usable and view.log.closed == value}
         return len(closed) >= instance.quorum and len(closed & stay) >= min(every_quorum, len(stay))
 
     def until(results: Mapping[str, Any]) -> bool:
-        return len(results) >= len(instance.names) or (stands() and "" in results)
+        return len(results) >= len(acceptors) or (stands() and "" in results)
 
     while True:
         left = deadline - (yield Now())
-        branches: dict[str, Task] = {name: _close(m, instance, a, value) for a, name in instance.names.items()}
+        branches: dict[str, Task] = {a.name: _close(a, value) for a in acceptors.values()}
         yield Gather({**branches, "": _timer(REST_S)}, until, deadline_s=max(left, 0.0))
         if stands():
             m.fenced.add(value.hash)
@@ -162,10 +159,10 @@ def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: 
         pause = min(2 * pause, FENCE_PAUSE_MAX_S)
 
 
-def _close(m: Member, instance: Instance, acceptor_id: bytes, value: State) -> Task:
-    yield from append(m, instance, acceptor_id, Kind.DECIDED, Round(0, ZERO_ID), value, NEVER)
-    if acceptor_id not in instance.born:  # closed as is known already: then that is looked at
-        yield from look(m, instance, acceptor_id)
+def _close(acceptor: AcceptorView, value: State) -> Task:
+    yield from acceptor.append(Kind.DECIDED, Round(0, ZERO_ID), value, NEVER)
+    if not acceptor.born:  # closed as is known already: then that is looked at
+        yield from acceptor.look()
 
 
 def _timer(seconds: float) -> Task:

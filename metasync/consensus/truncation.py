@@ -20,21 +20,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from metasync.consensus.acceptors.view import TRUST_S, AcceptorView
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import AGAIN, find_keys
 from metasync.consensus.objects import const_path, put_everywhere, seal_object
 from metasync.consensus.participant import OP_TIMEOUT_S, Member
-from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
     SignedEntry,
     covering,
-    entry_path,
     floor_path,
-    open_entry,
     open_floor,
     seal_floor,
     shown_epoch,
@@ -42,43 +40,14 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import State
 from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
-from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Task, Work
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task, Work
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
 KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor
 BEHIND_LEAST: Final = STEP  # a floor is never nearer to the newest version: whoever is this far behind looks first
-TRUST_S: Final = 86_400.0  # how long a look at an acceptor's floor counts
 GRACE_S: Final = 30 * TRUST_S
 DELETES_MAX: Final = 512  # requests for one push's share of the work
 FETCHES: Final = 32  # states fetched side by side
-
-
-def trusted(m: Member, acceptor_id: bytes, v: int) -> Task:
-    """-> bool: this acceptor was lately seen to have no floor above v."""
-    block, seen_s = m.floors.get(acceptor_id, (-1, 0.0))
-    return block == v // STEP and (yield Now()) - seen_s <= TRUST_S
-
-
-def read_floor(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Looks whether a floor covers this instance. -> bool: none does, and what this acceptor lacks counts.
-
-    A floor that is there is noted in `instance.floored`.
-    """
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return False
-    asked = yield Now()
-    floor = covering(instance.v)
-    path = floor_path(acceptor_id, floor)
-    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    if isinstance(reply.error, NotFoundError):
-        m.floors[acceptor_id] = (instance.v // STEP, asked)
-        return True
-    if reply.error is not None:
-        m.fault(instance, acceptor_id, reply.error)
-        return False
-    instance.floored[acceptor_id] = reply.value
-    return False
 
 
 def opened(m: Member, instance: Instance) -> Task:
@@ -90,8 +59,9 @@ def opened(m: Member, instance: Instance) -> Task:
     out: dict[bytes, SignedEntry] = {}
     shut_out: set[bytes] = set()
     floor = covering(instance.v)
-    links = [link for a in instance.names if (link := m.backend_of(instance, a))]
-    for acceptor_id, data in instance.floored.items():
+    floored = {a: view.floor for a, view in instance.acceptors.items() if view.floor is not None}
+    links = [link for a in instance.acceptors.values() if (link := a.reach())]
+    for acceptor_id, data in floored.items():
         candidates = [m.keys]
         epoch = shown_epoch(data)
         if epoch > m.keys.epoch:
@@ -111,16 +81,15 @@ def opened(m: Member, instance: Instance) -> Task:
         if acceptor_id not in out and acceptor_id not in shut_out:
             if epoch > m.keys.epoch and len(candidates) == 1:
                 why = f"it is sealed with keys of epoch {epoch}, and no keyring gives them to this device"
-            m.broken(instance, acceptor_id, f"its floor of version {floor} cannot be read: {why}")
-    if shut_out and len(instance.names) - len(shut_out - out.keys()) < instance.quorum:
+            instance.acceptors[acceptor_id].poison(f"its floor of version {floor} cannot be read: {why}")
+    if shut_out and len(instance.acceptors) - len(shut_out - out.keys()) < instance.quorum:
         raise ExcludedError(
             f"the workspace's keys were changed, and the new ones are not for this device ({m.identity.name}): "
             "it was revoked, or was never agreed as one of its devices",
             next_step=AGAIN,
         )
     for acceptor_id in shut_out - out.keys():
-        why = f"its floor of version {floor} is sealed with keys that are not for this device"
-        m.broken(instance, acceptor_id, why)
+        instance.acceptors[acceptor_id].poison(f"its floor of version {floor} is sealed with keys not for this device")
     return out
 
 
@@ -159,8 +128,8 @@ def bound_logs(
     `now_s`: the time of day. Called after pushes; whatever fails is tried again after a later one. Idempotent, and any
     number of devices may do it.
     """
-    reachable = {a: link for a in instance.names if (link := m.backend_of(instance, a)) and a not in m.replaced}
-    for acceptor_id, link in reachable.items():
+    for acceptor, link in _sound(instance):
+        acceptor_id = acceptor.acceptor_id
         name = acceptor_id.hex()
         done = progress.deleted.get(name, 0)
         for floor in range(done + STEP, progress.made + STEP, STEP):
@@ -176,7 +145,7 @@ def bound_logs(
             break
         due = progress.read_s.get((name, done + STEP))
         if due is not None and now_s - due >= grace_s:
-            kind = "bl" if isinstance(instance.logs[acceptor_id], Blocks) else "px"
+            kind = "bl" if acceptor.form == "block" else "px"
             if (yield from _delete_block(link, f"{name}/{kind}/{done // STEP}")):
                 progress.deleted[name] = done + STEP
                 del progress.read_s[name, done + STEP]
@@ -186,6 +155,11 @@ def bound_logs(
         progress.made += STEP
         return True
     return False
+
+
+def _sound(instance: Instance) -> list[tuple[AcceptorView, str]]:
+    """The acceptors within reach that are what they were, each with the way to it."""
+    return [(a, link) for a in instance.acceptors.values() if (link := a.reach()) and not a.memory.replaced]
 
 
 def _opens(m: Member, data: bytes, acceptor_id: bytes, floor: int) -> bool:
@@ -205,7 +179,7 @@ def _make(m: Member, instance: Instance, floor: int) -> Task:
     _, sealed = yield Work(
         lambda: seal_object(m.keys, RecordKind.STATES, plain, era=latest.era, epoch=latest.epoch, random=random)
     )
-    links = {a: link for a in instance.names if (link := m.backend_of(instance, a)) and a not in m.replaced}
+    links = {a.acceptor_id: link for a, link in _sound(instance)}
     name = m.keys.states_name(latest.era, (floor - 1) // STEP)
     paths = {link: const_path(a, name) for a, link in links.items()}
     yield from put_everywhere(paths, sealed, instance.config.meta_copies, "a block of states")
@@ -221,7 +195,7 @@ def _block(m: Member, instance: Instance, floor: int) -> Task:
     out: list[State] = [(yield from fetch_state(m, instance, floor - 1, digest, instance.base.epoch))]
     while out[-1].v > floor - STEP:
         first = max(floor - STEP, out[-1].v - FETCHES)
-        ahead: dict[bytes, State] = yield from _bases(m, instance, range(first, out[-1].v))
+        ahead: dict[bytes, State] = yield from _bases(instance, range(first, out[-1].v))
         while out[-1].v > first:
             last = out[-1]
             known = ahead.get(last.prev)
@@ -229,37 +203,14 @@ def _block(m: Member, instance: Instance, floor: int) -> Task:
     return out[::-1]
 
 
-def _bases(m: Member, instance: Instance, versions: range) -> Task:
+def _bases(instance: Instance, versions: range) -> Task:
     """-> {hash: state} of these versions, as far as one acceptor's logs after them show them at once."""
-    base = instance.base
-    logs = [a for a, log in instance.logs.items() if not isinstance(log, Blocks)]
-    shown = next(((a, link) for a in logs if (link := m.backend_of(instance, a))), None)
+    shown = next((a for a in instance.acceptors.values() if a.form == "log" and a.reach()), None)
     if shown is None:
         return {}
-    acceptor_id, link = shown
-
-    def one(v: int) -> Task:
-        path = entry_path(m.keys, base.epoch, base.era, acceptor_id, v + 1, 0)
-        reply: Reply = yield Op(link, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        if reply.error is not None:
-            return None
-        try:
-            signed = open_entry(
-                m.keys,
-                reply.value,
-                ns_id=base.ns_id,
-                era=base.era,
-                epoch=base.epoch,
-                acceptor_id=acceptor_id,
-                v=v + 1,
-                idx=0,
-            )
-        except (FormatError, UpgradeError):
-            return None
-        return signed.entry.base
-
-    got: dict[str, State | None] = yield Gather({str(v): one(v) for v in versions})
-    return {state.hash: state for state in got.values() if state is not None}
+    got: dict[str, Any] = yield Gather({str(v): shown.first_entry(v + 1) for v in versions})
+    bases = [signed.entry.base for signed in got.values() if isinstance(signed, SignedEntry)]
+    return {state.hash: state for state in bases}
 
 
 def _create(m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State) -> Task:

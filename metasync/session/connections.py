@@ -304,7 +304,8 @@ class Connections:
             guard=self.guard,
         )
         self._group.member.others = self._others()
-        self._group.member.tombstones.update(noted_tombstones(self.db))
+        for acceptor_id, stone in noted_tombstones(self.db).items():
+            self._group.member.acceptors[acceptor_id].tombstone = stone
         return self._runtime, self._group
 
     def way(self, name: str) -> Backend:

@@ -13,10 +13,9 @@ from paxos_world import World, change, make_workspace
 from metasync.config import Form
 from metasync.consensus import Group, truncation
 from metasync.consensus import chain as ancestry
+from metasync.consensus.acceptors import DELTA_S, BlockAcceptor, LogAcceptor
 from metasync.consensus.acceptors import block as blockform_module
-from metasync.consensus.acceptors.block import append, look
-from metasync.consensus.audit import note_claims
-from metasync.consensus.instance import DELTA_S, Instance
+from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Barred, check_config
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.block_replay import Blocks, Known
@@ -58,7 +57,7 @@ class Place:
         return state
 
     def instance(self, device: int, base: State) -> Instance:
-        instance = self.do(device, self.groups[device]._enter(base))
+        instance = self.do(device, self.groups[device].enter(base))
         instance.begin()
         assert isinstance(instance, Instance)
         return instance
@@ -149,7 +148,7 @@ def test_a_vote_counts_only_after_a_read_that_began_when_it_was_seen(
     value = successor(base, change(b"x" * 16), skip=base.hash, writer=b"w" * 16)
 
     def send(device: int, kind: Kind, rnd: Round, x: State | None = None) -> str:
-        outcome = p.do(device, append(p.groups[device].member, at[device], acceptor, kind, rnd, x, high))
+        outcome = p.do(device, at[device].acceptors[acceptor].append(kind, rnd, x, high))
         return str(outcome.kind)
 
     assert send(second, Kind.PREPARE, low) == "done"
@@ -161,8 +160,8 @@ def test_a_vote_counts_only_after_a_read_that_began_when_it_was_seen(
             assert at[first].evidence() is None
             assert send(second, Kind.ACCEPT, low, value) == "rejected"
 
-    slowly(p, learner, look(p.groups[learner].member, at[learner], acceptor), between)
-    seen = at[learner].blocks(acceptor)
+    slowly(p, learner, at[learner].acceptors[acceptor].look(), between)
+    seen = at[learner].acceptors[acceptor].log
     assert seen.accepted == (low, value)
     assert bool(seen.votes) is one_read_is_enough
     assert not seen.silent
@@ -190,19 +189,18 @@ def test_a_decided_version_behind_a_higher_round_is_not_missed(monkeypatch: pyte
     member = p.groups[1].member
     rnd = Round(9, member.incarnation)
     for name in ALL:
-        assert p.do(1, append(member, at, p.ws.acceptor_of(name), Kind.PREPARE, rnd, None, rnd)).kind == "done"
+        assert p.do(1, at.acceptors[p.ws.acceptor_of(name)].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
     assert at.evidence() == (None if mutant == "evidence" else decided)
     if mutant != "evidence":
         assert p.newest(2) == (p.ws.genesis if mutant == "silence" else decided)
 
 
-def _forgotten(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
+def _forgotten(self: BlockAcceptor) -> Task:
     """A start that asks the store where this device's blocks end, and not the journal."""
-    me = m.identity.device_id
-    chain = instance.blocks(acceptor_id).chains[me]
+    chain = self.log.chains[self.me]
     while not chain.ended:
-        found = yield from blockform_module._read_block(m, instance, acceptor_id, me, chain.next_idx)
-        blockform_module._take_in(m, instance, acceptor_id, me, [found])
+        found = yield from self._read_block(self.me, chain.next_idx)
+        self._take_in(self.log, self.me, [found])
     return None
 
 
@@ -211,7 +209,7 @@ def test_a_restart_sends_the_same_bytes_first(monkeypatch: pytest.MonkeyPatch, f
     """The PREPAREs of a process that died are on their way: the next process has them stand, and goes on behind."""
     p = Place({"b": "block"})
     if forgotten:
-        monkeypatch.setattr(blockform_module, "_claim", _forgotten)
+        monkeypatch.setattr(BlockAcceptor, "_claim", _forgotten)
     lost: list[Op] = []
 
     def lose(op: Op) -> Any:
@@ -247,10 +245,10 @@ def test_a_message_given_up_half_way_is_not_written_again() -> None:
     p.world.fault_hook = lambda op: (
         blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and p.blocks_on("a") else None
     )
-    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "failed"
+    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, rnd, None, NEVER)).kind == "failed"
     assert len(p.blocks_on("a")) == 1
     p.world.fault_hook = lambda op: None
-    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, NEVER)).kind == "done"
+    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, rnd, None, NEVER)).kind == "done"
     assert len(p.blocks_on("a")) == 1
 
 
@@ -260,24 +258,23 @@ def test_a_block_is_written_only_when_the_one_before_it_stands(
 ) -> None:
     """Behind a hole nobody would see it."""
 
-    def send(m: Any, instance: Instance, acceptor_id: bytes, journal: Any, *, fresh: bool) -> Task:
-        me = m.identity.device_id
-        path = blockform_module.block_path(m.keys, journal.epoch, 0, acceptor_id, journal.v, me, journal.idx)
-        yield Op(m.backend_of(instance, acceptor_id), "put", path, journal.data, timeout_s=1.0)
-        return blockform_module._confirmed(m, instance, acceptor_id, journal)
+    def send(self: BlockAcceptor, journal: Any, *, fresh: bool) -> Task:
+        place = self.m.keys, journal.epoch, 0, self.acceptor_id, journal.v, self.me, journal.idx
+        yield Op(self.reach() or "", "put", blockform_module.block_path(*place), journal.data, timeout_s=1.0)
+        return self._confirmed(journal)
 
     if unconfirmed_will_do:
-        monkeypatch.setattr(blockform_module, "_send", send)
+        monkeypatch.setattr(BlockAcceptor, "_send", send)
     p = Place({"b": "block"})
     acceptor = p.ws.acceptor_of("b")
     at, m = p.instance(0, p.ws.genesis), p.groups[0].member
     p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
     first, second = Round(1, m.incarnation), Round(2, m.incarnation)
-    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, first, None, NEVER)).kind == "failed"
+    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, first, None, NEVER)).kind == "failed"
     p.world.fault_hook = lambda op: None
-    p.do(0, append(m, at, acceptor, Kind.PREPARE, second, None, NEVER))
+    p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, second, None, NEVER))
     seen = p.instance(1, p.ws.genesis)
-    p.do(1, look(p.groups[1].member, seen, acceptor))
+    p.do(1, seen.acceptors[acceptor].look())
     assert seen.top_round() == (NEVER if unconfirmed_will_do else second)
 
 
@@ -285,17 +282,17 @@ def test_decided_closes_an_acceptor() -> None:
     p = Place({"b": "block"})
     acceptor = p.ws.acceptor_of("b")
     decided = p.push(0, p.ws.genesis, b"1")
-    at, m = p.instance(1, p.ws.genesis), p.groups[1].member
-    fence = append(m, at, acceptor, Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER)
+    at = p.instance(1, p.ws.genesis)
+    fence = at.acceptors[acceptor].append(Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER)
     assert p.do(1, fence).kind == "done"
     late, its = p.instance(0, p.ws.genesis), p.groups[0].member
     rnd = Round(9, its.incarnation)
-    assert p.do(0, append(its, late, acceptor, Kind.PREPARE, rnd, None, rnd)).kind == "done"
+    assert p.do(0, late.acceptors[acceptor].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
     blocks = set(p.blocks_on("b"))
     assert late.promises(rnd) == 1, "it takes nothing any more, which is as good as a promise"
     other = successor(p.ws.genesis, change(b"2" * 16), skip=decided.skip, writer=its.incarnation)
-    assert p.do(0, append(its, late, acceptor, Kind.ACCEPT, rnd, other, rnd)).kind == "closed"
-    assert p.do(0, append(its, late, acceptor, Kind.ACCEPT, rnd, decided, rnd)).kind == "done"
+    assert p.do(0, late.acceptors[acceptor].append(Kind.ACCEPT, rnd, other, rnd)).kind == "closed"
+    assert p.do(0, late.acceptors[acceptor].append(Kind.ACCEPT, rnd, decided, rnd)).kind == "done"
     assert set(p.blocks_on("b")) == blocks, "something was written where all is closed"
     assert late.decided() == decided
 
@@ -304,8 +301,8 @@ def test_a_version_that_one_of_three_closed_and_voted_for_goes_on() -> None:
     """The other voter was emptied. What is closed is as good as a promise and a vote, or nobody could ever go on."""
     p = Place(ALL)
     decided = p.push(0, p.ws.genesis, b"1")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
-    p.do(0, append(m, at, p.ws.acceptor_of("c"), Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER))
+    at = p.instance(0, p.ws.genesis)
+    p.do(0, at.acceptors[p.ws.acceptor_of("c")].append(Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER))
     for path in p.blocks_on("a"):
         p.world.stores["a"].pop(path)  # as if it had never heard of it
     p.world.stores["b"].clear()
@@ -332,11 +329,11 @@ def test_closed_is_a_promise_only_when_all_was_read_after_it(
     def between(op: Op) -> None:
         if "/bl/" in op.path and next(steps) == 1:
             for device, kind in ((voter, Kind.ACCEPT), (closer, Kind.DECIDED)):
-                sent = append(p.groups[device].member, at[device], acceptor, kind, rnd, value, rnd)
+                sent = at[device].acceptors[acceptor].append(kind, rnd, value, rnd)
                 assert p.do(device, sent).kind == "done"
 
-    slowly(p, learner, look(p.groups[learner].member, at[learner], acceptor), between)
-    seen = at[learner].blocks(acceptor)
+    slowly(p, learner, at[learner].acceptors[acceptor].look(), between)
+    seen = at[learner].acceptors[acceptor].log
     assert seen.closed == value
     assert seen.shut
     assert seen.accepted == (None if one_read_is_enough else (rnd, value))
@@ -360,7 +357,7 @@ def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
     acceptor = p.ws.acceptor_of("a")
     at, m = p.instance(0, p.ws.genesis), p.groups[0].member
     other = p.ws.group(b"\x77" * 16, 0)
-    its = p.world.do(other._enter(p.ws.genesis), {})
+    its = p.world.do(other.enter(p.ws.genesis), {})
     its.begin()
     replaced: list[bool] = []
 
@@ -368,11 +365,11 @@ def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
         if op.kind == "get" and "/bl/" in op.path and p.blocks_on("a") and not replaced:
             path, replaced[:] = p.blocks_on("a")[0], [True]
             kept = p.world.stores["a"].pop(path)
-            p.world.do(append(other.member, its, acceptor, Kind.PREPARE, Round(5, b"o" * 16), None, NEVER), {})
+            p.world.do(its.acceptors[acceptor].append(Kind.PREPARE, Round(5, b"o" * 16), None, NEVER), {})
             assert p.world.stores["a"][path] != kept
 
     with pytest.raises(ForkError, match="identity"):
-        slowly(p, 0, append(m, at, acceptor, Kind.PREPARE, Round(1, m.incarnation), None, NEVER), between)
+        slowly(p, 0, at.acceptors[acceptor].append(Kind.PREPARE, Round(1, m.incarnation), None, NEVER), between)
 
 
 def test_a_restart_that_finds_other_bytes_in_its_place_stops_and_leaves_them() -> None:
@@ -380,7 +377,7 @@ def test_a_restart_that_finds_other_bytes_in_its_place_stops_and_leaves_them() -
     acceptor = p.ws.acceptor_of("b")
     at, m = p.instance(0, p.ws.genesis), p.groups[0].member
     p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
-    assert p.do(0, append(m, at, acceptor, Kind.PREPARE, Round(1, m.incarnation), None, NEVER)).kind == "failed"
+    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, Round(1, m.incarnation), None, NEVER)).kind == "failed"
     p.world.fault_hook = lambda op: None
     copy = p.ws.group(b"\x77" * 16, 0)
     p.world.do(copy.propose(p.ws.genesis, lambda: change(b"2" * 16)), {})
@@ -411,7 +408,7 @@ def test_a_device_that_goes_back_a_version_and_returns_raises_no_alarm(same_proc
     def prepare(base: State, n: int) -> str:
         rnd = Round(n, m.incarnation)
         at = p.instance(0, base)
-        return str(p.do(0, append(m, at, acceptor, Kind.PREPARE, rnd, None, rnd)).kind)
+        return str(p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, rnd, None, rnd)).kind)
 
     assert prepare(first, 3) == "done"
     if not same_process:
@@ -423,9 +420,9 @@ def test_a_device_that_goes_back_a_version_and_returns_raises_no_alarm(same_proc
         m = p.groups[0].member
     assert prepare(first, 5) == "done"
     at = p.instance(2, first)
-    p.do(2, look(p.groups[2].member, at, acceptor))
-    assert at.blocks(acceptor).next_idx == 2
-    assert at.blocks(acceptor).usable
+    p.do(2, at.acceptors[acceptor].look())
+    assert at.acceptors[acceptor].log.next_idx == 2
+    assert at.acceptors[acceptor].log.usable
 
 
 # Who may write.
@@ -452,7 +449,8 @@ def test_a_newcomer_that_was_agreed_is_not_told_that_it_does_not_belong() -> Non
     p = Place({"a": "log", "b": "log", "c": "block"})
     newcomer = _newcomer(p)
     state = p.world.do(newcomer.propose(p.ws.genesis, lambda: change(b"1" * 16)), {}).state
-    assert newcomer.member.barred
+    assert newcomer._instance is not None
+    assert newcomer._instance.acceptors[p.ws.acceptor_of("c")].barred
     p.world.down = {"a", "b"}
     with pytest.raises(NoQuorumError) as e:
         p.world.do(newcomer.get_recent(state), {})
@@ -503,8 +501,8 @@ def test_an_altered_block_poisons_its_acceptor() -> None:
     p.world.stores["b"][path] = data[:-1] + bytes([data[-1] ^ 1])
     assert p.newest(1) == decided
     at = p.instance(2, p.ws.genesis)
-    p.do(2, look(p.groups[2].member, at, p.ws.acceptor_of("b")))
-    assert "device 'device 0'" in at.poisoned()["b"]
+    p.do(2, at.acceptors[p.ws.acceptor_of("b")].look())
+    assert "device 'device 0'" in at.acceptors[p.ws.acceptor_of("b")].log.poison
     assert p.push(1, decided, b"2").v == 2, "it is out for that version alone"
 
 
@@ -517,15 +515,15 @@ def test_a_block_of_another_place_poisons() -> None:
     stores["a"][one], stores["b"][other] = stores["b"][other], stores["a"][one]
     at = p.instance(1, p.ws.genesis)
     for name in "ab":
-        p.do(1, look(p.groups[1].member, at, p.ws.acceptor_of(name)))
-    assert sorted(at.poisoned()) == ["a", "b"]
+        p.do(1, at.acceptors[p.ws.acceptor_of(name)].look())
+    assert {a.name for a in at.acceptors.values() if a.log.poison} == {"a", "b"}
 
 
 def test_a_store_that_does_not_show_what_it_confirmed_gives_no_promise() -> None:
     p = Place(ALL)
     at, m = p.instance(0, p.ws.genesis), p.groups[0].member
     p.world.fault_hook = lambda op: blockform_module.Reply() if op.kind == "put" else None
-    outcome = p.do(0, append(m, at, p.ws.acceptor_of("a"), Kind.PREPARE, Round(1, m.incarnation), None, NEVER))
+    outcome = p.do(0, at.acceptors[p.ws.acceptor_of("a")].append(Kind.PREPARE, Round(1, m.incarnation), None, NEVER))
     assert outcome.kind == "failed"
     assert "does not show" in outcome.reason
     assert at.promises(Round(1, m.incarnation)) == 0
@@ -564,7 +562,7 @@ def test_what_was_written_into_another_root_is_not_held_against_the_store(each: 
     p.world.stores["a"].clear()
     p.world.stores["a"].update(saved)
     p.groups[0] = p.fresh(0, memory=p.groups[0].memory)
-    p.do(0, look(p.groups[0].member, p.instance(0, state), p.ws.acceptor_of("a")))
+    p.do(0, p.instance(0, state).acceptors[p.ws.acceptor_of("a")].look())
     assert p.groups[0].standings["a"].kind == "ok"
     away = UnreachableError("away")
     p.world.fault_hook = lambda op: Reply(error=away) if op.backend == "b" else None
@@ -612,25 +610,25 @@ def test_a_device_that_was_away_finds_what_devices_wrote_that_it_does_not_know()
 def test_claims_about_blocks_are_not_followed_up() -> None:
     """What a writer saw on a block acceptor is a block of its own, which others could not tell from the words."""
     p = Place(MIXED)
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    writer, m = p.instance(0, p.ws.genesis).acceptors[p.ws.acceptor_of("a")], p.groups[0].member
     told = Seen(p.ws.acceptor_of("b"), 1, 0, b"h" * 32)
-    entry, _ = m.sealed(at.log(p.ws.acceptor_of("a")), Kind.PREPARE, Round(1, m.incarnation), None, bytes(48))
-    reader = p.groups[1].member
-    note_claims(reader, p.instance(1, p.ws.genesis), replace(entry, seen=(told,)))
-    assert not reader.unaudited
-    assert not reader.memory
+    assert isinstance(writer, LogAcceptor)
+    entry, _ = writer.sealed(writer.log, Kind.PREPARE, Round(1, m.incarnation), None, bytes(48))
+    reader = p.instance(1, p.ws.genesis).acceptors
+    reader[p.ws.acceptor_of("a")].note_claims(replace(entry, seen=(told,)))
+    assert not any(a.memory.unaudited or a.memory.last for a in reader.values())
 
 
 def test_votes_that_were_read_long_ago_are_read_again() -> None:
     p = Place({"b": "block"})
     decided = p.push(0, p.ws.genesis, b"1")
     at, m, acceptor = p.instance(1, p.ws.genesis), p.groups[1].member, p.ws.acceptor_of("b")
-    p.do(1, look(m, at, acceptor))
+    p.do(1, at.acceptors[acceptor].look())
     assert at.decided() == decided
-    at.now += 2 * DELTA_S
+    m.now += 2 * DELTA_S
     assert at.decided() is None
-    p.world.now = at.now
-    p.do(1, look(m, at, acceptor))
+    p.world.now = m.now
+    p.do(1, at.acceptors[acceptor].look())
     assert at.decided() == decided
 
 
@@ -652,7 +650,8 @@ def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: 
             pass
     for name in ALL:
         assert {path.split("/")[2] for path in p.blocks_on(name)} == {"2", "3"}
-    p.groups[1].member.floors.clear()  # it slept through the grace
+    for memory in p.groups[1].member.acceptors.values():  # it slept through the grace
+        memory.no_floor = (-1, 0.0)
     late = p.do(1, p.groups[1].propose(sleeper, lambda: change(b"late" * 4)))
     assert not late.mine
     assert p.newest(1, sleeper) == state

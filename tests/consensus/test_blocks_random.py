@@ -16,8 +16,8 @@ from effort import first
 from test_paxos import broken, schedule
 
 from metasync.config import Form
+from metasync.consensus.acceptors import BlockAcceptor
 from metasync.consensus.acceptors import block as blockform_module
-from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
 from metasync.runtime.effects import Task
@@ -63,9 +63,9 @@ def test_random_schedules_agree(mix: str) -> None:
 
 
 SEEDS = range(1, 600, 2)
-READ_ALL = blockform_module._read_all
-WRITE = blockform_module._write
-APPEND = blockform_module.append
+READ_ALL = BlockAcceptor._read_all
+WRITE = BlockAcceptor._write
+APPEND = BlockAcceptor.append
 
 
 def caught(forms: Sequence[Form] = ONE_OF_EACH) -> bool:
@@ -75,49 +75,49 @@ def caught(forms: Sequence[Form] = ONE_OF_EACH) -> bool:
 def not_after(*kinds: Kind) -> Callable[..., Task]:
     """`_append` whose read after the write is left out for these kinds; round 0 counts as kind DECIDED here."""
 
-    def append(m: Any, instance: Instance, a: bytes, kind: Kind, rnd: Any, value: Any, stale: Any) -> Task:
+    def append(self: BlockAcceptor, kind: Kind, rnd: Any, value: Any, stale: Any) -> Task:
         if (Kind.DECIDED if rnd.n == 0 else kind) not in kinds:
-            return (yield from APPEND(m, instance, a, kind, rnd, value, stale))
-        blocks = instance.blocks(a)
-        failed = yield from blockform_module._claim(m, instance, a)
+            return (yield from APPEND(self, kind, rnd, value, stale))
+        blocks = self.log
+        failed = yield from self._claim()
         if failed is None and not blocks.stands(kind, rnd):
-            failed = blockform_module._refused(m, blocks, kind, rnd, stale)
-            failed = failed or (yield from WRITE(m, instance, a, kind, rnd, value))
-        if failed is None and not (yield from blockform_module.read_birth(m, instance, a)):
+            failed = self._refused(kind, rnd, stale)
+            failed = failed or (yield from WRITE(self, kind, rnd, value))
+        if failed is None and not (yield from self.read_birth()):
             failed = Outcome("failed", "birth")
         if failed is not None:
             return failed
         blocks.judge(blocks.known())
-        return blockform_module.vouched(m, instance, a, blockform_module._outcome(blocks, kind, rnd, value))
+        return self.vouch(blockform_module._outcome(blocks, kind, rnd, value))
 
     return append
 
 
 def test_mutant_no_read_after_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.PREPARE))
+    monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.PREPARE))
     assert caught()
 
 
 def test_mutant_no_read_after_an_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.ACCEPT))
+    monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.ACCEPT))
     assert caught()
 
 
 def test_mutant_no_read_in_the_owners_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockform_module, "append", not_after(Kind.DECIDED))
+    monkeypatch.setattr(BlockAcceptor, "append", not_after(Kind.DECIDED))
     assert caught()
 
 
 def test_mutant_the_read_comes_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(m: Any, instance: Instance, a: bytes, *rest: Any) -> Task:
-        failed = yield from READ_ALL(m, instance, a)
-        return failed or (yield from WRITE(m, instance, a, *rest))
+    def write(self: BlockAcceptor, *message: Any) -> Task:
+        failed = yield from READ_ALL(self)
+        return failed or (yield from WRITE(self, *message))
 
-    def read_all(m: Any, instance: Instance, a: bytes, *, own_too: bool = False) -> Task:
+    def read_all(self: BlockAcceptor, *, own_too: bool = False) -> Task:
         if not own_too:
-            return (yield from READ_ALL(m, instance, a))
-        return None if (yield from blockform_module.read_birth(m, instance, a)) else Outcome("failed", "birth")
+            return (yield from READ_ALL(self))
+        return None if (yield from self.read_birth()) else Outcome("failed", "birth")
 
-    monkeypatch.setattr(blockform_module, "_write", write)
-    monkeypatch.setattr(blockform_module, "_read_all", read_all)
+    monkeypatch.setattr(BlockAcceptor, "_write", write)
+    monkeypatch.setattr(BlockAcceptor, "_read_all", read_all)
     assert caught()

@@ -5,7 +5,7 @@ What each altered record is taken for is pinned case by case in `tests/vectors/a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +40,8 @@ def slot(ws: Workspace, name: str, v: int = 1, idx: int = 0) -> str:
 
 def honest(world: World, ws: Workspace, name: str, number: int = 9, device: int = 0, n: int = 1) -> bytes:
     """A PREPARE that a member could have written at index 0 of version 1."""
-    member = ws.group(bytes([number]) * 16, device).member
-    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of(name)]
-    return member.sealed(log, Kind.PREPARE, Round(n, member.incarnation), None, drawn(f"entropy {number}", 48))[1]
+    a = ws.unread(ws.group(bytes([number]) * 16, device).member, ws.genesis, name)
+    return a.sealed(a.log, Kind.PREPARE, Round(n, a.m.incarnation), None, drawn(f"entropy {number}", 48))[1]
 
 
 def flipped(world: World, ws: Workspace) -> bytes:
@@ -71,25 +70,23 @@ def of_another_version(world: World, ws: Workspace) -> bytes:
     twin = World(11, NAMES)  # the same workspace, one version on
     again = make_workspace(twin)
     state = twin.do(again.group(b"1" * 16).propose(again.genesis, lambda: change(b"1" * 16))).state
-    member = again.group(b"2" * 16).member
-    log = Instance(again.keys, again.config, again.devices, state).logs[again.acceptor_of("a")]
-    return member.sealed(log, Kind.PREPARE, Round(1, b"2" * 16), None, drawn("entropy", 48))[1]
+    a = again.unread(again.group(b"2" * 16).member, state, "a")
+    return a.sealed(a.log, Kind.PREPARE, Round(1, b"2" * 16), None, drawn("entropy", 48))[1]
 
 
 def of_another_index(world: World, ws: Workspace) -> bytes:
-    member = ws.group(b"9" * 16).member
-    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
+    a = ws.unread(ws.group(b"9" * 16).member, ws.genesis, "a")
     for n in (1, 2):
-        e, data = member.sealed(log, Kind.PREPARE, Round(n, member.incarnation), None, drawn(f"entropy {n}", 48))
-        log.append_own(e, data)
+        e, data = a.sealed(a.log, Kind.PREPARE, Round(n, a.m.incarnation), None, drawn(f"entropy {n}", 48))
+        a.log.append_own(e, data)
     return data
 
 
 def badly_signed(world: World, ws: Workspace) -> bytes:
     member = ws.group(b"9" * 16).member
     member.identity = replace(member.identity, sign_private=drawn("another key"))
-    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
-    return member.sealed(log, Kind.PREPARE, Round(1, member.incarnation), None, drawn("entropy", 48))[1]
+    a = ws.unread(member, ws.genesis, "a")
+    return a.sealed(a.log, Kind.PREPARE, Round(1, member.incarnation), None, drawn("entropy", 48))[1]
 
 
 def of_a_newer_program(world: World, ws: Workspace) -> bytes:
@@ -201,12 +198,11 @@ def test_a_cut_log_is_poison_for_who_reads_on(world: World, ws: Workspace) -> No
     group = ws.group(b"1" * 16)
     state = agree(world, group, ws.genesis, b"x")
     world.run()
-    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("a")]
-    log.feed(world.stores["a"][slot(ws, "a", 1, 0)])
-    member = ws.group(b"5" * 16).member
+    a = ws.unread(ws.group(b"5" * 16).member, ws.genesis, "a")
+    a.log.feed(world.stores["a"][slot(ws, "a", 1, 0)])
     other = honest(world, ws, "a", 5, n=9)
-    e, spliced = member.sealed(log, Kind.PREPARE, Round(9, b"5" * 16), None, drawn("entropy", 48))
-    assert e.prev_entry == log.last_hash
+    e, spliced = a.sealed(a.log, Kind.PREPARE, Round(9, b"5" * 16), None, drawn("entropy", 48))
+    assert e.prev_entry == a.log.last_hash
     world.stores["a"][slot(ws, "a", 1, 0)] = other
     assert world.do(ws.group(b"2" * 16).get_recent(ws.genesis)) == state
     assert spliced != other
@@ -222,29 +218,25 @@ def test_two_decided_values_are_an_alarm(world: World, ws: Workspace) -> None:
         del world.stores["b"][slot(ws, "b", 1, idx)]
     accept_on(world, ws, ws.genesis, ["b", "c"], b"y" * 16, 9)
     reader = ws.group(b"1" * 16)
-    instance = Instance(ws.keys, ws.config, ws.devices, ws.genesis)
+    instance = Instance(reader.member, ws.config, ws.devices, ws.genesis)
     for name in NAMES:
-        acceptor = ws.acceptor_of(name)
-        for idx in (0, 1):
-            instance.logs[acceptor].feed(world.stores[name][slot(ws, name, 1, idx)])
-        instance.born.add(acceptor)
-    again = instance.logs[ws.acceptor_of("a")]
-    assert again.accepted is not None
+        acceptor = instance.acceptors[ws.acceptor_of(name)]
+        feed(acceptor, ws, name, world.stores[name])
+    assert instance.acceptors[ws.acceptor_of("a")].log.accepted is not None
     assert instance.decided() is not None  # b and c outvote a: with one liar too many nobody can tell
-    twin = Instance(ws.keys, ws.config, ws.devices, ws.genesis)
-    twin.logs = dict(instance.logs)
-    twin.logs[drawn("b as it was", 16)] = replayed(ws, kept)
-    twin.born = {*instance.born, drawn("b as it was", 16)}
+    twin = ws.unread(reader.member, ws.genesis, "b")
+    feed(twin, ws, "b", kept)
+    instance.acceptors[drawn("b as it was", 16)] = twin
     with pytest.raises(ForkError, match="two values are decided"):
-        twin.decided()
+        instance.decided()
     assert reader.standings["a"].kind == "unknown"
 
 
-def replayed(ws: Workspace, store: dict[str, bytes]) -> Any:
-    log = Instance(ws.keys, ws.config, ws.devices, ws.genesis).logs[ws.acceptor_of("b")]
+def feed(acceptor: Any, ws: Workspace, name: str, store: Mapping[str, bytes]) -> None:
+    """Has an acceptor read two entries, with its birth beside them."""
     for idx in (0, 1):
-        log.feed(store[slot(ws, "b", 1, idx)])
-    return log
+        acceptor.log.feed(store[slot(ws, name, 1, idx)])
+    acceptor.born = True
 
 
 def test_the_fullest_entry_fits(ws: Workspace) -> None:

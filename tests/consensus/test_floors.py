@@ -10,6 +10,7 @@ from paxos_world import Workspace, World, change, make_workspace
 
 from metasync.config import Form
 from metasync.consensus import Group, State, chain, truncation
+from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, seal_floor
@@ -295,7 +296,7 @@ def test_first_reads_do_not_grow_with_the_versions(world: World, ws: Workspace) 
 # Rules taken away.
 
 
-def _blind(m: Any, acceptor_id: bytes, v: int) -> Task:
+def _blind(self: LogAcceptor, v: int) -> Task:
     return True
     yield
 
@@ -307,7 +308,7 @@ def test_mutant_a_learner_that_does_not_look_for_floors(
     known = push(world, group, ws.genesis, 3)
     state = push(world, group, known, 60)
     collect(world, group, state)
-    monkeypatch.setattr(truncation, "trusted", _blind)
+    monkeypatch.setattr(LogAcceptor, "has_no_floor", _blind)
     try:
         assert world.do(group_of(ws, 3, 1).get_recent(known)) == known, "it takes the gap for the end"
     except MetaSyncError:
@@ -321,7 +322,7 @@ def test_mutant_an_owner_that_does_not_look_for_floors(
     known = push(world, sleeper, ws.genesis, 3)
     state = push(world, group, known, 60)
     collect(world, group, state)
-    monkeypatch.setattr(truncation, "trusted", _blind)
+    monkeypatch.setattr(LogAcceptor, "has_no_floor", _blind)
     assert world.do(sleeper.propose(known, lambda: change(b"x" * 16))).mine, "two values for one version"
     assert world.do(group.state_at(state, 4)).op_id != b"x" * 16
 

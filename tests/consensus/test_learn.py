@@ -25,7 +25,7 @@ from metasync.consensus import (
     encode_birth,
     proposer,
 )
-from metasync.consensus.acceptors.log import read_beyond
+from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import meta_path
 from metasync.consensus.reconfigure import give_state
@@ -273,15 +273,14 @@ def test_a_lonely_prepare_is_no_news(world: World, ws: Workspace) -> None:
 def accept_on(world: World, ws: Workspace, base: State, names: list[str], op_id: bytes, number: int) -> State:
     """Puts PREPARE and ACCEPT of one round on these backends only, as a proposer that died would have."""
     member = group_of(ws, number).member
-    instance = Instance(ws.keys, ws.config, ws.devices, base)
     value = successor(base, change(op_id), skip=base.hash, writer=member.incarnation)
     for name in names:
-        log = instance.logs[ws.acceptor_of(name)]
+        a = ws.unread(member, base, name)
         for kind, carried in ((Kind.PREPARE, None), (Kind.ACCEPT, value)):
             rnd = Round(1, member.incarnation)
-            entry, data = member.sealed(log, kind, rnd, carried, world.rng.randbytes(48))
-            world.stores[name][member.place(log, entry.idx)] = data
-            log.append_own(entry, data)
+            entry, data = a.sealed(a.log, kind, rnd, carried, world.rng.randbytes(48))
+            world.stores[name][a.place(entry.idx)] = data
+            a.log.append_own(entry, data)
     return value
 
 
@@ -475,7 +474,7 @@ def test_a_stranger_is_void_and_a_revoked_device_too(
     member = group_of(ws, 6, 1)
     state = push_while(world, member, ws.genesis)
     assert world.do(group_of(ws, 7, 2).get_recent(ws.genesis)) == state
-    assert any(log.void for log in member.member.instance.logs.values())
+    assert any(a.log.void for a in member._instance.acceptors.values())
 
 
 def outvoted(world: World, ws: Workspace, group: Group) -> Any:
@@ -725,15 +724,14 @@ def test_an_owner_yields_to_a_round_that_a_quorum_promised(world: World, ws: Wor
     group = group_of(ws, 1)
     known = push(world, ws, group, ws.genesis, 2)
     rival = group_of(ws, 9, 1).member
-    instance = Instance(ws.keys, ws.config, ws.devices, known)
     value = successor(known, change(b"r" * 16), skip=known.hash, writer=rival.incarnation)
     for name in ("a", "b"):
-        log = instance.logs[ws.acceptor_of(name)]
+        a = ws.unread(rival, known, name)
         for kind in (Kind.PREPARE, Kind.ACCEPT) if name in accepted else (Kind.PREPARE,):
             carried = value if kind is Kind.ACCEPT else None
-            entry, data = rival.sealed(log, kind, Round(1, rival.incarnation), carried, world.rng.randbytes(48))
-            world.stores[name][rival.place(log, entry.idx)] = data
-            log.append_own(entry, data)
+            entry, data = a.sealed(a.log, kind, Round(1, rival.incarnation), carried, world.rng.randbytes(48))
+            world.stores[name][a.place(entry.idx)] = data
+            a.log.append_own(entry, data)
     assert group.owns(known)
     decided = world.do(group.propose(known, lambda: change(b"x" * 16)))
     if len(accepted) != 1:  # what one of three accepted may be found, or not
@@ -846,10 +844,9 @@ def test_one_store_and_one_device_cannot_make_up_what_is_far_ahead(world: World,
         state, v=12, prev=b"\7" * 32, skip=eighth.hash, writer=b"t" * 16, op_id=b"t" * 16, master=b"t" * 32
     )
     assert skip_version(12) == 8
-    instance = Instance(ws.keys, ws.config, ws.devices, made_up)
-    log = instance.logs[ws.acceptor_of("a")]
-    entry, data = thief.sealed(log, Kind.PREPARE, Round(1, thief.incarnation), None, world.rng.randbytes(48))
-    world.stores["a"][thief.place(log, entry.idx)] = data
+    a = ws.unread(thief, made_up, "a")
+    entry, data = a.sealed(a.log, Kind.PREPARE, Round(1, thief.incarnation), None, world.rng.randbytes(48))
+    world.stores["a"][a.place(entry.idx)] = data
     world.stuck = {"c"}  # so that the store that lies is asked
     assert world.do(group_of(ws, 2, 1).get_recent(known)) == state
 
@@ -858,12 +855,13 @@ def test_an_acceptor_that_is_named_while_it_is_read_is_asked_no_more(world: Worl
     """Another log told between two requests that this one was rolled back."""
     group = group_of(ws, 1)
     push(world, ws, group, ws.genesis)
-    m, a = group.member, ws.acceptor_of("a")
-    assert m.instance is not None
-    assert world.do(read_beyond(m, m.instance, a))
+    assert group._instance is not None
+    a = group._instance.acceptors[ws.acceptor_of("a")]
+    assert isinstance(a, LogAcceptor)
+    assert world.do(a.read_beyond())
     forget_requests(world)
-    m.rolled_back[a] = "entry 1 of version 1 is gone"
-    assert not world.do(read_beyond(m, m.instance, a))
+    a.memory.rolled_back = "entry 1 of version 1 is gone"
+    assert not world.do(a.read_beyond())
     assert most_requests(world) == 0
 
 

@@ -19,9 +19,8 @@ from paxos_world import Faults, Process, Workspace, World, change, make_workspac
 from metasync.config import Form
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
 from metasync.consensus import instance as instance_module
-from metasync.consensus import learner as learn_module
 from metasync.consensus import proposer as paxos_module
-from metasync.consensus.acceptors import birth_check as births_module
+from metasync.consensus.acceptors import LogAcceptor, view
 from metasync.consensus.acceptors import log as logform_module
 from metasync.consensus.records import log_replay as replay_module
 from metasync.consensus.records.log_replay import NEVER
@@ -262,17 +261,17 @@ def test_mutant_accept_ignores_promises(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         replay_module, "accept_effective", lambda promised, votes, rnd, value, base: votes.get(rnd, value) == value
     )
-    monkeypatch.setattr(logform_module, "_standing", _standing_without_promises)
+    monkeypatch.setattr(LogAcceptor, "_known_outcome", _outcome_without_promises)
     assert broken(schedule, MUTANT_SEEDS) is not None
 
 
-def _standing_without_promises(m: Any, log: Any, kind: Any, rnd: Any, value: Any, stale: Any) -> Any:
+def _outcome_without_promises(self: LogAcceptor, log: Any, kind: Any, rnd: Any, value: Any, stale: Any) -> Any:
     if kind is logform_module.Kind.ACCEPT:
         return logform_module.Outcome("done") if rnd in log.votes else None
-    return STANDING(m, log, kind, rnd, value, stale)
+    return KNOWN_OUTCOME(self, log, kind, rnd, value, stale)
 
 
-STANDING = logform_module._standing
+KNOWN_OUTCOME = LogAcceptor._known_outcome
 
 
 def test_mutant_round_0_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,14 +369,13 @@ def test_mutant_incarnation_reused(reused: bool) -> None:
 
 
 def test_mutant_births_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(births_module, "birth_matches", lambda data, place, digest: True)
+    monkeypatch.setattr(view, "birth_matches", lambda data, place, digest: True)
 
-    def blind(m: Any, instance: Any, acceptor_id: bytes) -> Task:
-        instance.born.add(acceptor_id)
+    def blind(self: LogAcceptor) -> Task:
+        self.born = True
         return True
         yield
 
-    monkeypatch.setattr(logform_module, "read_birth", blind)
-    monkeypatch.setattr(learn_module, "read_birth", blind)
+    monkeypatch.setattr(LogAcceptor, "read_birth", blind)
     caught = broken(schedule, range(5171, 5971, 2))  # about one schedule in a hundred has such a wipe
     assert caught is not None

@@ -18,12 +18,10 @@ from paxos_world import Faults, Process, Store, Workspace, World, change, make_w
 
 from metasync.config import CHANGED_TAG, Acceptor, BackendEntry, Config
 from metasync.consensus import Change, Decided, Group, State, birth_digest
-from metasync.consensus import group as group_module
-from metasync.consensus import instance as instance_module
-from metasync.consensus import learner as learn_module
 from metasync.consensus import proposer as paxos_module
 from metasync.consensus import reconfigure as reconfig_module
-from metasync.consensus.acceptors import log as logform_module
+from metasync.consensus.acceptors import AcceptorView
+from metasync.consensus.acceptors import view as view_module
 from metasync.consensus.reconfigure import check_step
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.state import successor
@@ -314,7 +312,7 @@ def the_findings_schedule(seed: int = 1) -> None:
     world.is_held = lambda who, op: who == "sleeper" and op.backend != "b" and is_accept(op)
     group = room.group(b"1" * 16)
     sleeper = world.start("sleeper", pushing(group, ws.genesis, b"x" * 16, told, 1e6))
-    world.run(lambda: len(world.held) == 2 and any(log.votes for log in group.member.instance.logs.values()))
+    world.run(lambda: len(world.held) == 2 and group._instance.has_votes())
     world.asleep["sleeper"] = []
     world.stuck.add("b")
 
@@ -332,7 +330,7 @@ def the_findings_schedule(seed: int = 1) -> None:
     removed = next(s for s in told if s.v == 1)
     assert removed.config != ws.genesis.config, "the schedule is not the one it is meant to be"
     world.held = [h for h in world.held if h[0].process is sleeper]
-    world.do(_sleep(instance_module.DELTA_S + 60 if instance_module.DELTA_S < 1e6 else 400.0))
+    world.do(_sleep(view_module.DELTA_S + 60 if view_module.DELTA_S < 1e6 else 400.0))
     world.stores["c"].clear()
     world.stuck.add("a")  # for a while only b and c answer the sleeper
     world.at(60.0, lambda: world.stuck.discard("a"))
@@ -351,13 +349,12 @@ def _sleep(seconds: float) -> Task:
 
 
 def no_births(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(m: Any, instance: Any, acceptor_id: bytes) -> Task:
-        instance.born.add(acceptor_id)
+    def blind(self: AcceptorView) -> Task:
+        self.born = True
         return True
         yield
 
-    for module in (logform_module, learn_module, group_module):
-        monkeypatch.setattr(module, "read_birth", blind)
+    monkeypatch.setattr(AcceptorView, "read_birth", blind)
 
 
 def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,11 +367,11 @@ def no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others saw of an acceptor is evidence against one that was emptied, too."""
-    monkeypatch.setattr(logform_module, "note_claims", lambda *_: None)
+    monkeypatch.setattr(AcceptorView, "note_claims", lambda *_: None)
 
 
 def no_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_module, "DELTA_S", 1e9)
+    monkeypatch.setattr(view_module, "DELTA_S", 1e9)
 
 
 def test_the_findings_schedule_is_harmless() -> None:
@@ -500,9 +497,9 @@ def test_random_schedules_agree(batch: int) -> None:
 
 def close(group: Group, base: State, acceptor_id: bytes, value: State) -> Task:
     """One DECIDED in one log."""
-    instance = yield from group._enter(base)
+    instance = yield from group.enter(base)
     nobody, never = Round(0, bytes(16)), Round(-1, b"")
-    yield from logform_module.append(group.member, instance, acceptor_id, Kind.DECIDED, nobody, value, never)
+    yield from instance.acceptors[acceptor_id].append(Kind.DECIDED, nobody, value, never)
 
 
 def test_a_log_that_is_closed_alone_is_not_believed() -> None:
@@ -512,9 +509,9 @@ def test_a_log_that_is_closed_alone_is_not_believed() -> None:
     made_up = successor(base, change(b"m" * 16), skip=base.hash, writer=b"1" * 16)
     room.world.do(close(room.group(b"1" * 16), base, room.ws.acceptor_of("a"), made_up))
     reader = room.group(b"3" * 16, 2)
-    instance = room.world.do(reader._enter(base))
+    instance = room.world.do(reader.enter(base))
     room.world.do(paxos_module.look_around(reader.member, instance, 5.0, everybody=True))
-    assert instance.logs[room.ws.acceptor_of("a")].closed == made_up
+    assert instance.acceptors[room.ws.acceptor_of("a")].log.closed == made_up
     assert instance.decided() is None
 
 

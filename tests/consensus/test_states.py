@@ -10,6 +10,7 @@ from agreement_kit import BASE, GENESIS, OWNER, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasync.consensus.chain import step_back
 from metasync.consensus.records.state import (
     STATE_BYTES,
     VERSION_MAX,
@@ -21,7 +22,6 @@ from metasync.consensus.records.state import (
     decode_state,
     follows,
     skip_version,
-    step_back,
     successor,
 )
 from metasync.errors import FormatError, UpgradeError

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from metasync.consensus import proposer
+from metasync.consensus.acceptors import LogAcceptor
 from metasync.history.log import version_of
 from metasync.keys.slots import Cost
 from metasync.local.state import LocalDb
@@ -313,17 +314,17 @@ def accept_quorum() -> None:
 @_point
 def accept_minority() -> None:
     """One acceptor of three has accepted: whether that counts is for others to find out."""
-    append = proposer.append
+    append = LogAcceptor.append
 
-    def dying(m: Any, i: Any, acceptor_id: Any, kind: Any, *rest: Any) -> Any:
+    def dying(self: Any, kind: Any, *rest: Any) -> Any:
         if kind is not proposer.Kind.ACCEPT:
-            return (yield from append(m, i, acceptor_id, kind, *rest))
-        if acceptor_id != min(i.names):
+            return (yield from append(self, kind, *rest))
+        if self.acceptor_id != min(self.everybody):
             yield effects.Sleep(60)
-        yield from append(m, i, acceptor_id, kind, *rest)
+        yield from append(self, kind, *rest)
         return _die()
 
-    proposer.append = dying
+    LogAcceptor.append = dying  # type: ignore[method-assign]
 
 
 @_point

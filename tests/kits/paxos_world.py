@@ -15,7 +15,10 @@ from typing import Any
 
 from metasync.config import Acceptor, BackendEntry, Config, Form
 from metasync.consensus import Change, Group, birth_digest, found
+from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.instance import Instance
+from metasync.consensus.participant import Member
 from metasync.consensus.records.entry import Entry, Kind
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
@@ -338,6 +341,12 @@ class Workspace:
     @property
     def forms(self) -> dict[str, Form]:
         return {self.links[a.acceptor_id]: a.form for _, a in self.config.acceptors}
+
+    def unread(self, m: Member, base: State, name: str) -> LogAcceptor:
+        """An acceptor of the version after `base`, as a process sees it that has read nothing of it."""
+        view = Instance(m, self.config, self.devices, base).acceptors[self.acceptor_of(name)]
+        assert isinstance(view, LogAcceptor)
+        return view
 
     def acceptor_of(self, name: str) -> bytes:
         return next(a for a, n in self.links.items() if n == name)

@@ -11,7 +11,8 @@ import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
-from metasync.consensus import Group, proposer
+from metasync.consensus import Group
+from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
@@ -261,15 +262,15 @@ def test_two_restarts_stop_whoever_sees_both(lab: Lab) -> None:
 
 def cut(patch: pytest.MonkeyPatch, *names: str) -> None:
     """These take no ACCEPT any more."""
-    real = proposer.append
+    real = LogAcceptor.append
 
-    def append(m: Any, instance: Any, acceptor_id: bytes, kind: Kind, *rest: Any) -> Any:
-        if kind is Kind.ACCEPT and instance.names[acceptor_id] in names:
+    def append(self: LogAcceptor, kind: Kind, *rest: Any) -> Any:
+        if kind is Kind.ACCEPT and self.name in names:
             yield Sleep(0.01)
             return Outcome("failed", "cut")
-        return (yield from real(m, instance, acceptor_id, kind, *rest))
+        return (yield from real(self, kind, *rest))
 
-    patch.setattr(proposer, "append", append)
+    patch.setattr(LogAcceptor, "append", append)
     patch.setattr(Group.propose, "__kwdefaults__", {"op_id": None, "deadline_s": 1.0})
 
 

@@ -15,7 +15,6 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.backends import registry
 from metasync.consensus import Group
-from metasync.consensus.acceptors import look
 from metasync.consensus.records.log_replay import Log
 from metasync.errors import (
     DamagedError,
@@ -124,7 +123,7 @@ def test_a_restart_has_the_new_keys_without_asking(lab: Lab, monkeypatch: pytest
     rotate(w)
     d.pull()
     monkeypatch.setattr(Group, "open_epoch", None)  # nothing is left to follow
-    monkeypatch.setattr("metasync.consensus.group.fetch_ring", None)
+    monkeypatch.setattr("metasync.consensus.group.follow_keys", None)
     d = lab.reopen(d)
     write(d.directory, {"x": b"1"})
     assert d.push().version is not None
@@ -662,9 +661,9 @@ def test_the_version_is_closed_on_a_quorum(lab: Lab, monkeypatch: pytest.MonkeyP
     report = revoke(w, "phone")
     assert report.complete
     with p._session("thief") as s:
-        instance = s.runtime.run(before._enter(base))
+        instance = s.runtime.run(before.enter(base))
         s.runtime.run(_looked(before, instance))
-        closed = [log for log in instance.logs.values() if log.closed is not None]
+        closed = [a.log for a in instance.acceptors.values() if a.log.closed is not None]
         assert len(closed) >= 2
         assert {log.closed.epoch for log in closed if log.closed} == {2}
     assert isinstance(closed[0], Log)
@@ -672,7 +671,7 @@ def test_the_version_is_closed_on_a_quorum(lab: Lab, monkeypatch: pytest.MonkeyP
 
 def _looked(group: Group, instance: Any) -> Any:
     instance.begin()
-    yield Gather({a.hex(): look(group.member, instance, a) for a in instance.names})
+    yield Gather({a.name: a.look() for a in instance.acceptors.values()})
 
 
 def test_who_follows_closes_the_version_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -685,9 +684,9 @@ def test_who_follows_closes_the_version_too(lab: Lab, monkeypatch: pytest.Monkey
         assert not revoke(w, "phone").complete
     d.pull()
     with w._session("look") as s:
-        instance = s.runtime.run(s.group._enter(base))
+        instance = s.runtime.run(s.group.enter(base))
         s.runtime.run(_looked(s.group, instance))
-        assert sum(log.closed is not None for log in instance.logs.values()) >= 2
+        assert sum(a.log.closed is not None for a in instance.acceptors.values()) >= 2
 
 
 def _unreachable(*_: Any, **__: Any) -> Any:
@@ -706,9 +705,9 @@ def test_a_revocation_that_could_not_be_closed_is_closed_by_the_next_operation(
     w = lab.reopen(w)
     w.pull()
     with w._session("look") as s:
-        instance = s.runtime.run(s.group._enter(base))
+        instance = s.runtime.run(s.group.enter(base))
         s.runtime.run(_looked(s.group, instance))
-        assert sum(log.closed is not None for log in instance.logs.values()) >= 2
+        assert sum(a.log.closed is not None for a in instance.acceptors.values()) >= 2
 
 
 # --- what is shown

@@ -15,7 +15,6 @@ from test_rotation import NEW, agree_on_files, away, revoke, rotate
 from workspace_kit import Lab, tree_of, wipe, write
 
 from metasync.consensus import Group
-from metasync.consensus.records.block_replay import Blocks
 from metasync.errors import NoQuorumError, RevokedError
 from metasync.runtime.effects import Gather
 from metasync.session.session import Session
@@ -24,16 +23,15 @@ from metasync.workspace import Workspace
 
 def closed_logs(w: Workspace, base: Any) -> int:
     """How many logs of the version after `base` are closed, as this device reads them."""
-    from metasync.consensus.acceptors import look
 
     def looked(group: Group, instance: Any) -> Any:
         instance.begin()
-        yield Gather({a.hex(): look(group.member, instance, a) for a in instance.names})
+        yield Gather({a.name: a.look() for a in instance.acceptors.values()})
 
     with w._session("look") as s:
-        instance = s.runtime.run(s.group._enter(base))
+        instance = s.runtime.run(s.group.enter(base))
         s.runtime.run(looked(s.group, instance))
-        return sum(log.closed is not None for log in instance.logs.values())
+        return sum(a.log.closed is not None for a in instance.acceptors.values())
 
 
 def base_of(w: Workspace) -> Any:
@@ -199,8 +197,8 @@ def test_who_follows_closes_blocks_too(racing: Lab, monkeypatch: pytest.MonkeyPa
     second.pull()
     assert closed_logs(first, base) >= 2
     with first._session("x") as s:
-        instance = s.runtime.run(s.group._enter(base))
-        assert sum(isinstance(log, Blocks) for log in instance.logs.values()) == 2
+        instance = s.runtime.run(s.group.enter(base))
+        assert sum(a.form == "block" for a in instance.acceptors.values()) == 2
 
 
 def test_pushes_on_blocks_while_the_keys_change(racing: Lab) -> None:

@@ -8,7 +8,8 @@ from agreement_kit import GENESIS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasync.consensus.records.state import Change, State, skip_version, step_back, successor
+from metasync.consensus.chain import step_back
+from metasync.consensus.records.state import Change, State, skip_version, successor
 from metasync.session import agreement
 
 LAST = 300

@@ -23,7 +23,7 @@ from unittest import mock
 import metasync
 from metasync import config, consensus
 from metasync.consensus import learner, proposer
-from metasync.consensus.acceptors import log as logform
+from metasync.consensus.acceptors import LogAcceptor, log
 from metasync.consensus.instance import Instance
 from metasync.consensus.proposer import JOURNAL_KEY, Journal
 from metasync.consensus.records import log_replay
@@ -119,7 +119,7 @@ def _no_promise() -> Iterator[None]:
         "log.promised > rnd",
         "log.promised > rnd and kind is Kind.PREPARE",
     )  # before an entry is written, it is asked too
-    with mock.patch.object(log_replay, "accept_effective", effective), rewritten(logform, "_standing", asks):
+    with mock.patch.object(log_replay, "accept_effective", effective), rewritten(LogAcceptor, "_known_outcome", asks):
         yield
 
 
@@ -165,7 +165,7 @@ def _no_evidence() -> Iterator[None]:
 @mutant("low-evidence", "the proposer takes the value of the lowest accepted round, not of the highest")
 def _low_evidence() -> Iterator[None]:
     def evidence(self: Instance) -> State | None:
-        votes = [(rnd, value) for log in self.logs.values() for rnd, value in log.votes.items()]
+        votes = [(rnd, value) for a in self.acceptors.values() for rnd, value in a.log.votes.items()]
         return min(votes, key=lambda vote: vote[0])[1] if votes else None
 
     with mock.patch.object(Instance, "evidence", evidence):
@@ -197,9 +197,9 @@ def _owner_again() -> Iterator[None]:
 @mutant("one-vote", "a learner takes one vote for a decision")
 def _one_vote() -> Iterator[None]:
     def decided(self: Instance, *, births: bool = True) -> State | None:
-        for acceptor_id, log in self.logs.items():
-            if log.usable and log.accepted and (not births or acceptor_id in self.born):
-                return log.accepted[1]
+        for acceptor in self.acceptors.values():
+            if acceptor.log.usable and acceptor.log.accepted and (not births or acceptor.born):
+                return acceptor.log.accepted[1]
         return None
 
     with mock.patch.object(Instance, "decided", decided):
@@ -218,21 +218,14 @@ def _open_base() -> Iterator[None]:
         yield
 
 
-def _hashes(instance: Instance, acceptor_id: bytes) -> list[bytes]:
-    """Of the entries that were read of an acceptor in log form."""
-    log = instance.logs[acceptor_id]
-    assert isinstance(log, log_replay.Log)
-    return log.hashes
-
-
 @mutant("climb-blind", "a create that found its index taken is sent to the next index without reading what it met")
 def _climb_blind() -> Iterator[None]:
-    def read_taken(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
-        _hashes(instance, acceptor_id).append(ZERO_HASH)
+    def read_taken(self: LogAcceptor) -> Task:
+        self.log.hashes.append(ZERO_HASH)
         return None
         yield
 
-    with mock.patch.object(logform, "_read_taken", read_taken):
+    with mock.patch.object(LogAcceptor, "_read_taken", read_taken):
         yield
 
 
@@ -252,39 +245,39 @@ def _exists_is_mine() -> Iterator[None]:
         reply: Reply = yield op
         return Reply(True) if reply.error is None else reply
 
-    with mock.patch.object(logform, "_create", create):
+    with mock.patch.object(log, "_create", create):
         yield
 
 
 @mutant("jump-index", "an entry is created beyond the first unread index")
 def _jump_index() -> Iterator[None]:
-    real = logform.append
+    real = LogAcceptor.append
 
-    def append(m: Any, i: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
-        log = i.logs[acceptor_id]
-        if log.next_idx == 0:
-            _hashes(i, acceptor_id).append(ZERO_HASH)
-        return (yield from real(m, i, acceptor_id, kind, rnd, value, stale))
+    def append(self: LogAcceptor, kind: Kind, rnd: Round, value: Any, stale: Round) -> Task:
+        if self.log.next_idx == 0:
+            self.log.hashes.append(ZERO_HASH)
+        return (yield from real(self, kind, rnd, value, stale))
 
-    with mock.patch.object(logform, "append", append):
+    with mock.patch.object(LogAcceptor, "append", append):
         yield
 
 
 @mutant("no-birth", "births are not checked: a wiped root promises and votes")
 def _no_birth() -> Iterator[None]:
-    def read_birth(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
-        instance.born.add(acceptor_id)
+    def read_birth(self: LogAcceptor) -> Task:
+        self.born = True
         return True
         yield
 
-    with mock.patch.object(logform, "read_birth", read_birth), mock.patch.object(learner, "read_birth", read_birth):
+    with mock.patch.object(LogAcceptor, "read_birth", read_birth):
         yield
 
 
 @mutant("no-birth-promise", "births are checked beside ACCEPT only, not beside PREPARE")
 def _no_birth_promise() -> Iterator[None]:
     def promises(self: Instance, rnd: Round) -> int:
-        return sum(log.usable and log.closed is None and log.promised == rnd for log in self.logs.values())
+        logs = [a.log for a in self.acceptors.values()]
+        return sum(log.usable and log.closed is None and log.promised == rnd for log in logs)
 
     with mock.patch.object(Instance, "promises", promises):
         yield
@@ -313,7 +306,7 @@ def _no_settle() -> Iterator[None]:
 @mutant("half-quorum-read", "a read says what is newest by fewer acceptors than a quorum")
 def _half_quorum_read() -> Iterator[None]:
     def quiet(self: Instance) -> bool:
-        return any(log.usable and a in self.born and a in self.ended and not log.votes for a, log in self.logs.items())
+        return any(a.log.usable and a.born and a.ended and not a.log.votes for a in self.acceptors.values())
 
     with mock.patch.object(Instance, "quiet", quiet):
         yield

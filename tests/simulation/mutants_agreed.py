@@ -11,12 +11,12 @@ from unittest import mock
 
 from metasync import config
 from metasync.consensus import learner, reconfigure, truncation
-from metasync.consensus.acceptors import block, log
-from metasync.consensus.acceptors.birth_check import read_birth
+from metasync.consensus.acceptors import AcceptorView, BlockAcceptor, LogAcceptor
 from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.log_replay import Log
+from metasync.errors import BackendError
 from metasync.runtime.effects import Now, Task
 from simulation.mutants import MUTANTS, mutant, needs, rewritten
 from simulation.plan import DAY_S
@@ -77,73 +77,75 @@ def _revoke_unfenced() -> Iterator[None]:
 # Blocks.
 
 
-def _just_the_birth(m: Any, instance: Any, acceptor_id: bytes) -> Task:
+def _just_the_birth(self: BlockAcceptor) -> Task:
     """In the place of a complete read."""
     began = yield Now()
-    yield from read_birth(m, instance, acceptor_id)
-    instance.note_read(acceptor_id, began)
+    yield from self.read_birth()
+    self.note_read(began)
 
 
 @mutant("block-no-reread", "a block ACCEPT counts for its writer once it stands, without a read after", needs("blocks"))
 def _block_no_reread() -> Iterator[None]:
-    real = block._read_all
+    real = BlockAcceptor._read_all
 
-    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+    def read_all(self: BlockAcceptor, *, own_too: bool = False) -> Task:
         read = _just_the_birth if own_too else real
-        return (yield from read(m, instance, acceptor_id))
+        return (yield from read(self))
 
-    with mock.patch.object(block, "_read_all", read_all):
+    with mock.patch.object(BlockAcceptor, "_read_all", read_all):
         yield
 
 
 @mutant("block-read-first", "the others' blocks are read before one's own is written", needs("blocks"))
 def _block_read_first() -> Iterator[None]:
-    real, write = block._read_all, block._write
+    real, write = BlockAcceptor._read_all, BlockAcceptor._write
 
-    def read_all(m: Any, instance: Any, acceptor_id: bytes, *, own_too: bool = False) -> Task:
+    def read_all(self: BlockAcceptor, *, own_too: bool = False) -> Task:
         read = _just_the_birth if own_too else real
-        return (yield from read(m, instance, acceptor_id))
+        return (yield from read(self))
 
-    def read_and_write(m: Any, instance: Any, acceptor_id: bytes, *message: Any) -> Task:
-        failed = yield from real(m, instance, acceptor_id)
-        return failed or (yield from write(m, instance, acceptor_id, *message))
+    def read_and_write(self: BlockAcceptor, *message: Any) -> Task:
+        failed = yield from real(self)
+        return failed or (yield from write(self, *message))
 
-    with mock.patch.object(block, "_read_all", read_all), mock.patch.object(block, "_write", read_and_write):
+    with (
+        mock.patch.object(BlockAcceptor, "_read_all", read_all),
+        mock.patch.object(BlockAcceptor, "_write", read_and_write),
+    ):
         yield
 
 
 @mutant("block-owner-no-read", "the owner's round 0 counts on a block acceptor without the read", needs("blocks"))
 def _block_owner_no_read() -> Iterator[None]:
-    old = "failed = yield from _read_all(m, instance, acceptor_id, own_too=own_too)"
-    born = "failed = yield from _birth(m, instance, acceptor_id)"
+    old = "failed = yield from self._read_all(own_too=own_too)"
+    born = "failed = yield from self._birth()"
     new = f"if rnd.n == 0:\n            {born}\n        else:\n            {old}"
 
     with (
-        mock.patch.object(block, "_birth", _just_the_birth, create=True),
-        rewritten(block, "append", (old, new)),
+        mock.patch.object(BlockAcceptor, "_birth", _just_the_birth, create=True),
+        rewritten(BlockAcceptor, "append", (old, new)),
     ):
         yield
 
 
 @mutant("block-hole", "block k+1 is written before block k is confirmed", needs("blocks"))
 def _block_hole() -> Iterator[None]:
-    old, new = "return m.fault(instance, acceptor_id, error)", "return _confirmed(m, instance, acceptor_id, journal)"
-    with rewritten(block, "_send", (old, new)):
+    with rewritten(BlockAcceptor, "_send", ("return self.fault(error)", "return self._confirmed(journal)")):
         yield
 
 
 @mutant("block-no-journal", "a restarted process writes other bytes under a used name", needs("blocks"))
 def _block_no_journal() -> Iterator[None]:
-    def claim(m: Any, instance: Instance, acceptor_id: bytes) -> Task:
-        blocks, me = instance.blocks(acceptor_id), m.identity.device_id
-        while not blocks.chains[me].ended:
-            found = yield from block._read_block(m, instance, acceptor_id, me, blocks.chains[me].next_idx)
-            if isinstance(found, Exception):
-                return m.fault(instance, acceptor_id, found)
-            block._take_in(m, instance, acceptor_id, me, [found])
+    def claim(self: BlockAcceptor) -> Task:
+        chain = self.log.chains[self.me]
+        while not chain.ended:
+            found = yield from self._read_block(self.me, chain.next_idx)
+            if isinstance(found, BackendError):
+                return self.fault(found)
+            self._take_in(self.log, self.me, [found])
         return None
 
-    with mock.patch.object(block, "_claim", claim):
+    with mock.patch.object(BlockAcceptor, "_claim", claim):
         yield
 
 
@@ -170,7 +172,7 @@ def _no_fence() -> Iterator[None]:
 
 @mutant("no-expiry", "promises and votes collected long ago are counted", removed_and_emptied, _OLDER)
 def _no_expiry() -> Iterator[None]:
-    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Instance, "is_fresh", return_value=True):
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(AcceptorView, "is_fresh", return_value=True):
         yield
 
 
@@ -205,9 +207,9 @@ def _epoch_name() -> Iterator[None]:
 
 # Floors.
 
-_TRUSTED: Final = "(yield from truncation.trusted(m, acceptor_id, instance.v))"
+_TRUSTED: Final = "(yield from self.has_no_floor(self.v))"
 
-_VOUCHING: Final = "(yield from _vouching(m, instance, acceptor_id))"
+_VOUCHING: Final = "(yield from self.vouching())"
 _VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "floor"}}'
 
 
@@ -215,22 +217,24 @@ _VOUCHING_FLOORLESS: Final = f'{{k: v for k, v in {_VOUCHING}.items() if k != "f
 def _no_floor() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("append", "_read_taken"):
-            stack.enter_context(rewritten(log, name, (_TRUSTED, "True")))
-        stack.enter_context(rewritten(log, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
+            stack.enter_context(rewritten(LogAcceptor, name, (_TRUSTED, "True")))
+        stack.enter_context(rewritten(LogAcceptor, "_beside", (_VOUCHING, _VOUCHING_FLOORLESS)))
         stack.enter_context(MUTANTS["learn-no-floor"].broken())  # every push looks for news by now, and would see it
         yield
 
 
 @mutant("learn-no-floor", 'a learner takes the absence of a trimmed log for "nothing newer"', slept_over_a_floor)
 def _learn_no_floor() -> Iterator[None]:
-    beside = "branches |= yield from _vouching(m, instance, acceptor_id)", f"branches |= {_VOUCHING_FLOORLESS}"
-    with rewritten(log, "look", beside, (_TRUSTED, "True")):
+    beside = "branches |= yield from self.vouching()", f"branches |= {_VOUCHING_FLOORLESS}"
+    with rewritten(LogAcceptor, "look", beside, (_TRUSTED, "True")):
         yield
 
 
 @mutant("floor-no-elapsed", "the floor is looked at, but not how long ago when the reply came", slept_over_a_floor)
 def _floor_no_elapsed() -> Iterator[None]:
-    with rewritten(truncation, "trusted", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")):
+    with rewritten(
+        AcceptorView, "has_no_floor", (" and (yield Now()) - seen_s <= TRUST_S", " and (yield Now()) >= seen_s")
+    ):
         yield
 
 
@@ -248,8 +252,8 @@ def _floor_no_wait() -> Iterator[None]:
 )  # fmt: skip
 def _read_no_floor() -> Iterator[None]:
     floor = f'if not got.get("floor", True) or not {_TRUSTED}:'
-    found = 'if log.next_idx or got["0"] is not None:\n            instance.floored.pop(acceptor_id, None)\n        el'
-    with rewritten(log, "look", (floor, found + floor)):
+    found = 'if log.next_idx or got["0"] is not None:\n            self.floor = None\n        el'
+    with rewritten(LogAcceptor, "look", (floor, found + floor)):
         yield
 
 

@@ -16,7 +16,8 @@ from workspace_kit import Lab, write
 
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.wrappers.wrapper import Call, Wrapper
-from metasync.consensus import Ref, chain, participant
+from metasync.consensus import Ref, chain
+from metasync.consensus.acceptors import log
 from metasync.consensus.records.entry import with_refs
 from metasync.local.state import LocalDb
 from metasync.session import agreement, open_backend
@@ -274,7 +275,7 @@ def test_what_is_said_of_an_index_is_a_hint_alone(
     w.push()
     d = lab.clone(urls)
     write(w.directory, {"x": b"other"})
-    monkeypatch.setattr(participant, "with_refs", lambda entry, _: with_refs(entry, said))
+    monkeypatch.setattr(log, "with_refs", lambda entry, _: with_refs(entry, said))
     w.push()
     d.pull()
     assert (d.directory / "x").read_bytes() == b"other"

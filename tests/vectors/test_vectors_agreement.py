@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from metasync import errors
 from metasync.config import decode_config
 from metasync.consensus.acceptors.block import decode_journal as decode_block_journal
-from metasync.consensus.objects import block_opener, open_object
+from metasync.consensus.objects import open_object, open_state_in_block
 from metasync.consensus.participant import decode_memory
 from metasync.consensus.proposer import decode_journal
 from metasync.consensus.records.birth import birth_matches, open_genesis
@@ -121,7 +121,7 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "slot": opened_slot,
     "ring": opened_ring,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),
-    "states": lambda data, c: block_opener(KEYS, the(c, "hash"))(data),
+    "states": lambda data, c: open_state_in_block(KEYS, the(c, "hash"), data),
     "floor": lambda data, c: open_floor(KEYS, data, the(c, "acceptor"), c["floor"]).entry,
     "notes": told_notes,
     "code": read_code,

@@ -1,4 +1,4 @@
-"""Acceptors, whatever their form: the three requests that proposers and learners make of one.
+"""Acceptors: what this process sees of each one, and the requests that proposers and learners make of it.
 
     look(...)    reads what it holds, to its end          append(...)   has it take a PREPARE or an ACCEPT
 
@@ -7,29 +7,24 @@ Which form a backend has is agreed in the config (`config.Acceptor.form`).
 
 from __future__ import annotations
 
-from metasync.consensus.acceptors import block, log
-from metasync.consensus.instance import Instance
+from typing import Final
+
+from metasync.config import Config, Form
+from metasync.consensus.acceptors.block import BlockAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import DELTA_S, AcceptorView
 from metasync.consensus.participant import Member
-from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.state import State
-from metasync.runtime.effects import Task
+from metasync.keys.device_set import DeviceSet
+
+__all__ = ["DELTA_S", "AcceptorView", "BlockAcceptor", "LogAcceptor", "views_of"]
+
+_FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
 
 
-def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = False) -> Task:
-    """Reads all that one acceptor holds of this instance, with its birth beside every step. -> Outcome.
-
-    `beyond`: where it holds something, whether it holds something of the next version too (`Instance.is_last`).
-    """
-    if isinstance(instance.logs[acceptor_id], Blocks):
-        return block.look(m, instance, acceptor_id)
-    return log.look(m, instance, acceptor_id, beyond=beyond)
-
-
-def append(
-    m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: State | None, stale: Round
-) -> Task:
-    """Has one acceptor take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
-    if isinstance(instance.logs[acceptor_id], Blocks):
-        return block.append(m, instance, acceptor_id, kind, rnd, value, stale)
-    return log.append(m, instance, acceptor_id, kind, rnd, value, stale)
+def views_of(m: Member, config: Config, devices: DeviceSet, base: State) -> dict[bytes, AcceptorView]:
+    """Every acceptor of the version after `base`, with nothing read of it yet, by id and in the config's order."""
+    views: dict[bytes, AcceptorView] = {}
+    for backend, acceptor in config.acceptors:
+        views[acceptor.acceptor_id] = _FORMS[acceptor.form](m, config, devices, base, backend.name, acceptor, views)
+    return views

@@ -7,17 +7,26 @@ create that succeeds shows that the log before it is what was read, and its acce
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from metasync.consensus import truncation
-from metasync.consensus.acceptors.birth_check import read_birth
-from metasync.consensus.audit import audit, note_claims, unaudited
-from metasync.consensus.instance import Instance
-from metasync.consensus.participant import OP_TIMEOUT_S, Member, Outcome
-from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Kind, Round, entry_path, refs_in
+from metasync.consensus.acceptors.view import AcceptorView
+from metasync.consensus.participant import OP_TIMEOUT_S, Member, Outcome, Remembered
+from metasync.consensus.records.entry import (
+    Entry,
+    Kind,
+    Round,
+    Seen,
+    SignedEntry,
+    entry_path,
+    open_entry,
+    refs_in,
+    seal_entry,
+    with_refs,
+)
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
-from metasync.errors import BackendError, NotFoundError
+from metasync.errors import BackendError, FormatError, UpgradeError
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
 
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
@@ -26,164 +35,241 @@ RETRY_FIRST_S: Final = 0.05
 AHEAD: Final = 2  # entries read side by side once a log is known to hold one: ACCEPT after PREPARE, and the end
 
 
-def read_slot(m: Member, instance: Instance, acceptor_id: bytes, idx: int) -> Task:
-    """-> bytes, None when absent, or the `BackendError`."""
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return BackendError("not linked")
-    log = instance.log(acceptor_id)
-    # Twice the bound: a longer entry than ours is read far enough to be told from one that is not there.
-    reply: Reply = yield Op(backend, "get", m.place(log, idx), max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    if isinstance(reply.error, NotFoundError):
-        return None
-    return reply.error if reply.error is not None else reply.value
+class LogAcceptor(AcceptorView):
+    """An acceptor in log form."""
 
+    form = "log"
+    log: Log
 
-def read_beyond(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """-> bool: this acceptor shows no entry 0 of the version after the instance's, by the names of the same epoch."""
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return False  # an entry that was read elsewhere meanwhile tells that it was rolled back
-    base = instance.base
-    path = entry_path(m.keys, base.epoch, base.era, acceptor_id, instance.v + 1, 0)
-    reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-    return isinstance(reply.error, NotFoundError)
+    def _empty(self) -> Log:
+        return Log(self.m.keys, self.devices, self.base, self.acceptor_id)
 
+    def place(self, idx: int, v: int | None = None, epoch: int | None = None) -> str:
+        """Where an entry of this version lies; or one of another version or epoch."""
+        base = self.base
+        epoch = base.epoch if epoch is None else epoch
+        return entry_path(self.m.keys, epoch, base.era, self.acceptor_id, self.v if v is None else v, idx)
 
-def look(m: Member, instance: Instance, acceptor_id: bytes, *, beyond: bool = False) -> Task:
-    """Reads a log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
+    def path_of(self, seen: Seen, epoch: int) -> str:
+        return self.place(seen.idx, seen.v, epoch)
 
-    Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are read
-    AHEAD at a time, and with `beyond` beside the first of them whether there is something of the next version: one
-    version more is the common case.
-    """
-    instance.ended.discard(acceptor_id)
-    if m.backend_of(instance, acceptor_id) is None:
-        return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
-    width = 1
-    while (log := instance.log(acceptor_id)).usable:
-        before = yield Now()
-        branches = {str(i): read_slot(m, instance, acceptor_id, log.next_idx + i) for i in range(width)}
-        branches |= yield from _vouching(m, instance, acceptor_id)
-        if width > 1 and beyond and (yield from truncation.trusted(m, acceptor_id, instance.v + 1)):
-            branches["beyond"] = read_beyond(m, instance, acceptor_id)
-            beyond = False
-        got: Mapping[str, Any] = yield Gather(branches)
+    def opens(self, seen: Seen, epoch: int, data: bytes) -> bool:
+        try:
+            self._opened(data, seen.v, seen.idx, epoch)
+        except FormatError:
+            return False
+        except UpgradeError:
+            pass
+        return True
+
+    def _opened(self, data: bytes, v: int, idx: int, epoch: int) -> SignedEntry:
+        base, a = self.base, self.acceptor_id
+        return open_entry(self.m.keys, data, ns_id=base.ns_id, era=base.era, epoch=epoch, acceptor_id=a, v=v, idx=idx)
+
+    # reading
+
+    def read_beyond(self) -> Task:
+        """-> bool: it shows no entry 0 of the version after this one, by the names of the same epoch."""
+        return (yield from self.get(self.place(0, self.v + 1))) is None
+
+    def first_entry(self, v: int) -> Task:
+        found = yield from self.get(self.place(0, v))
+        if not isinstance(found, bytes):
+            return found
+        try:
+            return self._opened(found, v, 0, self.base.epoch)
+        except (FormatError, UpgradeError):
+            return None  # whoever reads this log in earnest will say what is wrong with it
+
+    def look(self, *, beyond: bool = False) -> Task:
+        """Reads the log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
+
+        Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are
+        read AHEAD at a time, and with `beyond` beside the first of them whether there is something of the next version:
+        one version more is the common case.
+        """
+        self.ended = False
+        if self.reach() is None:
+            return self.out_of_reach()
+        width = 1
+        while (log := self.log).usable:
+            before = yield Now()
+            branches = {str(i): self.get(self.place(log.next_idx + i)) for i in range(width)}
+            branches |= yield from self.vouching()
+            if width > 1 and beyond and (yield from self.has_no_floor(self.v + 1)):
+                branches["beyond"] = self.read_beyond()
+                beyond = False
+            got: Mapping[str, Any] = yield Gather(branches)
+            if not got.get("audit", True):
+                return self.unaudited()
+            if not got["birth"]:
+                return Outcome("failed", "birth")
+            self.m.waited((yield Now()) - before)
+            if not got.get("floor", True) or not (yield from self.has_no_floor(self.v)):
+                return Outcome("failed", "its floor is above, or is not known")
+            if got.get("beyond", False):
+                self.beyond = True
+            for i in range(width):
+                found = got[str(i)]
+                if isinstance(found, BackendError):
+                    return self.fault(found)
+                if found is None:
+                    self.note_read(before)
+                    self.ended = True
+                    break
+                self._take_in(log, found)
+                if not log.usable:
+                    break
+            if self.ended:
+                self.judge()
+                return Outcome("done")
+            width = AHEAD
+        self.judge()
+        return Outcome("failed", log.poison)
+
+    def _take_in(self, log: Log, data: bytes) -> None:
+        """Replays bytes that were read, and remembers them and what their writer saw elsewhere."""
+        void = log.void
+        entry = log.feed(data)
+        if entry is not None:
+            self._remember_log(log)
+            if entry.value is not None and (refs := refs_in(entry)):
+                self.m.added = {entry.value.hash: refs}
+            if log.void == void:
+                self.note_claims(entry)
+
+    def _remember_log(self, log: Log) -> None:
+        """Keeps the last good entry of the log: what this acceptor must be able to show from now on."""
+        if log.usable:
+            self.remember(log.seen)
+
+    def note_claim(self, seen: Seen, teller: bytes) -> None:
+        """Another device saw this entry here: from now on this acceptor must show it to us too."""
+        # What poisons a log may have been damaged on its way.
+        hashes = self.log.hashes if seen.v == self.v and self.log.usable else []
+        if seen.idx < len(hashes):
+            if hashes[seen.idx] != seen.hash:
+                who = teller.hex()[:8]
+                self.accuse(f"entry {seen.idx} of version {seen.v} is another than the one that device {who} saw")
+            return
+        memory = self.memory
+        if memory.last is None or (memory.last.seen.v, memory.last.seen.idx) < (seen.v, seen.idx):
+            memory.last = Remembered(self.base.epoch, seen)
+            memory.told_by, memory.told_at = teller, self.m.now
+            memory.unaudited = True
+
+    # appending
+
+    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
+        """Appends one message to the log. -> Outcome.
+
+        A create at the first index not read either succeeds, and then the log before it is known (Lemma A), or finds
+        the slot taken, and then that entry is read and replayed and the next index tried. A reply that got lost is
+        asked for again with the same bytes at the same index. PREPARE does not climb over foreign rounds above `stale`.
+
+        The birth object is read beside every create: a vote counts only where it is right, because a root that was
+        wiped accepts what it had promised not to (consensus.md, rule 1.9); and so does a promise, because a root that
+        was wiped has forgotten what it accepted, and another value would be chosen over it.
+        """
+        m = self.m
+        backend = self.reach()
+        if backend is None:
+            return self.out_of_reach()
+        entry, data, unknown, checked = None, b"", 0, False
+        while True:
+            log = self.log
+            outcome = self._known_outcome(log, kind, rnd, value, stale)
+            before = yield Now()
+            m.now = max(m.now, before)
+            if outcome is not None:
+                if outcome.kind == "done" and not checked and self.is_fresh():
+                    yield from self.read_birth()
+                elif outcome.kind == "done" and not checked:
+                    yield from self.look()
+                return self.vouch(outcome)
+            if entry is None or entry.idx != log.next_idx:
+                entry, data = self.sealed(log, kind, rnd, value, (yield Random(48)))
+                unknown = 0
+            create = Op(backend, "create", self.place(entry.idx), data, timeout_s=OP_TIMEOUT_S)
+            reply, refused = yield from self._beside(_create(m, create))
+            if refused is not None:
+                return refused  # what was created stands there, and is not counted
+            checked = True
+            if reply.error is not None:
+                unknown += 1
+                if not reply.error.retryable or unknown >= CREATE_TRIES:
+                    return self.fault(reply.error)
+                yield Sleep(RETRY_FIRST_S * (1 << unknown))
+            elif not self.born:
+                return Outcome("failed", "birth")  # not taken in: it may have landed in another root than is meant
+            elif not (yield from self.has_no_floor(self.v)):
+                unknown = 0  # the machine slept through the request: the same bytes are asked for again
+            elif reply.value:
+                log.append_own(entry, data)
+                self._remember_log(log)
+                self.note_read(before)
+            else:
+                checked = False
+                error = yield from self._read_taken()
+                self.note_read(before)
+                if error is not None:
+                    return self.fault(error)
+
+    def sealed(self, log: Log, kind: Kind, rnd: Round, value: State | None, entropy: bytes) -> tuple[Entry, bytes]:
+        """The next entry of the log, and its bytes."""
+        m = self.m
+        entry = self.message(kind, rnd, value, (log.next_idx, log.last_hash), entropy[32:48])
+        if self.devices.get(m.identity.device_id) is None:
+            entry = replace(entry, certificate=m.certificate)
+        if value is not None and value.op_id == m.adding[0]:
+            entry = with_refs(entry, m.adding[1])
+        return entry, seal_entry(m.keys, entry, m.identity.sign_private, entropy[:32])
+
+    def _beside(self, create: Task) -> Task:
+        """Runs a create with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
+        got = yield Gather({"create": create, **(yield from self.vouching())})
         if not got.get("audit", True):
-            return unaudited(m, instance, acceptor_id)
-        if not got["birth"]:
-            return Outcome("failed", "birth")
-        m.waited((yield Now()) - before)
-        if not got.get("floor", True) or not (yield from truncation.trusted(m, acceptor_id, instance.v)):
-            return Outcome("failed", "its floor is above, or is not known")
-        if got.get("beyond", False):
-            instance.beyond.add(acceptor_id)
-        for i in range(width):
-            found = got[str(i)]
+            return got["create"], self.unaudited()
+        if not got.get("floor", True):
+            return got["create"], Outcome("failed", "its floor is above, or is not known")
+        return got["create"], None
+
+    def _read_taken(self) -> Task:
+        """Reads the slot that a create found taken. -> None, or the `BackendError`."""
+        log = self.log
+        for attempt in range(LAG_TRIES):
+            got = yield Gather({"slot": self.get(self.place(log.next_idx)), "birth": self.read_birth()})
+            found = got["slot"]
             if isinstance(found, BackendError):
-                return m.fault(instance, acceptor_id, found)
-            if found is None:
-                instance.note_read(acceptor_id, before)
-                instance.ended.add(acceptor_id)
-                break
-            take_in(m, instance, log, found)
-            if not log.usable:
-                break
-        if acceptor_id in instance.ended:
-            m.judge(instance, acceptor_id)
+                return found
+            if not got["birth"]:
+                return BackendError("its birth object was not seen beside a log entry")
+            if not (yield from self.has_no_floor(self.v)):
+                return BackendError("its floor was looked at too long ago: the machine slept")
+            if found is not None:
+                self._take_in(log, found)
+                return None
+            yield Sleep(RETRY_FIRST_S * (1 << attempt))
+        return BackendError("says that a log entry exists, and does not show it")
+
+    def _known_outcome(self, log: Log, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Outcome | None:
+        """What the log says about our message already; None: it has to be appended."""
+        if not log.usable:
+            return Outcome("failed", log.poison)
+        if kind is Kind.ACCEPT and rnd in log.votes:
             return Outcome("done")
-        width = AHEAD
-    m.judge(instance, acceptor_id)
-    return Outcome("failed", log.poison)
-
-
-def take_in(m: Member, instance: Instance, log: Log, data: bytes) -> None:
-    """Replays bytes that were read, and remembers them and what their writer saw elsewhere."""
-    void = log.void
-    entry = log.feed(data)
-    if entry is not None:
-        m.remember_log(log)
-        if entry.value is not None and (refs := refs_in(entry)):
-            m.added = {entry.value.hash: refs}
-        if log.void == void:
-            note_claims(m, instance, entry)
-
-
-def append(
-    m: Member, instance: Instance, acceptor_id: bytes, kind: Kind, rnd: Round, value: State | None, stale: Round
-) -> Task:
-    """Appends one message to a log. -> Outcome.
-
-    A create at the first index not read either succeeds, and then the log before it is known (Lemma A), or finds the
-    slot taken, and then that entry is read and replayed and the next index tried. A reply that got lost is asked for
-    again with the same bytes at the same index. PREPARE does not climb over foreign rounds above `stale`.
-
-    The birth object is read beside every create: a vote counts only where it is right, because a root that was wiped
-    accepts what it had promised not to (consensus.md, rule 1.9); and so does a promise, because a root that was wiped
-    has forgotten what it accepted, and another value would be chosen over it.
-    """
-    backend = m.backend_of(instance, acceptor_id)
-    if backend is None:
-        return Outcome("failed", m.standings[instance.names[acceptor_id]].reason)
-    entry, data, unknown, checked = None, b"", 0, False
-    while True:
-        log = instance.log(acceptor_id)
-        outcome = _standing(m, log, kind, rnd, value, stale)
-        before = yield Now()
-        instance.now = max(instance.now, before)
-        if outcome is not None:
-            if outcome.kind == "done" and not checked and instance.is_fresh(acceptor_id):
-                yield from read_birth(m, instance, acceptor_id)
-            elif outcome.kind == "done" and not checked:
-                yield from look(m, instance, acceptor_id)
-            return vouched(m, instance, acceptor_id, outcome)
-        if entry is None or entry.idx != log.next_idx:
-            entry, data = m.sealed(log, kind, rnd, value, (yield Random(48)))
-            unknown = 0
-        create = _create(m, Op(backend, "create", m.place(log, entry.idx), data, timeout_s=OP_TIMEOUT_S))
-        reply, refused = yield from _beside(m, instance, acceptor_id, create)
-        if refused is not None:
-            return refused  # what was created stands there, and is not counted
-        checked = True
-        if reply.error is not None:
-            unknown += 1
-            if not reply.error.retryable or unknown >= CREATE_TRIES:
-                return m.fault(instance, acceptor_id, reply.error)
-            yield Sleep(RETRY_FIRST_S * (1 << unknown))
-        elif acceptor_id not in instance.born:
-            return Outcome("failed", "birth")  # not taken in: it may have landed in a root that is not the one meant
-        elif not (yield from truncation.trusted(m, acceptor_id, instance.v)):
-            unknown = 0  # the machine slept through the request: the same bytes are asked for again
-        elif reply.value:
-            log.append_own(entry, data)
-            m.remember_log(log)
-            instance.note_read(acceptor_id, before)
-        else:
-            checked = False
-            error = yield from _read_taken(m, instance, acceptor_id)
-            instance.note_read(acceptor_id, before)
-            if error is not None:
-                return m.fault(instance, acceptor_id, error)
-
-
-def _beside(m: Member, instance: Instance, acceptor_id: bytes, create: Task) -> Task:
-    """Runs a create with all that vouches for it beside it. -> (Reply, None or the Outcome that refuses it)."""
-    got = yield Gather({"create": create, **(yield from _vouching(m, instance, acceptor_id))})
-    if not got.get("audit", True):
-        return got["create"], unaudited(m, instance, acceptor_id)
-    if not got.get("floor", True):
-        return got["create"], Outcome("failed", "its floor is above, or is not known")
-    return got["create"], None
-
-
-def _vouching(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """-> what is asked beside every step: its birth; what it was seen to hold, and its floor, where that is open."""
-    branches = {"birth": read_birth(m, instance, acceptor_id)}
-    if acceptor_id in m.unaudited:
-        branches["audit"] = audit(m, instance, acceptor_id)
-    if not (yield from truncation.trusted(m, acceptor_id, instance.v)):
-        branches["floor"] = truncation.read_floor(m, instance, acceptor_id)
-    return branches
+        if log.closed is not None:
+            return Outcome("done" if value is None or value == log.closed else "closed")
+        if kind is Kind.DECIDED:
+            return None
+        if log.promised > rnd:
+            return Outcome("rejected")
+        if kind is Kind.PREPARE:
+            if log.promised == rnd:
+                return Outcome("done")
+            if log.promised > stale and log.promised.incarnation != self.m.incarnation:
+                return Outcome("met")
+        return None
 
 
 def _create(m: Member, op: Op) -> Task:
@@ -193,54 +279,3 @@ def _create(m: Member, op: Op) -> Task:
     if reply.error is None:
         m.timed((yield Now()) - before)
     return reply
-
-
-def vouched(m: Member, instance: Instance, acceptor_id: bytes, outcome: Outcome) -> Outcome:
-    """An outcome `done` counts only with the right birth."""
-    m.judge(instance, acceptor_id)
-    if outcome.kind != "done":
-        return outcome
-    if acceptor_id not in instance.born:
-        return Outcome("failed", "birth")
-    instance.vouched.add(acceptor_id)
-    return outcome
-
-
-def _read_taken(m: Member, instance: Instance, acceptor_id: bytes) -> Task:
-    """Reads the slot that a create found taken. -> None, or the `BackendError`."""
-    log = instance.log(acceptor_id)
-    for attempt in range(LAG_TRIES):
-        slot = read_slot(m, instance, acceptor_id, log.next_idx)
-        got = yield Gather({"slot": slot, "birth": read_birth(m, instance, acceptor_id)})
-        found = got["slot"]
-        if isinstance(found, BackendError):
-            return found
-        if not got["birth"]:
-            return BackendError("its birth object was not seen beside a log entry")
-        if not (yield from truncation.trusted(m, acceptor_id, instance.v)):
-            return BackendError("its floor was looked at too long ago: the machine slept")
-        if found is not None:
-            take_in(m, instance, log, found)
-            return None
-        yield Sleep(RETRY_FIRST_S * (1 << attempt))
-    return BackendError("says that a log entry exists, and does not show it")
-
-
-def _standing(m: Member, log: Log, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Outcome | None:
-    """What a log says about our message already; None: it has to be appended."""
-    if not log.usable:
-        return Outcome("failed", log.poison)
-    if kind is Kind.ACCEPT and rnd in log.votes:
-        return Outcome("done")
-    if log.closed is not None:
-        return Outcome("done" if value is None or value == log.closed else "closed")
-    if kind is Kind.DECIDED:
-        return None
-    if log.promised > rnd:
-        return Outcome("rejected")
-    if kind is Kind.PREPARE:
-        if log.promised == rnd:
-            return Outcome("done")
-        if log.promised > stale and log.promised.incarnation != m.incarnation:
-            return Outcome("met")
-    return None

@@ -192,6 +192,30 @@ def open_block(
     return signed
 
 
+def base_of_entry(keys: WorkspaceKeys, digest: bytes, place: State, acceptor_id: bytes, v: int, data: bytes) -> State:
+    """The state of this hash, which an entry 0 of version v stands on. `place`: a state of the entry's era and epoch.
+
+    `FormatError` when it stands on another one. Whoever signed it, the hash vouches for the state.
+    """
+    ns_id, era, epoch = place.ns_id, place.era, place.epoch
+    signed = open_entry(keys, data, ns_id=ns_id, era=era, epoch=epoch, acceptor_id=acceptor_id, v=v, idx=0)
+    return _base_named(signed, digest)
+
+
+def base_of_block(
+    keys: WorkspaceKeys, digest: bytes, place: State, acceptor_id: bytes, v: int, device_id: bytes, data: bytes
+) -> State:
+    """The same of a device's block 0."""
+    signed = open_block(keys, data, base=place, acceptor_id=acceptor_id, v=v, device_id=device_id, idx=0)
+    return _base_named(signed, digest)
+
+
+def _base_named(signed: SignedEntry, digest: bytes) -> State:
+    if signed.entry.base.hash != digest:
+        raise FormatError("it stands on another state")
+    return signed.entry.base
+
+
 def seal_hint(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
     """A hint: a DECIDED entry outside any log, where a new device starts from. Never proof of the latest version."""
     if entry.kind is not Kind.DECIDED:

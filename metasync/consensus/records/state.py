@@ -159,12 +159,6 @@ def skip_version(v: int) -> int:
     return v & (v - 1)
 
 
-def step_back(v: int, least: int) -> int:
-    """The version to go to from v on the shortest way down to `least`: along `skip` if it does not overshoot."""
-    far = skip_version(v)
-    return far if far >= least else v - 1
-
-
 def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
     """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
     names = {f.name for f in fields(change)} - {"op_id", "adding"}

@@ -1,0 +1,409 @@
+"""One acceptor as one process sees it in one version: what it showed, and what vouches for it.
+
+Three things vouch for an acceptor. Each is read beside the step that it vouches for, so none costs a round trip:
+
+    birth   The root is still the one that the config means (consensus.md, rule 1.9). A root that was wiped has
+            forgotten what it promised and accepted. It is forgotten altogether: a store that was emptied and then
+            restored from a backup does not hold what it took in between.
+    audit   The acceptor still shows the last entry that it was seen to hold (consensus.md, rules 1.10 and 3.3).
+            Two witnesses testify: this device's own memory, and the signed `seen` of every entry, in which its writer
+            says what it last saw on the other acceptors. An acceptor that lacks such an entry, or shows another one,
+            was rolled back or shows different pasts to different devices. It is named, and counts no longer.
+    floor   The logs of this version were not deleted (`floors`).
+
+Two signed entries for one place are no proof, because a create that failed handed the store signed bytes. An entry that
+was read there is, and so is the word of an admitted device that it read one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from metasync.config import Acceptor, Config, Form
+from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Member, Outcome, Remembered, Standing, StandingKind
+from metasync.consensus.records.birth import BIRTH_BYTES, birth_matches, birth_path
+from metasync.consensus.records.block_replay import Blocks
+from metasync.consensus.records.entry import (
+    ENTRY_BYTES_MAX,
+    SEEN_MAX,
+    Entry,
+    Kind,
+    Round,
+    Seen,
+    covering,
+    floor_path,
+    open_floor,
+    shown_epoch,
+)
+from metasync.consensus.records.era import read_tombstone
+from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.state import State
+from metasync.errors import BackendError, FormatError, FullError, NotFoundError, UpgradeError
+from metasync.keys.derive import sha256
+from metasync.keys.device_set import DeviceSet
+from metasync.runtime.effects import Now, Op, Reply, Task
+
+DELTA_S: Final = (
+    300.0  # on a clock that counts suspend; a removed backend is wiped much later than this after the fence
+)
+TRUST_S: Final = 86_400.0  # how long a look at an acceptor's floor counts
+AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
+LAG_S: Final = 5.0  # before an entry that another device has just seen must be there for this one, too
+
+
+class AcceptorView:
+    """One acceptor of the version after `base`. Votes count only if its birth was seen right in this operation.
+
+    `everybody`: the views of all acceptors of the version, this one among them. The flags hold for one operation, from
+    `begin` on:
+
+        born      its birth object was seen right; a step that begins takes that back
+        heard     its birth object was seen right when it was asked last; counts for no vote
+        vouched   its birth object was seen right beside its promise
+        ended     its log was read to its end
+        beyond    it was seen to hold nothing of the version after this one
+    """
+
+    form: ClassVar[Form]
+    log: Log | Blocks
+
+    def __init__(
+        self,
+        m: Member,
+        config: Config,
+        devices: DeviceSet,
+        base: State,
+        name: str,
+        acceptor: Acceptor,
+        everybody: Mapping[bytes, AcceptorView],
+    ) -> None:
+        self.m = m
+        self.may_lie = config.mode == "bft"
+        self.devices = devices
+        self.base = base
+        self.v = base.v + 1
+        self.name = name
+        self.acceptor_id = acceptor.acceptor_id
+        self.birth = acceptor.birth
+        self.everybody = everybody
+        self.memory = m.acceptors[acceptor.acceptor_id]
+        self.floor: bytes | None = None  # the floor above this version, if there is one: its logs may be deleted
+        self.read_at: float | None = None  # when its log was last read onwards, or written
+        self.barred: Barred | None = None  # why it took no block of ours at the last try
+        self.forget()
+
+    def _empty(self) -> Log | Blocks:
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Starts an operation: a birth and an end of the log that were seen before count no longer."""
+        self.born = self.heard = self.vouched = self.ended = self.beyond = False
+
+    def forget(self) -> None:
+        """Drops all that it was seen to hold: its root is not the one that the config means.
+
+        It may come back as it was before, and must then not be thought to hold what it took in between.
+        """
+        self.log = self._empty()
+        self.begin()
+
+    # what is asked of it
+
+    def look(self, *, beyond: bool = False) -> Task:
+        """Reads all that it holds of this version, with its birth beside every step. -> Outcome.
+
+        `beyond`: where it holds something, whether it holds something of the next version too (`Instance.is_last`).
+        """
+        raise NotImplementedError
+
+    def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
+        """Has it take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
+        raise NotImplementedError
+
+    def first_entry(self, v: int) -> Task:
+        """-> the SignedEntry that begins version v there, None when it shows none, or the `BackendError`."""
+        raise NotImplementedError
+
+    def path_of(self, seen: Seen, epoch: int) -> str:
+        """Where it must still show what it was seen to hold."""
+        raise NotImplementedError
+
+    def opens(self, seen: Seen, epoch: int, data: bytes) -> bool:
+        """Whether bytes are an entry of that place at all, whoever made it."""
+        raise NotImplementedError
+
+    def note_claim(self, seen: Seen, teller: bytes) -> None:
+        """Takes note that another device saw this here."""
+        raise NotImplementedError
+
+    # what it is worth
+
+    def reach(self) -> str | None:
+        """The name under which the runtime reaches it; None (and its standing) when it cannot be used."""
+        link = self.m.links.get(self.acceptor_id)
+        if link is None:
+            self.standing = Standing("unlinked", "this device has no way to it")
+            return None
+        if self.memory.rolled_back:
+            self.standing = Standing("rolled back", self.memory.rolled_back)
+            return None
+        return link
+
+    @property
+    def standing(self) -> Standing | None:
+        """How its backend fares as an acceptor, as far as is known."""
+        return self.m.standings.get(self.name)
+
+    @standing.setter
+    def standing(self, standing: Standing) -> None:
+        self.m.standings[self.name] = standing
+
+    def is_out(self, *more: StandingKind) -> bool:
+        """Whether it is out for good, as far as it was judged; `more`: other standings that count as out."""
+        standing = self.standing
+        return standing is not None and standing.kind in ("replaced", "rolled back", "unlinked", *more)
+
+    def get(self, path: str) -> Task:
+        """-> the bytes of a small object there, None when there is none, or the `BackendError`."""
+        backend = self.reach()
+        if backend is None:
+            return BackendError("not linked")
+        # Twice the bound: a longer entry than ours is read far enough to be told from one that is not there.
+        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if isinstance(reply.error, NotFoundError):
+            return None
+        return reply.error if reply.error is not None else reply.value
+
+    def out_of_reach(self) -> Outcome:
+        """After `reach` found no way to it."""
+        return Outcome("failed", "" if self.standing is None else self.standing.reason)
+
+    def fault(self, error: BackendError) -> Outcome:
+        """Writes down the error that a request on it ended with, if it could be asked at all."""
+        if self.reach() is None:
+            return self.out_of_reach()
+        kind: StandingKind = "full" if isinstance(error, FullError) else "down"
+        self.standing = Standing(kind, error.message, "" if error.retryable else error.next_step)
+        return Outcome("failed", error.message)
+
+    def judge(self) -> None:
+        """Writes down how it fares, after it answered."""
+        if self.memory.replaced:
+            self.standing = Standing("replaced", self.memory.replaced)
+        elif self.log.poison:
+            self.standing = Standing("poisoned", self.log.poison)
+        else:
+            self.standing = Standing("ok")
+
+    def poison(self, why: str) -> Outcome:
+        """From here on it gives no promise and no vote in this version: what it shows is made up."""
+        self.log.poison = why
+        self.judge()
+        return Outcome("failed", why)
+
+    def accuse(self, why: str) -> None:
+        """From here on it is out: it neither promises nor votes, holds no copy, and `status` names it."""
+        self.memory.rolled_back = why
+        self.m.evidence.append((self.name, why))
+        self.forget()
+        self.reach()
+
+    def note_read(self, at: float) -> None:
+        """Its log was read onwards, or written, by a request that was sent at this time."""
+        self.read_at = at
+        self.m.now = max(self.m.now, at)
+
+    def is_fresh(self) -> bool:
+        """Whether what its log shows may be counted: it was read at most DELTA_S ago."""
+        return self.read_at is None or self.m.now - self.read_at <= DELTA_S
+
+    def counts(self) -> bool:
+        """Whether its votes count: its birth was seen right in this operation, and its log read lately."""
+        return self.born and self.is_fresh()
+
+    def vouch(self, outcome: Outcome) -> Outcome:
+        """What an append came to: `done` counts only with the right birth."""
+        self.judge()
+        if outcome.kind != "done":
+            return outcome
+        if not self.born:
+            return Outcome("failed", "birth")
+        self.vouched = True
+        return outcome
+
+    # what vouches for it
+
+    def vouching(self) -> Task:
+        """-> what is asked beside every step: its birth; what it was seen to hold, and its floor, where that is open.
+
+        {"birth": Task, "audit": Task, "floor": Task}, each of which returns a bool.
+        """
+        branches = {"birth": self.read_birth()}
+        if self.memory.unaudited:
+            branches["audit"] = self.audit()
+        if not (yield from self.has_no_floor(self.v)):
+            branches["floor"] = self.read_floor()
+        return branches
+
+    def read_birth(self) -> Task:
+        """-> bool: the root is the one the config means. Notes it in `born`, or why not in the standings."""
+        self.born = False
+        backend = self.reach()
+        if backend is None:
+            return False
+        path = birth_path(self.acceptor_id)
+        reply: Reply = yield Op(backend, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        self.heard = False
+        if isinstance(reply.error, NotFoundError):
+            why = "its birth object is missing: it was emptied"
+        elif reply.error is not None:
+            self.fault(reply.error)
+            return False
+        elif birth_matches(reply.value, self.acceptor_id, self.birth):
+            self.memory.replaced = ""
+            self.born = self.heard = True
+            return True
+        elif (stone := read_tombstone(reply.value, self.acceptor_id, self.birth)) is not None:
+            self.memory.tombstone = stone
+            if stone.era == self.m.recovering:
+                self.born = True
+                return True
+            why = f"it was retired: the workspace was restarted as era {stone.era}"
+        else:
+            why = f"its birth object is another ({len(reply.value)} bytes, {BIRTH_BYTES} expected): it was replaced"
+        self.memory.replaced = why
+        self.forget()
+        self.judge()
+        return False
+
+    def has_no_floor(self, v: int) -> Task:
+        """-> bool: it was lately seen to have no floor above v."""
+        floor, seen_s = self.memory.no_floor
+        return floor == covering(v) and (yield Now()) - seen_s <= TRUST_S
+
+    def read_floor(self) -> Task:
+        """Looks whether a floor covers this version. -> bool: none does, and what this acceptor lacks counts."""
+        if self.reach() is None:
+            return False
+        asked = yield Now()
+        found = yield from self.get(floor_path(self.acceptor_id, covering(self.v)))
+        if found is None:
+            self.memory.no_floor = covering(self.v), asked
+        elif isinstance(found, BackendError):
+            self.fault(found)
+        else:
+            self.floor = found
+        return found is None
+
+    def audit(self) -> Task:
+        """Looks whether it still shows the last entry that it was seen to hold. -> bool: it does.
+
+        Once per process, and after every claim that was noted. One that shows nothing there, or another entry, was
+        rolled back or lies (or was emptied: its birth object tells which).
+        """
+        memory, last = self.memory, self.memory.last
+        assert last is not None
+        if self.reach() is None:
+            return False
+        seen = last.seen
+        epochs = [last.epoch]
+        if last.epoch - 1 in dict(self.m.keys.epoch_keys):
+            epochs.append(last.epoch - 1)  # if another device saw it: it may be of the version before a rotation
+        for epoch in epochs:
+            path = self.path_of(seen, epoch)
+            for _ in range(AUDIT_TRIES):
+                found = yield from self.get(path)
+                if not isinstance(found, bytes) or sha256(found) == seen.hash:
+                    break
+            if found is not None:
+                break
+        if isinstance(found, BackendError):
+            self.fault(found)
+            return False
+        if found is not None and sha256(found) == seen.hash:
+            if memory.last is last:
+                memory.unaudited = False
+            memory.suspicion = ""
+            return True
+        if found is not None and not self.opens(seen, epoch, found):  # on its way, again and again: no other entry
+            self.fault(BackendError(f"{_entry(seen)} is damaged"))
+            return False
+        # Below a floor it was deleted, and what a machine that slept has sent since may lie in its place.
+        if (yield from self._is_below_floor(seen.v)):
+            if memory.last is last:
+                memory.last, memory.unaudited = None, False
+            return True
+        if memory.told_by and (yield Now()) - memory.told_at < LAG_S:
+            return False  # the store may show it a little later to this device than to that one
+        told = f", which device {memory.told_by.hex()[:8]} saw," if memory.told_by else ""
+        memory.suspicion = f"{_entry(seen)}{told} is {'gone' if found is None else 'another'}"
+        return False
+
+    def _is_below_floor(self, v: int) -> Task:
+        """-> bool: it has a floor above v, so that its log of v may have been deleted."""
+        found = yield from self.get(floor_path(self.acceptor_id, covering(v)))
+        if not isinstance(found, bytes):
+            return False
+        if shown_epoch(found) > self.m.keys.epoch:
+            return True  # not to be read yet: who looks further finds the keys, or takes the acceptor for broken
+        try:
+            open_floor(self.m.keys, found, self.acceptor_id, covering(v))
+        except (FormatError, UpgradeError):
+            return False
+        return True
+
+    def unaudited(self) -> Outcome:
+        """After an audit that failed, with the birth object read beside it."""
+        self.ended = False
+        why, self.memory.suspicion = self.memory.suspicion, ""
+        if why and self.born:
+            self.accuse(why)
+        self.born = False
+        return Outcome("failed", why or "it was not audited")
+
+    # what it, and others, were seen to hold
+
+    def remember(self, seen: Seen | None) -> None:
+        """Keeps the newest of what it showed: an entry, in block form this device's own last block."""
+        last = self.memory.last
+        if seen is not None and (last is None or (last.seen.v, last.seen.idx) < (seen.v, seen.idx)):
+            self.memory.last = Remembered(self.base.epoch, seen)
+
+    def seen_elsewhere(self) -> tuple[Seen, ...]:
+        """For an entry of its log: what other acceptors in log form last showed."""
+        blocks = {view.acceptor_id for view in self.everybody.values() if view.form == "block"}
+        lasts = (self.m.acceptors[a].last for a in self.m.links.keys() - blocks - {self.acceptor_id})
+        return tuple(sorted(last.seen for last in lasts if last is not None)[:SEEN_MAX])
+
+    def message(self, kind: Kind, rnd: Round, value: State | None, place: tuple[int, bytes], entry_id: bytes) -> Entry:
+        """A message of this device's. `place`: its index, and the hash of the one before it."""
+        return Entry(
+            acceptor_id=self.acceptor_id,
+            v=self.v,
+            idx=place[0],
+            prev_entry=place[1],
+            base=self.base,
+            kind=kind,
+            round=rnd,
+            value=value,
+            entry_id=entry_id,
+            device_id=self.m.identity.device_id,
+            seen=self.seen_elsewhere(),
+        )
+
+    def note_claims(self, entry: Entry) -> None:
+        """Takes what an admitted writer saw elsewhere for what those acceptors must show from now on, to us too.
+
+        Among acceptors that may lie, claims of the version before are followed up as well, at one request for each.
+        """
+        if entry.device_id == self.m.identity.device_id:
+            return
+        oldest = entry.v - self.may_lie
+        for seen in entry.seen:
+            if oldest <= seen.v <= entry.v and seen.acceptor_id in self.everybody:
+                self.everybody[seen.acceptor_id].note_claim(seen, entry.device_id)
+
+
+def _entry(seen: Seen) -> str:
+    return f"entry {seen.idx} of version {seen.v}"
