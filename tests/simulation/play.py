@@ -19,7 +19,7 @@ from simulation.lies import Liar
 from simulation.machine import place_of
 from simulation.network import Hold, Lines, Rates, Store
 from simulation.plan import Fault, Plan, Pounce, Step
-from simulation.seams import short_logs
+from simulation.short_logs import short_logs
 from simulation.thief import Thief
 from simulation.witness import Witness
 from simulation.world import Actor, Boot, Violation, World

@@ -57,7 +57,7 @@ def test_nothing_of_the_product_is_exchanged_but_for_mutants_and_floors() -> Non
     modules = {p.name: p.read_text("utf-8") for p in Path(simulator.__file__).parent.glob("*.py")}
     assert "play.py" in modules
     patching = {name for name, text in modules.items() if re.search(r"\bmock\b|\bsetattr\(", text)}
-    assert patching - {Path(__file__).name} == {"mutants.py", "mutants_agreed.py", "seams.py"}
+    assert patching - {Path(__file__).name} == {"mutants.py", "mutants_agreed.py", "short_logs.py"}
 
 
 def test_another_seed_is_another_run() -> None:
