@@ -1,8 +1,8 @@
 """Walking the chain of states backwards, by hash (consensus.md, rules 1.1 and 3.3).
 
-State u stands, as the base of every entry of version u+1, in the acceptors' logs; so an ancestor is fetched from slot
-0 of the next version, or from `const/` once that log is deleted (`floors`), and its hash proves it. Steps along `skip`
-make the walk short (`states`).
+State u stands, as the base of every entry of version u+1, in the acceptors' logs. So an ancestor is fetched from entry
+0 of the next version, or from `const/` once that log is deleted (`truncation`), and its hash proves it. Steps along
+`skip` make the walk short (`records.state`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, open_state, open_state_in_block
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import VERSIONS_PER_FOLDER, base_of_block, base_of_entry, block_path, entry_path
 from metasync.consensus.records.state import State, skip_version
 from metasync.runtime.effects import Task
@@ -29,7 +29,7 @@ def step_back(v: int, least: int) -> int:
     return far if far >= least else v - 1
 
 
-def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
+def ancestor(m: Participant, instance: Instance, state: State, v: int) -> Task:
     """-> the hash of version `v <= state.v` in the chain that ends with `state`.
 
     `DamagedError` or `NoQuorumError` when a state on the way cannot be had.
@@ -43,7 +43,7 @@ def ancestor(m: Member, instance: Instance, state: State, v: int) -> Task:
     return state.hash
 
 
-def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int) -> Task:
+def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch: int) -> Task:
     """-> state `v`, whose hash is `digest`. `epoch`: of a later state.
 
     It lies in the logs and blocks of the next version, and maybe on its own. Its hash vouches for every copy.
@@ -79,7 +79,7 @@ def fetch_state(m: Member, instance: Instance, v: int, digest: bytes, epoch: int
     return state
 
 
-def _writers(m: Member, instance: Instance) -> list[bytes]:
+def _writers(m: Participant, instance: Instance) -> list[bytes]:
     """Every device there is, or was: each may have written the first block of a version."""
     sets = [instance.devices, *m.device_sets.values()]  # of states ahead, too: who joined later wrote first blocks
     known = (i for devices in sets for i in (*(c.device_id for c in devices.certificates), *devices.revoked_ids))

@@ -18,7 +18,7 @@ from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import rings_on
 from metasync.consensus.objects import get_const
-from metasync.consensus.participant import OP_TIMEOUT_S, Member, check_config
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant, check_config
 from metasync.consensus.records.era import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import (
@@ -40,20 +40,20 @@ ERAS_READ_MAX: Final = 8  # of those that a backend lists: what is no record of 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 RINGS_MAX: Final = 64  # of one epoch, on one backend: one is in force, the others were left by changes that lost
 
-Learner = Callable[[Member, Callable[[State], Task], State, float], Task]
+Learner = Callable[[Participant, Callable[[State], Task], State, float], Task]
 
 
-def get_recent(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
-    """-> the newest decided State, as `learn.get_recent`, of the newest era that this device can learn of."""
+def get_recent(m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    """-> the newest decided State, as `learner.get_recent`, of the newest era that this device can learn of."""
     return _over_eras(learner.get_recent, m, enter, known, deadline_s)
 
 
-def newest_seen(m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
-    """-> the newest State that any reachable acceptor proves decided, as `learn.newest_seen`, of the newest era."""
+def newest_seen(m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    """-> the newest State that any reachable acceptor proves decided, as `learner.newest_seen`, of the newest era."""
     return _over_eras(learner.newest_seen, m, enter, known, deadline_s)
 
 
-def _over_eras(look: Learner, m: Member, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+def _over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
     while True:
         state, error = None, None
         try:
@@ -77,7 +77,7 @@ def _over_eras(look: Learner, m: Member, enter: Callable[[State], Task], known: 
             raise error
 
 
-def find_record(m: Member, number: int, links: Iterable[str]) -> Task:
+def find_record(m: Participant, number: int, links: Iterable[str]) -> Task:
     """-> the EraRecord of an era that backends show, None if none does. `ForkError` when there are two.
 
     Asks all of `links`. What is no record signed by the admin is none. Takes over the keys that open it.
@@ -154,7 +154,7 @@ def _shown(link: str, number: int) -> Task:
     return reply.value if reply.error is None else None
 
 
-def _opened(m: Member, data: bytes, number: int, links: list[str]) -> Task:
+def _opened(m: Participant, data: bytes, number: int, links: list[str]) -> Task:
     """-> the EraRecord in these bytes. `FormatError`, `UpgradeError`; `ExcludedError`: its keys are not for us."""
     epoch = epoch_of(data)
     if epoch in dict(m.keys.epoch_keys):
@@ -181,7 +181,7 @@ def _opened(m: Member, data: bytes, number: int, links: list[str]) -> Task:
     raise FormatError("era record: of an epoch whose keyring cannot be had")
 
 
-def follow(m: Member, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
+def follow(m: Participant, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
     """Passes to the era of a record. -> its first state. `ForkError` when it does not go on from what is `known`.
 
     The record is followed though this device knows versions after its last one: only the lost backends held them.
@@ -200,7 +200,7 @@ def follow(m: Member, enter: Callable[[State], Task], known: State, record: EraR
     return record.first
 
 
-def _load_devices(m: Member, record: EraRecord) -> Task:
+def _load_devices(m: Participant, record: EraRecord) -> Task:
     """The device set of a record's first state, from its acceptors: others would be asked in vain, and take longer."""
     digest = record.first.devices
     ids = [a.acceptor_id for _, a in record.config.acceptors]
@@ -209,7 +209,7 @@ def _load_devices(m: Member, record: EraRecord) -> Task:
         m.device_sets[digest] = decode_device_set(data, m.keys.ns_id)
 
 
-def take_over(m: Member, record: EraRecord) -> None:
+def take_over(m: Participant, record: EraRecord) -> None:
     """Makes the config of a record's first state known, and the ways to its acceptors: they lie where others did."""
     ways = {link_of.backend_id: m.links[a.acceptor_id] for config in m.configs.values()
             for link_of, a in config.acceptors if a.acceptor_id in m.links}  # fmt: skip
@@ -220,7 +220,7 @@ def take_over(m: Member, record: EraRecord) -> None:
     m.followed[record.number] = record
 
 
-def _check_descent(m: Member, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
+def _check_descent(m: Participant, enter: Callable[[State], Task], known: State, record: EraRecord) -> Task:
     """`ForkError` when `known` and the last state of the record's era are certainly not on one chain.
 
     What only lost backends held cannot be walked; by agreement there is one chain.

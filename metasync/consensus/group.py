@@ -10,7 +10,7 @@ from metasync.config import Config
 from metasync.consensus import reconfigure
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.eras import get_recent, newest_seen
-from metasync.consensus.hints import ASIDE_S, check_heads, hint_is_due, read_head, write_head, write_hints
+from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import fetch_ring, follow_keys
 from metasync.consensus.objects import (
@@ -24,7 +24,7 @@ from metasync.consensus.objects import (
     put_everywhere,
     seal_object,
 )
-from metasync.consensus.participant import Barred, Member, Standing, check_config, decode_agreed_config
+from metasync.consensus.participant import Barred, Participant, Standing, check_config, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State
 from metasync.consensus.truncation import Progress, bound_logs
@@ -45,9 +45,10 @@ class Group:
     under which the runtime reaches its backend; acceptors without one count as down. `memory`: what `self.memory` was
     when the local state was last saved (b"" at first), to be saved together with the newest known state.
     `certificate`: this device's, needed until the agreed device set holds it. `guard`: why this process must not write
-    blocks in its device's name now (`blockform`), asked before every one; None: it may. Tasks that read or write single
-    objects may run side by side; those that look at logs (`get_recent`, `newest_seen`, `propose`, `find_op`,
-    `state_at`) one at a time.
+    blocks in its device's name now (`acceptors.block`); None: it may. It is asked before every block.
+
+    Tasks that read or write single objects may run side by side; those that look at logs (`get_recent`, `newest_seen`,
+    `propose`, `find_op`, `state_at`) one at a time.
 
     Tasks raise `NoQuorumError`, `ForkError`, `UpgradeError`; a wait without quorum ends after `deadline_s`.
     """
@@ -69,9 +70,11 @@ class Group:
     ) -> None:
         if len(incarnation) != 16 or incarnation == ZERO_ID:
             raise ValueError("an incarnation is 16 random bytes")
-        self.member = Member(keys, identity, incarnation, links, certificate=certificate, memory=memory, guard=guard)
-        self.member.configs[config_hash] = check_config(config)
-        self.member.device_sets[devices_hash] = devices
+        self.participant = Participant(
+            keys, identity, incarnation, links, certificate=certificate, memory=memory, guard=guard
+        )
+        self.participant.configs[config_hash] = check_config(config)
+        self.participant.device_sets[devices_hash] = devices
         self._config = config
         self._instance: Instance | None = None  # of the state that was worked on last
         self._consts: dict[bytes, bytes] = {}  # the last that were read or stored, by hash
@@ -87,18 +90,18 @@ class Group:
     @property
     def memory(self) -> bytes:
         """What each acceptor was last seen to hold: to be persisted with the newest known state."""
-        return self.member.encode_memory()
+        return self.participant.encode_memory()
 
     @property
     def standings(self) -> dict[str, Standing]:
         """How every backend that votes fared when it was last asked, by its agreed name."""
         names = (backend.name for backend, _ in self.newest_config.acceptors)
-        return {name: self.member.standings.get(name, Standing("unknown")) for name in names}
+        return {name: self.participant.standings.get(name, Standing("unknown")) for name in names}
 
     @property
     def evidence(self) -> tuple[tuple[str, str], ...]:
         """What backends did that no honest one does, as (agreed name, what): to be kept, and told."""
-        return tuple(self.member.evidence)
+        return tuple(self.participant.evidence)
 
     @property
     def heard(self) -> frozenset[str]:
@@ -114,28 +117,28 @@ class Group:
     def owns(self, base: State) -> bool:
         """True when the version after `base` may be proposed without looking for news first: this process decided
         `base`, so that it commits in one round trip, or learns by its failure that others were faster."""
-        m = self.member
+        m = self.participant
         return base.writer == m.incarnation and base.v + 1 not in m.rounds_used
 
     def added(self, state: State) -> tuple[Ref, ...]:
         """Meta objects that the index of a state names anew, as whoever voted for it said: what to fetch ahead. They
         may be others, or none."""
-        return self.member.added.get(state.hash, ())
+        return self.participant.added.get(state.hash, ())
 
     @property
     def reached(self) -> State | None:
         """The newest state that the last `get_recent` found decided, one that did not come to its end too."""
-        return self.member.reached
+        return self.participant.reached
 
     def recall(self, states: Iterable[State]) -> None:
         """Takes over states of the chain that are known from before: they need not be fetched."""
         for state in states:
-            self.member.remember_state(state)
+            self.participant.remember_state(state)
 
     def follow(self, config: Config, config_hash: bytes, links: Mapping[bytes, str]) -> None:
         """Takes note of a config that is agreed, and of this device's ways to acceptors, those of older configs too."""
-        self.member.configs[config_hash] = check_config(config)
-        self.member.links.update(links)
+        self.participant.configs[config_hash] = check_config(config)
+        self.participant.links.update(links)
         self._config = config
 
     # agreeing
@@ -146,16 +149,18 @@ class Group:
         With nothing new: one round trip, two requests per acceptor (two more, once per process, audit its memory and
         look for a floor).
         """
-        return self._with_its_keys(get_recent(self.member, self.enter, known, deadline_s))
+        return self._with_its_keys(get_recent(self.participant, self.enter, known, deadline_s))
 
     def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
-        return self._with_its_keys(newest_seen(self.member, self.enter, known, deadline_s))
+        return self._with_its_keys(newest_seen(self.participant, self.enter, known, deadline_s))
 
     def _with_its_keys(self, look: Task) -> Task:
         """Runs a look; keys beyond those of what it found, which a floor may have asked for, are dropped again."""
         state: State = yield from look
-        self.member.keys = self.member.keys.until(max(state.epoch, min(e for e, _ in self.member.keys.epoch_keys)))
+        self.participant.keys = self.participant.keys.until(
+            max(state.epoch, min(e for e, _ in self.participant.keys.epoch_keys))
+        )
         return state
 
     def propose(
@@ -171,9 +176,9 @@ class Group:
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
         try:
-            return (yield from propose(self.member, instance, make_value, op_id, deadline_s))
+            return (yield from propose(self.participant, instance, make_value, op_id, deadline_s))
         except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
-            latest = yield from get_recent(self.member, self.enter, base, deadline_s)
+            latest = yield from get_recent(self.participant, self.enter, base, deadline_s)
             state = yield from self.state_at(latest, base.v + 1)
             return Decided(state, op_id is not None and state.op_id == op_id)
 
@@ -187,7 +192,7 @@ class Group:
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
         try:
-            return (yield from prepare(self.member, instance, deadline_s, hurry))
+            return (yield from prepare(self.participant, instance, deadline_s, hurry))
         except BehindFloorError:
             return False
 
@@ -201,29 +206,29 @@ class Group:
     def prepare_config(self, base: State, new: Config, births: Mapping[bytes, bytes], refs: Iterable[Ref]) -> Task:
         """Makes all ready for `new` as the config after `base`, whose meta objects are `refs`. -> its hash, to propose.
 
-        `births`: nonces of the acceptors that join; `follow` was told the ways to them. See `reconfig.prepare`.
+        `births`: nonces of the acceptors that join; `follow` was told the ways to them. See `reconfigure.prepare`.
         """
         instance = yield from self.enter(base)
-        yield from reconfigure.prepare(self.member, instance, new, births, refs)
-        digest = yield from reconfigure.put_config(self.member, base, instance.config, new)
-        self.member.configs[digest] = check_config(new)
+        yield from reconfigure.prepare(self.participant, instance, new, births, refs)
+        digest = yield from reconfigure.put_config(self.participant, base, instance.config, new)
+        self.participant.configs[digest] = check_config(new)
         return digest
 
     def fence(self, base: State, decided: State, *, deadline_s: float = DEADLINE_S) -> Task:
-        """After `decided`, which changed the config, the keys or the devices of `base`: see `reconfig.fence`."""
+        """After `decided`, which changed the config, the keys or the devices of `base`: see `reconfigure.fence`."""
         config = yield from self._config_of(decided)
         instance = yield from self.enter(base)
-        yield from reconfigure.fence(self.member, instance, decided, config, deadline_s)
+        yield from reconfigure.fence(self.participant, instance, decided, config, deadline_s)
 
     def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:
         """Before the version after a change of the config: whoever made it may have died before the fence stood."""
         config = yield from self._config_of(base)
-        if config.changed is None or config.changed[0] != base.v or base.hash in self.member.fenced:
+        if config.changed is None or config.changed[0] != base.v or base.hash in self.participant.fenced:
             return
-        if (yield from get_recent(self.member, self.enter, base, deadline_s)) != base:
+        if (yield from get_recent(self.participant, self.enter, base, deadline_s)) != base:
             return  # whoever went on has seen to it; and a device that comes later may have no way to the old backends
         instance = yield from self.enter(base)
-        before = yield from fetch_state(self.member, instance, base.v - 1, base.prev, base.epoch)
+        before = yield from fetch_state(self.participant, instance, base.v - 1, base.prev, base.epoch)
         yield from self.fence(before, base, deadline_s=deadline_s)
 
     def open_epoch(self, state: State) -> Task:
@@ -232,7 +237,7 @@ class Group:
         `ExcludedError` when they are not for this device any more, `DamagedError`, `NoQuorumError`.
         """
         yield from self.enter(state)
-        return self.member.keys
+        return self.participant.keys
 
     def get_ring(self, state: State) -> Task:
         """-> the bytes of the keyring that a decided state names, from any linked backend."""
@@ -246,7 +251,7 @@ class Group:
         if latest.v < journal.v:
             return None if latest.era == journal.base.era else False
         instance = yield from self.enter(latest)
-        m = self.member
+        m = self.participant
         m.remember_state(latest)
         digest = yield from ancestor(m, instance, latest, journal.v)
         state = yield from fetch_state(m, instance, journal.v, digest, latest.epoch)
@@ -255,9 +260,9 @@ class Group:
     def state_at(self, latest: State, v: int) -> Task:
         """-> State v of the chain that ends with `latest`, proven by hash."""
         instance = yield from self.enter(latest)
-        self.member.remember_state(latest)
-        digest = yield from ancestor(self.member, instance, latest, v)
-        return (yield from fetch_state(self.member, instance, v, digest, latest.epoch))
+        self.participant.remember_state(latest)
+        digest = yield from ancestor(self.participant, instance, latest, v)
+        return (yield from fetch_state(self.participant, instance, v, digest, latest.epoch))
 
     # meta objects
 
@@ -301,7 +306,7 @@ class Group:
         """-> the plaintext of a meta object; b"" for `NOTHING`. `DamagedError` when no acceptor holds it intact."""
         if ref == NOTHING:
             return b""
-        opened = opener(self.member.keys, RecordKind.META, ref.hash)
+        opened = opener(self.participant.keys, RecordKind.META, ref.hash)
         copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
         return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
 
@@ -315,7 +320,7 @@ class Group:
     def get_const(self, digest: bytes) -> Task:
         """-> the plaintext of a const object."""
         if digest not in self._consts:
-            data = yield from get_const(self.member.keys, digest, self._linked(), "a const object")
+            data = yield from get_const(self.participant.keys, digest, self._linked(), "a const object")
             self._keep_const(digest, data)
         return self._consts[digest]
 
@@ -329,28 +334,28 @@ class Group:
     def write_hint(self, base: State, state: State, *, now: bool = False, everywhere: bool = False) -> Task:
         """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due: at every 16th version, and
         at powers of two before that, so that a young workspace has one too; or `now`. `everywhere`: does not end before
-        every acceptor took it or `aside.ASIDE_S` passed.
+        every acceptor took it or `hints.WAIT_S` passed.
 
         -> how many confirmed it. Raises nothing for a backend that fails.
         """
-        config = self.member.configs.get(state.config, self.newest_config)
+        config = self.participant.configs.get(state.config, self.newest_config)
         members = {a.acceptor_id for _, a in config.acceptors} if now or hint_is_due(state.v) else set()
         links = {a: link for a, link in self._linked() if a in members}
-        return write_hints(self.member, links, base, state, everywhere=everywhere)
+        return write_hints(self.participant, links, base, state, everywhere=everywhere)
 
     def bound_logs(self, state: State, progress: Progress, now_s: float, **limits: Any) -> Task:
-        """One step towards short logs, after a push; see `floors.bound_logs`. -> bool: something was done."""
+        """One step towards short logs, after a push; see `truncation.bound_logs`. -> bool: something was done."""
         instance = yield from self.enter(state)
-        return (yield from bound_logs(self.member, instance, progress, now_s, **limits))
+        return (yield from bound_logs(self.participant, instance, progress, now_s, **limits))
 
     def write_head(self, state: State, *, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
         """Overwrites this device's head on `backends` (names of the runtime, all of them). -> how many confirmed."""
-        return write_head(self.member, state, head, prev, backends)
+        return write_head(self.participant, state, head, prev, backends)
 
     def read_head(self, state: State, device_id: bytes, backends: Sequence[str]) -> Task:
         """-> the newest Head of a device on `backends`, or None. `state` names the device set that judges it."""
         instance = yield from self.enter(state)
-        return (yield from read_head(self.member, instance, device_id, backends))
+        return (yield from read_head(self.participant, instance, device_id, backends))
 
     def check_heads(self, state: State, backends: Sequence[str]) -> Task:
         """Compares what devices last synchronised, by their own signed words, with the newest decided `state`.
@@ -359,16 +364,16 @@ class Group:
         may be a push that went through since; if a new look does not find it, backends hide it.
         """
         instance = yield from self.enter(state)
-        return (yield from check_heads(self.member, instance, backends))
+        return (yield from check_heads(self.participant, instance, backends))
 
     def read_births(self, state: State) -> Task:
         """Asks every acceptor whether it is still the one the config means. -> {agreed name: Standing}."""
         instance: Instance = yield from self.enter(state)
-        got = yield Gather({a.name: a.read_birth() for a in instance.acceptors.values()}, deadline_s=ASIDE_S)
+        got = yield Gather({a.name: a.read_birth() for a in instance.acceptors.values()}, deadline_s=WAIT_S)
         out = {}
         for name in instance.names:
             fallback = Standing("ok") if got.get(name) else Standing("down", "no answer")
-            standing = self.member.standings.get(name, fallback)
+            standing = self.participant.standings.get(name, fallback)
             right = standing.kind in ("ok", "unknown", "down", "full") and got.get(name)
             out[name] = fallback if right else standing
         return out
@@ -377,7 +382,7 @@ class Group:
 
     def _linked(self) -> list[tuple[bytes, str]]:
         """Acceptors within reach, those that were well last first, and those of other configs last."""
-        m = self.member
+        m = self.participant
         names = {acceptor.acceptor_id: backend.name for backend, acceptor in self.newest_config.acceptors}
         out = [(a, m.links[a]) for a in names if a in m.links]
 
@@ -389,11 +394,11 @@ class Group:
 
     def _links(self) -> list[str]:
         """Everything within reach, acceptors first."""
-        return [*(link for _, link in self._linked()), *self.member.others]
+        return [*(link for _, link in self._linked()), *self.participant.others]
 
     def _config_of(self, state: State) -> Task:
         """-> the config that a state names."""
-        m = self.member
+        m = self.participant
         if state.config not in m.configs:
             m.configs[state.config] = yield from self._decoded(state.config, decode_agreed_config)
         return m.configs[state.config]
@@ -403,7 +408,7 @@ class Group:
 
         `ahead`: only to look at, because nobody has vouched for `base` yet: it must not say where to read and write.
         """
-        m = self.member
+        m = self.participant
         if self._instance is not None and self._instance.base == base:
             return self._instance
         config = yield from self._config_of(base)
@@ -425,11 +430,11 @@ class Group:
         return decode((yield from self.get_const(digest)))
 
     def _sealed(self, kind: RecordKind, plaintext: Callable[[], bytes], base: State) -> Task:
-        random, keys = (yield Random(32)), self.member.keys
+        random, keys = (yield Random(32)), self.participant.keys
         return (yield Work(lambda: seal_object(keys, kind, plaintext(), era=base.era, epoch=base.epoch, random=random)))
 
     def _put(self, base: State, path_of: Callable[[bytes], str], sealed: bytes, what: str) -> Task:
-        m = self.member
+        m = self.participant
         config = yield from self._config_of(base)
         paths = {a.acceptor_id: path_of(a.acceptor_id) for _, a in config.acceptors}
         # A root that was emptied or rolled back holds nothing safely: its copy would count, and vanish with the next.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
 from metasync.consensus.records.head import Head, head_path, open_head, seal_head
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, State
@@ -20,14 +20,14 @@ from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
-ASIDE_S: Final = 5.0  # so long is waited for them
+WAIT_S: Final = 5.0  # so long is waited for them
 
 
 def hint_is_due(v: int) -> bool:
     return v % HINT_EVERY == 0 or v & (v - 1) == 0
 
 
-def decided_entry(m: Member, acceptor_id: bytes, base: State, state: State, entry_id: bytes) -> Entry:
+def decided_entry(m: Participant, acceptor_id: bytes, base: State, state: State, entry_id: bytes) -> Entry:
     """Says, outside any log, that `state` was decided after `base`."""
     known = m.device_sets.get(base.devices)
     admitted = known is not None and known.get(m.identity.device_id) is not None
@@ -46,7 +46,7 @@ def decided_entry(m: Member, acceptor_id: bytes, base: State, state: State, entr
     )
 
 
-def write_hints(m: Member, links: Mapping[bytes, str], base: State, state: State, *, everywhere: bool) -> Task:
+def write_hints(m: Participant, links: Mapping[bytes, str], base: State, state: State, *, everywhere: bool) -> Task:
     """Overwrites the hints of these acceptors. -> how many confirmed."""
 
     def one(acceptor_id: bytes, link: str) -> Task:
@@ -59,7 +59,7 @@ def write_hints(m: Member, links: Mapping[bytes, str], base: State, state: State
     return _some(hints, len(hints) if everywhere else len(hints) // 2 + 1)
 
 
-def write_head(m: Member, state: State, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
+def write_head(m: Participant, state: State, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
     """Overwrites this device's head. -> how many confirmed."""
     known = m.device_sets.get(state.devices)
     admitted = known is not None and known.get(m.identity.device_id) is not None
@@ -70,9 +70,9 @@ def write_head(m: Member, state: State, head: bytes, prev: bytes, backends: Sequ
     return (yield from _some(heads, len(heads) // 2 + 1))
 
 
-def read_head(m: Member, instance: Instance, device_id: bytes, backends: Sequence[str]) -> Task:
+def read_head(m: Participant, instance: Instance, device_id: bytes, backends: Sequence[str]) -> Task:
     """-> the newest Head of a device, or None."""
-    got = yield Gather({b: _get(b, head_path(device_id)) for b in backends}, deadline_s=ASIDE_S)
+    got = yield Gather({b: _get(b, head_path(device_id)) for b in backends}, deadline_s=WAIT_S)
     heads = []
     for data in got.values():
         if data is not None:
@@ -84,7 +84,7 @@ def read_head(m: Member, instance: Instance, device_id: bytes, backends: Sequenc
     return max(heads, key=lambda h: h.v, default=None)
 
 
-def check_heads(m: Member, instance: Instance, backends: Sequence[str]) -> Task:
+def check_heads(m: Participant, instance: Instance, backends: Sequence[str]) -> Task:
     """-> (heads of versions after the instance's base, heads of versions that are not in its chain)."""
     others = [c.device_id for c in instance.devices.certificates if c.device_id != m.identity.device_id]
     got = yield Gather({d.hex(): read_head(m, instance, d, backends) for d in others[:HEADS_MAX]})
@@ -98,7 +98,7 @@ def check_heads(m: Member, instance: Instance, backends: Sequence[str]) -> Task:
     return tuple(ahead), tuple(apart)
 
 
-def _hash_at(m: Member, instance: Instance, v: int) -> Task:
+def _hash_at(m: Participant, instance: Instance, v: int) -> Task:
     """-> the hash of version v in the chain that the instance stands on; None when it cannot be had now."""
     try:
         return (yield from ancestor(m, instance, instance.base, v))
@@ -112,7 +112,7 @@ def _some(branches: Mapping[str, Task], enough: int) -> Task:
     def until(results: Mapping[str, Any]) -> bool:
         return sum(good is True for good in results.values()) >= enough
 
-    got = yield Gather(branches, until, deadline_s=ASIDE_S)
+    got = yield Gather(branches, until, deadline_s=WAIT_S)
     return sum(got.values())
 
 

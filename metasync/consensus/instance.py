@@ -3,7 +3,7 @@
 Pure bookkeeping: which value is decided, which is the highest accepted one, who promised what. Votes count only from
 acceptors whose birth object was seen to be the right one during the operation in progress (consensus.md, rule 1.9: a
 root that was wiped may accept what it had promised not to), and only if their log was read at most DELTA_S ago: who
-slept longer must read again, and then meets the fence that a change of the config left behind (`reconfig`).
+slept longer must read again, and then meets the fence that a change of the config left behind (`reconfigure`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from metasync.config import Config
 from metasync.consensus.acceptors import AcceptorView, views_of
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Round
 from metasync.consensus.records.log_replay import NEVER, Log
@@ -26,7 +26,7 @@ from metasync.keys.device_set import DeviceSet
 class Instance:
     """Instance v = base.v + 1, on the config and device set that `base` names. `acceptors`: its acceptors by id."""
 
-    def __init__(self, m: Member, config: Config, devices: DeviceSet, base: State) -> None:
+    def __init__(self, m: Participant, config: Config, devices: DeviceSet, base: State) -> None:
         self.config = config
         self.devices = devices
         self.base = base

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from metasync.consensus.objects import Copy, get_anywhere
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.state import State
 from metasync.errors import (
     DamagedError,
@@ -58,7 +58,7 @@ def rings_on(link: str, wanted: Callable[[int], bool]) -> Task:
     return out
 
 
-def find_keys(m: Member, epoch: int, links: Sequence[str]) -> Task:
+def find_keys(m: Participant, epoch: int, links: Sequence[str]) -> Task:
     """-> (keys, shut): all keys that keyrings of this epoch or later, as they lie on backends, hold for this device,
     newest first; and whether there are such that hold none for it.
 
@@ -96,7 +96,7 @@ def named(digest: bytes) -> Callable[[bytes], bytes]:
     return opened
 
 
-def follow_keys(m: Member, state: State, devices: DeviceSet, links: Sequence[str]) -> Task:
+def follow_keys(m: Participant, state: State, devices: DeviceSet, links: Sequence[str]) -> Task:
     """-> the keys that the keyring of a decided state holds for this device, read from any of the backends `links`.
 
     `ExcludedError` when it holds none, `DamagedError`, `NoQuorumError`.
@@ -119,7 +119,7 @@ def follow_keys(m: Member, state: State, devices: DeviceSet, links: Sequence[str
     return keys
 
 
-def check_admitted(m: Member, devices: DeviceSet, v: int) -> None:
+def check_admitted(m: Participant, devices: DeviceSet, v: int) -> None:
     """Raises unless this device may sign entries on top of a state with this device set.
 
     Its own view would count what everybody else takes for VOID, and so call a version decided that is not.
@@ -128,7 +128,7 @@ def check_admitted(m: Member, devices: DeviceSet, v: int) -> None:
         raise exclusion(m, devices, v)
 
 
-def exclusion(m: Member, devices: DeviceSet, v: int) -> ExcludedError | NoQuorumError:
+def exclusion(m: Participant, devices: DeviceSet, v: int) -> ExcludedError | NoQuorumError:
     """Why this device has no part in a version with this device set."""
     name = m.identity.name
     if m.identity.device_id in devices.revoked_ids:
@@ -144,7 +144,7 @@ def exclusion(m: Member, devices: DeviceSet, v: int) -> ExcludedError | NoQuorum
     )
 
 
-def _newer(m: Member, devices: DeviceSet) -> bool:
+def _newer(m: Participant, devices: DeviceSet) -> bool:
     """True for a device that an admin key later than this set's certified: it holds keys that the set cannot know."""
     try:
         shown = decode_certificate(m.certificate)

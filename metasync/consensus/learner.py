@@ -21,7 +21,7 @@ from metasync.consensus.acceptors import AcceptorView
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import find_keys
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
 from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint
 from metasync.consensus.records.state import VERSION_MAX, State, follows
@@ -59,7 +59,7 @@ class _Top:
     absent: int | None = None
 
 
-def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task:
+def get_recent(m: Participant, enter: Enter, known: State, deadline_s: float) -> Task:
     """-> the newest decided State, at least as new as `known` and as any commit that ended before the call.
 
     `ForkError` when backends contradict `known` or the device's memory; `NoQuorumError`; `UpgradeError`.
@@ -113,7 +113,7 @@ def get_recent(m: Member, enter: Enter, known: State, deadline_s: float) -> Task
         current = decided
 
 
-def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Task:
+def newest_seen(m: Participant, enter: Enter, known: State, deadline_s: float) -> Task:
     """-> the newest state that any reachable acceptor proves decided, without a quorum: for a read-only look."""
     deadline = (yield Now()) + deadline_s
     instance: Instance = yield from enter(known)
@@ -131,7 +131,7 @@ def newest_seen(m: Member, enter: Enter, known: State, deadline_s: float) -> Tas
     return decided or known
 
 
-def _probe(m: Member, instance: Instance, deadline: float) -> Task:
+def _probe(m: Participant, instance: Instance, deadline: float) -> Task:
     """Reads births and logs onwards, with pauses, until a quorum answered, something was found, or time is up."""
     pause = PAUSE_FIRST_S
     while True:
@@ -149,18 +149,18 @@ def _probe(m: Member, instance: Instance, deadline: float) -> Task:
         pause = min(PAUSE_MAX_S, pause * 2)
 
 
-def _hopeless(m: Member, instance: Instance) -> bool:
+def _hopeless(m: Participant, instance: Instance) -> bool:
     out = sum(a.is_out("poisoned") for a in instance.acceptors.values())
     retired = any(stone.era > instance.base.era for stone in m.tombstones.values())  # look for its record
     return retired or out > len(instance.acceptors) - instance.quorum
 
 
-def _too_few(m: Member, instance: Instance) -> Exception:
+def _too_few(m: Participant, instance: Instance) -> Exception:
     instance.check_upgrade()
     return no_quorum(m, instance)
 
 
-def _resolve(m: Member, instance: Instance, deadline: float) -> Task:
+def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
     """-> the value decided for the instance, or None when no commit of it had ended when the read began."""
     for attempt in range(3):
         decided = instance.decided()
@@ -181,7 +181,7 @@ def _resolve(m: Member, instance: Instance, deadline: float) -> Task:
 # Past a floor.
 
 
-def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
+def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
     """-> the newest state that floors and hints of `enough` acceptors prove, after `current`; None when none does.
 
     A floor that no admitted device signed is none: its acceptor is out then. One acceptor's word is not enough, because
@@ -219,7 +219,7 @@ def _leap(m: Member, enter: Enter, instance: Instance, current: State, enough: i
 
 
 def _shown_with_newer_keys(
-    m: Member, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
+    m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
 ) -> Task:
     """The same with keys of later epochs: old states are sealed anew where a floor is made again after a rotation.
 
@@ -237,7 +237,9 @@ def _shown_with_newer_keys(
     return None
 
 
-def _shown_by_enough(m: Member, instance: Instance, current: State, best: Mapping[bytes, State], enough: int) -> Task:
+def _shown_by_enough(
+    m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
+) -> Task:
     """-> the newest state that is, or is before, what so many acceptors show; None when there is none."""
     shown = sorted(best.items(), key=lambda item: item[1].v)
     while len(shown) >= enough:
@@ -353,7 +355,7 @@ def _probe_versions(instance: Instance, versions: Sequence[int], left: float, en
     return found, sum(answer is True for answer in results.values())
 
 
-def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
+def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
     """-> the base of the highest version that enough acceptors show, proven to descend from `current`; None without.
 
     Never beyond the end of `current`'s config: which acceptors count from there on is for a quorum of those that count
@@ -380,7 +382,7 @@ def _jump(m: Member, enter: Enter, instance: Instance, current: State, top: _Top
     return None
 
 
-def _last_under(m: Member, instance: Instance, current: State, ahead: State) -> Task:
+def _last_under(m: Participant, instance: Instance, current: State, ahead: State) -> Task:
     """-> the last state from `current` to `ahead`, on one chain, that names the config which `current` names."""
     low, high = current, ahead
     if high.config == low.config:

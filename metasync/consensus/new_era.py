@@ -30,7 +30,7 @@ from metasync.consensus import eras, learner
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, seal_object
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.proposer import look_around
 from metasync.consensus.reconfigure import created, give_genesis, give_state, spread
 from metasync.consensus.records.birth import (
@@ -97,7 +97,7 @@ class Content:
     links: Mapping[bytes, str] = field(default_factory=dict)  # ways to the new acceptors
 
 
-def end_era(m: Member, enter: Enter, known: State, lost: Collection[bytes]) -> Task:
+def end_era(m: Participant, enter: Enter, known: State, lost: Collection[bytes]) -> Task:
     """Ends the era of `known`, a decided state, without the backends `lost` (ids). -> Held, for `begin`; or EraRecord.
 
     The latter if it was ended before: then its record lies on all that are left. `BackendError`, `ForkError`.
@@ -123,7 +123,7 @@ def end_era(m: Member, enter: Enter, known: State, lost: Collection[bytes]) -> T
         known = what.ended  # decided meanwhile, with other acceptors
 
 
-def _left(m: Member, config: Config, lost: Collection[bytes]) -> dict[bytes, str]:
+def _left(m: Participant, config: Config, lost: Collection[bytes]) -> dict[bytes, str]:
     """The ways to the acceptors that are not lost. `NoQuorumError` when there is none to one of them."""
     left = [(b.name, a.acceptor_id) for b, a in config.acceptors if b.backend_id not in lost]
     unlinked = sorted(name for name, a in left if a not in m.links)
@@ -135,7 +135,7 @@ def _left(m: Member, config: Config, lost: Collection[bytes]) -> dict[bytes, str
     return {a: m.links[a] for _, a in left}
 
 
-def answering(m: Member, enter: Enter, known: State) -> Task:
+def answering(m: Participant, enter: Enter, known: State) -> Task:
     """-> names of the backends that vote after `known` and are what they were, or were retired for the next era."""
     instance: Instance = yield from enter(known)
     m.recovering = known.era + 1
@@ -147,13 +147,13 @@ def answering(m: Member, enter: Enter, known: State) -> Task:
     return {name for name, right in got.items() if right}
 
 
-def retire(m: Member, number: int, old: Config, links: Mapping[bytes, str], digest: bytes = ZERO_HASH) -> Task:
+def retire(m: Participant, number: int, old: Config, links: Mapping[bytes, str], digest: bytes = ZERO_HASH) -> Task:
     """Puts tombstones in the place of the births of these acceptors of `old`, all confirmed. `BackendError`."""
     births = {a.acceptor_id: a.birth for _, a in old.acceptors}
     yield Gather({a.hex(): _retire_one(m, a, births[a], link, Tombstone(number, digest)) for a, link in links.items()})
 
 
-def _retire_one(m: Member, acceptor_id: bytes, birth: bytes, link: str, stone: Tombstone) -> Task:
+def _retire_one(m: Participant, acceptor_id: bytes, birth: bytes, link: str, stone: Tombstone) -> Task:
     path = birth_path(acceptor_id)
     data = yield from _certain(Op(link, "get", path, max_bytes=ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S))
     there = read_tombstone(data, acceptor_id, birth)
@@ -169,7 +169,7 @@ def _retire_one(m: Member, acceptor_id: bytes, birth: bytes, link: str, stone: T
     m.acceptors[acceptor_id].tombstone = stone
 
 
-def held(m: Member, enter: Enter, known: State) -> Task:
+def held(m: Participant, enter: Enter, known: State) -> Task:
     """-> Held: the newest state that this device or an acceptor within reach knows to be decided, and what came after.
 
     After `retire`, with its era: acceptors with other tombstones are not read.
@@ -181,7 +181,7 @@ def held(m: Member, enter: Enter, known: State) -> Task:
         m.recovering = 0
 
 
-def _held(m: Member, enter: Enter, known: State) -> Task:
+def _held(m: Participant, enter: Enter, known: State) -> Task:
     ended: State = yield from learner.newest_seen(m, enter, known, READ_S)
     for _ in range(STEPS_MAX):
         instance: Instance = yield from enter(ended)
@@ -195,7 +195,9 @@ def _held(m: Member, enter: Enter, known: State) -> Task:
     raise DamagedError(f"version {ended.v}: acceptors show ever more versions", next_step="Run metasync check.")
 
 
-def begin(m: Member, enter: Enter, ended: State, content: Content, chain: AdminChain, admin_private: bytes) -> Task:
+def begin(
+    m: Participant, enter: Enter, ended: State, content: Content, chain: AdminChain, admin_private: bytes
+) -> Task:
     """Writes all that the new era needs, and claims its record on all backends of `content.links`. -> EraRecord.
 
     The record may be another process's, which was faster. `BackendError` naming a backend that failed: run again.
@@ -214,7 +216,7 @@ def begin(m: Member, enter: Enter, ended: State, content: Content, chain: AdminC
     return record
 
 
-def _first(m: Member, enter: Enter, ended: State, content: Content) -> Task:
+def _first(m: Participant, enter: Enter, ended: State, content: Content) -> Task:
     """-> the first state, and what is to lie beside the logs: {path in an acceptor's folder, from its id: bytes}."""
     state, number = content.state, ended.era + 1
     objects: list[tuple[Callable[[bytes], str], bytes]] = []
@@ -253,7 +255,7 @@ def _first(m: Member, enter: Enter, ended: State, content: Content) -> Task:
     return first, objects
 
 
-def _number(m: Member, instance: Instance, ended: State) -> Task:
+def _number(m: Participant, instance: Instance, ended: State) -> Task:
     """-> (version of the first state after `ended`, its `skip` hash).
 
     The next one, if all states that later versions need for their `skip` can be had. Else the next power of two: the
@@ -275,18 +277,18 @@ def _number(m: Member, instance: Instance, ended: State) -> Task:
     return v, skip
 
 
-def _genesis(m: Member) -> Task:
+def _genesis(m: Participant) -> Task:
     """-> version 0, as the admin signed it."""
     copies = [Copy(link, genesis_path(a), partial(_opened_genesis, m, a)) for a, link in m.links.items()]
     return get_anywhere(copies, GENESIS_BYTES_MAX, "the genesis")
 
 
-def _opened_genesis(m: Member, acceptor_id: bytes, data: bytes) -> State:
+def _opened_genesis(m: Participant, acceptor_id: bytes, data: bytes) -> State:
     return open_genesis(m.keys, data, acceptor_id)
 
 
 def _furnish(
-    m: Member,
+    m: Participant,
     instance: Instance,
     first: State,
     content: Content,
@@ -312,7 +314,7 @@ def _furnish(
         state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
 
 
-def claim(m: Member, record: EraRecord, links: Sequence[str]) -> Task:
+def claim(m: Participant, record: EraRecord, links: Sequence[str]) -> Task:
     """Creates the record on these backends, one after the other. -> the EraRecord that stands.
 
     Where another one is found on the first of them, that one is spread. `ForkError` when there are two by then.

@@ -187,7 +187,7 @@ def open_state(keys: WorkspaceKeys, state_hash: bytes, data: bytes) -> State:
 
 
 def open_state_in_block(keys: WorkspaceKeys, state_hash: bytes, data: bytes) -> State:
-    """The state of this hash, from a block of 1024 states (`floors`). `FormatError` when it is not in it."""
+    """The state of this hash, from a block of 1024 states (`truncation`). `FormatError` when it is not in it."""
     plain = open_object(keys, RecordKind.STATES, data)
     for at in range(0, len(plain), STATE_BYTES):
         if sha256(plain[at : at + STATE_BYTES]) == state_hash:

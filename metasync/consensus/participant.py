@@ -95,7 +95,7 @@ class Outcome:
     reason: str = ""
 
 
-class Member:
+class Participant:
     """One process's part in one workspace's consensus. Not for use by two tasks at once."""
 
     def __init__(

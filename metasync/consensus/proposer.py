@@ -2,7 +2,7 @@
 
 Theory of operation. A backend cannot run an acceptor, but it can keep a log: objects at numbered names, each created
 only if absent, and only by a client that has read all before it. Replaying the log computes what an acceptor would
-have answered (`replay`), so an entry that lands *is* its acceptor's reply, and every reader computes the same one.
+have answered (`log_replay`), so an entry that lands *is* its acceptor's reply, and every reader computes the same one.
 Delayed, lost and repeated requests are then ordinary network behaviour, and the textbook proof holds:
 
     PREPARE(r)  on all acceptors; a quorum has it as the highest round: no lower round can be accepted there any more
@@ -41,7 +41,7 @@ from metasync.codec import Reader, u8
 from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import check_admitted
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
@@ -113,7 +113,7 @@ class BehindFloorError(Exception):
 class _Attempt:
     """One proposer's work on one instance, until it is decided."""
 
-    def __init__(self, m: Member, instance: Instance, make_value: MakeValue | None, deadline: float) -> None:
+    def __init__(self, m: Participant, instance: Instance, make_value: MakeValue | None, deadline: float) -> None:
         self.m = m
         self.instance = instance
         self.make_value = make_value
@@ -334,7 +334,7 @@ class _Attempt:
         return no_quorum(self.m, self.instance, sent=self.sent)
 
 
-def owns(m: Member, instance: Instance) -> bool:
+def owns(m: Participant, instance: Instance) -> bool:
     """True when round 0 of this instance is this process's to use, and nobody was seen at work on it.
 
     It belongs to the incarnation that proposed the value of v - 1 (`State.writer`), for one value. Neither is ever
@@ -344,7 +344,7 @@ def owns(m: Member, instance: Instance) -> bool:
     return instance.base.writer == m.incarnation and not used and instance.top_round() == NEVER
 
 
-def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
+def propose(m: Participant, instance: Instance, make_value: MakeValue, op_id: bytes | None, deadline_s: float) -> Task:
     """Agrees the value of `instance`: one's own, or what somebody else proposed. -> Decided.
 
     `op_id`: of the change, where it is known beforehand: a value of an earlier process with it is then `mine` too.
@@ -360,7 +360,7 @@ def propose(m: Member, instance: Instance, make_value: MakeValue, op_id: bytes |
     return Decided(state, attempt.op_id is not None and state.op_id == attempt.op_id)
 
 
-def prepare(m: Member, instance: Instance, deadline_s: float, hurry: Hurry) -> Task:
+def prepare(m: Participant, instance: Instance, deadline_s: float, hurry: Hurry) -> Task:
     """Sends PREPARE ahead of the value, while the last of an upload is under way. -> bool: `propose` need not.
 
     Whatever comes of it, `propose` on the same instance goes on from there. A promise binds nobody to go on. `hurry`:
@@ -369,14 +369,14 @@ def prepare(m: Member, instance: Instance, deadline_s: float, hurry: Hurry) -> T
     return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).prepare(hurry))
 
 
-def settle(m: Member, instance: Instance, deadline_s: float) -> Task:
+def settle(m: Participant, instance: Instance, deadline_s: float) -> Task:
     """Helps an instance to its end without a value of one's own. -> the decided state; None: nothing to decide."""
     attempt = _Attempt(m, instance, None, (yield Now()) + deadline_s)
     return (yield from attempt.run())
 
 
 def look_around(
-    m: Member,
+    m: Participant,
     instance: Instance,
     deadline_s: float,
     *,
@@ -411,7 +411,7 @@ def look_around(
     m.now = yield Now()
 
 
-def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumError:
+def no_quorum(m: Participant, instance: Instance, *, sent: bool = False) -> NoQuorumError:
     """What to tell when too few acceptors answered, with each one's reason."""
     names = sorted(instance.names)
     barred = {a.name: a.barred for a in instance.acceptors.values() if a.barred is not None}
@@ -445,7 +445,7 @@ def no_quorum(m: Member, instance: Instance, *, sent: bool = False) -> NoQuorumE
     return NoQuorumError(text, next_step=step)
 
 
-def _timer(m: Member, rtts: float, hurry: Hurry | None = None) -> Task:
+def _timer(m: Participant, rtts: float, hurry: Hurry | None = None) -> Task:
     """Ends after so many round trips, as long as they turn out to be meanwhile; fewer where there is a `hurry`."""
     started = yield Now()
     while True:

@@ -4,7 +4,7 @@ Theory of operation. Instance v runs on the config that state v - 1 names, so a 
 decided by the old acceptors, and version v + 1 is the new ones' business. Four steps:
 
     prepare  the new root is born, and all that state v - 1 and its config name lies on enough of the new acceptors
-    decide   v, by the old ones (`paxos`)
+    decide   v, by the old ones (`proposer`)
     fence    DECIDED(v) closes the logs of v, on a quorum of the old acceptors and on so many of those that stay that
              every old quorum meets one: a proposer of v who wakes up finds the end of it
     confirm  an empty version v + 1 on the new config: it works, and everybody passes to it
@@ -14,7 +14,7 @@ acceptor may be emptied any time after the fence: it then shows no birth, and wh
 longer than `instance.DELTA_S`.
 
 An acceptor that joins knows nothing of older versions, and one day none is left that does. So it is given, beside the
-objects of the present, the states on the way back that later versions need for their `skip` hash (`ancestry`).
+objects of the present, the states on the way back that later versions need for their `skip` hash (`chain`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from metasync.consensus.objects import (
     meta_path,
     seal_object,
 )
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.proposer import no_quorum
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
@@ -77,7 +77,9 @@ def check_step(old: Config, new: Config) -> None:
     new.check()
 
 
-def prepare(m: Member, instance: Instance, new: Config, births: Mapping[bytes, bytes], refs: Iterable[Ref]) -> Task:
+def prepare(
+    m: Participant, instance: Instance, new: Config, births: Mapping[bytes, bytes], refs: Iterable[Ref]
+) -> Task:
     """Makes the acceptors of `new` ready to go on from `instance.base`. `births`: nonces of those that join.
 
     `refs`: the meta objects that the base names, those inside its index too. Ends when every new acceptor, and
@@ -109,7 +111,7 @@ def _meta(ref: Ref, acceptor_id: bytes) -> str:
     return meta_path(acceptor_id, ref)
 
 
-def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
+def put_config(m: Participant, base: State, old: Config, new: Config) -> Task:
     """Stores a new config where the old and the new acceptors find it. -> its hash."""
     random, keys = (yield Random(32)), m.keys
     digest, sealed = seal_object(keys, RecordKind.CONST, new.encode(), era=base.era, epoch=base.epoch, random=random)
@@ -122,7 +124,7 @@ def put_config(m: Member, base: State, old: Config, new: Config) -> Task:
     return digest
 
 
-def fence(m: Member, instance: Instance, value: State, new: Config, deadline_s: float) -> Task:
+def fence(m: Participant, instance: Instance, value: State, new: Config, deadline_s: float) -> Task:
     """Closes the logs of a version with DECIDED(`value`), which is known to be decided, on all acceptors it can.
 
     On a quorum, and on so many of those that stay in `new` that every quorum meets one: from then on nobody whom
@@ -169,7 +171,7 @@ def _timer(seconds: float) -> Task:
     yield Sleep(seconds)
 
 
-def give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[bytes, str]) -> Task:
+def give_genesis(m: Participant, births: Mapping[bytes, bytes], members: Mapping[bytes, str]) -> Task:
     """-> state 0; the new acceptors hold it too."""
 
     def opener(a: bytes) -> Callable[[bytes], tuple[State, bytes, bytes]]:
@@ -190,7 +192,9 @@ def give_genesis(m: Member, births: Mapping[bytes, bytes], members: Mapping[byte
     return first
 
 
-def give_state(m: Member, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State) -> Task:
+def give_state(
+    m: Participant, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State
+) -> Task:
     """A state as an object of its own. Its name tells which it is, so copies may differ in their bytes."""
     name, random = m.keys.state_name(state.hash), (yield Random(32))
     _, sealed = seal_object(m.keys, RecordKind.STATE, state.encode(), era=state.era, epoch=state.epoch, random=random)
@@ -200,7 +204,7 @@ def give_state(m: Member, members: Mapping[bytes, str], new: Config, joining: It
 
 
 def _copy(
-    m: Member,
+    m: Participant,
     members: Mapping[bytes, str],
     new: Config,
     joining: Iterable[bytes],

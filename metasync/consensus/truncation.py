@@ -26,7 +26,7 @@ from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.key_epochs import AGAIN, find_keys
 from metasync.consensus.objects import const_path, put_everywhere, seal_object
-from metasync.consensus.participant import OP_TIMEOUT_S, Member
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     VERSIONS_PER_FOLDER,
@@ -50,7 +50,7 @@ DELETES_MAX: Final = 512  # requests for one push's share of the work
 FETCHES: Final = 32  # states fetched side by side
 
 
-def opened(m: Member, instance: Instance) -> Task:
+def opened(m: Participant, instance: Instance) -> Task:
     """-> {acceptor: what its floor says}. One that shows something else in a floor's place is out.
 
     A floor that was made after the keys were changed is opened with the keys of then, which this device looks for.
@@ -121,7 +121,7 @@ def decode_progress(data: bytes | None) -> Progress:
 
 
 def bound_logs(
-    m: Member, instance: Instance, progress: Progress, now_s: float, *, keep: int = KEEP, grace_s: float = GRACE_S
+    m: Participant, instance: Instance, progress: Progress, now_s: float, *, keep: int = KEEP, grace_s: float = GRACE_S
 ) -> Task:
     """One step of keeping the logs short; `instance`: the one after the newest decided state. -> bool: anything done.
 
@@ -162,7 +162,7 @@ def _sound(instance: Instance) -> list[tuple[AcceptorView, str]]:
     return [(a, link) for a in instance.acceptors.values() if (link := a.reach()) and not a.memory.replaced]
 
 
-def _opens(m: Member, data: bytes, acceptor_id: bytes, floor: int) -> bool:
+def _opens(m: Participant, data: bytes, acceptor_id: bytes, floor: int) -> bool:
     try:
         open_floor(m.keys, data, acceptor_id, floor)
     except (FormatError, UpgradeError):
@@ -170,7 +170,7 @@ def _opens(m: Member, data: bytes, acceptor_id: bytes, floor: int) -> bool:
     return True
 
 
-def _make(m: Member, instance: Instance, floor: int) -> Task:
+def _make(m: Participant, instance: Instance, floor: int) -> Task:
     """Writes the block of states below `floor`, then the floor itself, on a quorum at least. `NoQuorumError`."""
     latest = instance.base
     states: list[State] = yield from _block(m, instance, floor)
@@ -189,7 +189,7 @@ def _make(m: Member, instance: Instance, floor: int) -> Task:
         raise NoQuorumError(f"the floor of version {floor} stands on too few backends", next_step="run again later")
 
 
-def _block(m: Member, instance: Instance, floor: int) -> Task:
+def _block(m: Participant, instance: Instance, floor: int) -> Task:
     """-> the states of the versions floor - STEP to floor - 1, proven by hash."""
     digest = yield from ancestor(m, instance, instance.base, floor - 1)
     out: list[State] = [(yield from fetch_state(m, instance, floor - 1, digest, instance.base.epoch))]
@@ -213,7 +213,7 @@ def _bases(instance: Instance, versions: range) -> Task:
     return {state.hash: state for state in bases}
 
 
-def _create(m: Member, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State) -> Task:
+def _create(m: Participant, instance: Instance, acceptor_id: bytes, link: str, floor: int, before: State) -> Task:
     """-> bool: the floor stands on this acceptor, and the one before it too."""
     if floor > STEP:
         lower: Reply = yield Op(

@@ -88,7 +88,7 @@ def recover(s: Session, without: Sequence[str], passphrase: str, *, dry_run: boo
     with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
         known = s.newest_seen().state
         s.remember(known)
-    m = s.group.member
+    m = s.group.participant
     record: EraRecord | None = s.runtime.run(find_record(m, known.era + 1, list(m.links.values())))
     lost = _lost(s.config, without)
     if record is None:
@@ -146,7 +146,7 @@ def _begin(
         links={a.acceptor_id: ways[b.backend_id] for b, a in new.config.acceptors},
     )
     s.listener(Phase("agree"))
-    task = begin(s.group.member, s.group.enter, held.ended, content, opened.devices.chain, opened.admin_private)
+    task = begin(s.group.participant, s.group.enter, held.ended, content, opened.devices.chain, opened.admin_private)
     s.runtime.run(task)
     return _finish(s, before, new.notes, held=held, left=left)
 
@@ -183,8 +183,10 @@ def _refuse(s: Session, known: State, lost: Collection[bytes]) -> None:
             f"the {len(left)} other voting backends make a quorum of {needed}: nothing is lost for good",
             next_step="`metasync backend remove NAME` takes a dead backend out, one after the other.",
         )
-    well = sorted(s.runtime.run(answering(s.group.member, s.group.enter, known)))
-    retired = {b.name for b, a in config.acceptors if a.acceptor_id in s.group.member.tombstones}  # by an earlier try
+    well = sorted(s.runtime.run(answering(s.group.participant, s.group.enter, known)))
+    retired = {
+        b.name for b, a in config.acceptors if a.acceptor_id in s.group.participant.tombstones
+    }  # by an earlier try
     voters = [name for name in well if name not in retired]
     if len(voters) >= needed:
         raise UsageError(
@@ -340,7 +342,7 @@ def _finish(
     if s.base_state().master == state.master and s.db.get(UNFINISHED_KEY) is None:
         s.load(state)
         s.db.set(BASE_KEY, state.encode())
-    record = s.group.member.followed.get(state.era)
+    record = s.group.participant.followed.get(state.era)
     return RecoverReport(
         era=state.era,
         version=state.v,

@@ -182,7 +182,7 @@ def _joined(s: Session, state: State, devices: DeviceSet) -> DeviceSet:
     if kept is not None:
         return joined(devices, s.certificate, state.v, kept[:SECRET_BYTES])
     if not devices.admits(s.certificate):
-        raise exclusion(s.group.member, devices, state.v)
+        raise exclusion(s.group.participant, devices, state.v)
     return devices.with_device(s.certificate)
 
 

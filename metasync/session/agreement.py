@@ -137,9 +137,9 @@ class Seat:
 
         Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
         """
-        if state.epoch > self.group.member.keys.epoch:
+        if state.epoch > self.group.participant.keys.epoch:
             self.runtime.run(self.group.open_epoch(state))
-        keys = self.group.member.keys
+        keys = self.group.participant.keys
         if keys != self.keys:
             self.take_keys(keys)
         while self.group.unfenced:  # whoever changed them may have died before it was done
@@ -150,7 +150,7 @@ class Seat:
     def take_keys(self, keys: WorkspaceKeys) -> None:
         """From now on works with these keys."""
         self.keep_keys(keys)
-        self.keys = self.group.member.keys = keys
+        self.keys = self.group.participant.keys = keys
         self._outdate("form", "transfer")
 
     def _outdate(self, *names: str) -> None:

@@ -198,7 +198,7 @@ class Connections:
             del self.backends[name]  # it could not be had under a name that is agreed no more
         if self._group is not None:
             self._group.follow(config, config_hash, {a: n for a, n in self._acceptors().items() if n in self.views})
-            self._group.member.others = self._others()
+            self._group.participant.others = self._others()
         # A way that another process of this device has linked meanwhile is opened with the next operation.
         now, before = ({i: n for i, n in known.items() if n in self.views} for known in (self.names, self.former))
         return now, before
@@ -303,9 +303,9 @@ class Connections:
             memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
             guard=self.guard,
         )
-        self._group.member.others = self._others()
+        self._group.participant.others = self._others()
         for acceptor_id, stone in noted_tombstones(self.db).items():
-            self._group.member.acceptors[acceptor_id].tombstone = stone
+            self._group.participant.acceptors[acceptor_id].tombstone = stone
         return self._runtime, self._group
 
     def way(self, name: str) -> Backend:

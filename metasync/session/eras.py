@@ -61,7 +61,7 @@ def cross(s: Seat, known: State, state: State) -> list[str]:
     from metasync.session.agreement import AGREED_MARK, BASE_KEY, ERA_KEY
 
     told = []
-    records, before = s.group.member.followed, s.base_state()
+    records, before = s.group.participant.followed, s.base_state()
     base = before
     for number in range(known.era + 1, state.era + 1):
         record = records.get(number)
@@ -120,12 +120,12 @@ def _deleted(s: Session, left: Agreed, base: Agreed) -> list[tuple[bytes, Row]]:
 
 def note_retired(s: Seat) -> None:
     """Keeps for the next process that an acceptor was seen retired: then it looks for the record of the new era."""
-    era = max((stone.era for stone in s.group.member.tombstones.values()), default=0)
+    era = max((stone.era for stone in s.group.participant.tombstones.values()), default=0)
     if era > s.newest_state().era and s.db.get(RETIRED_KEY) is None:
         s.db.set(RETIRED_KEY, b"%d" % era)
 
 
 def noted_tombstones(db: LocalDb) -> dict[bytes, Tombstone]:
-    """What an earlier process of this device saw of it, for `Member.tombstones`."""
+    """What an earlier process of this device saw of it, for `Participant.tombstones`."""
     noted = db.get(RETIRED_KEY)
     return {} if noted is None or not noted.isdigit() else {b"": Tombstone(int(noted), ZERO_HASH)}

@@ -245,7 +245,7 @@ def together(seed: int, runs: int, proposers: int) -> Contest:
                 if decided.mine:
                     break
                 base = decided.state
-            out.rounds[group.member.rounds_used.get(decided.state.v, 0)] += 1
+            out.rounds[group.participant.rounds_used.get(decided.state.v, 0)] += 1
             out.tries[tries] += 1
             ends.append(world.now)
 

@@ -186,7 +186,7 @@ def test_a_decided_version_behind_a_higher_round_is_not_missed(monkeypatch: pyte
     p = Place(ALL)
     decided = p.push(0, p.ws.genesis, b"1")
     at = p.instance(1, p.ws.genesis)
-    member = p.groups[1].member
+    member = p.groups[1].participant
     rnd = Round(9, member.incarnation)
     for name in ALL:
         assert p.do(1, at.acceptors[p.ws.acceptor_of(name)].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
@@ -240,7 +240,7 @@ def test_a_restart_sends_the_same_bytes_first(monkeypatch: pytest.MonkeyPatch, f
 def test_a_message_given_up_half_way_is_not_written_again() -> None:
     p = Place(ALL, devices=2)
     acceptor = p.ws.acceptor_of("a")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
     rnd = Round(1, m.incarnation)
     p.world.fault_hook = lambda op: (
         blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and p.blocks_on("a") else None
@@ -267,7 +267,7 @@ def test_a_block_is_written_only_when_the_one_before_it_stands(
         monkeypatch.setattr(BlockAcceptor, "_send", send)
     p = Place({"b": "block"})
     acceptor = p.ws.acceptor_of("b")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
     p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
     first, second = Round(1, m.incarnation), Round(2, m.incarnation)
     assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, first, None, NEVER)).kind == "failed"
@@ -285,7 +285,7 @@ def test_decided_closes_an_acceptor() -> None:
     at = p.instance(1, p.ws.genesis)
     fence = at.acceptors[acceptor].append(Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER)
     assert p.do(1, fence).kind == "done"
-    late, its = p.instance(0, p.ws.genesis), p.groups[0].member
+    late, its = p.instance(0, p.ws.genesis), p.groups[0].participant
     rnd = Round(9, its.incarnation)
     assert p.do(0, late.acceptors[acceptor].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
     blocks = set(p.blocks_on("b"))
@@ -355,7 +355,7 @@ def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
     """Both wrote the same name at once; the one whose block was replaced notices when it reads it back."""
     p = Place(ALL, devices=2)
     acceptor = p.ws.acceptor_of("a")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
     other = p.ws.group(b"\x77" * 16, 0)
     its = p.world.do(other.enter(p.ws.genesis), {})
     its.begin()
@@ -375,7 +375,7 @@ def test_a_copy_that_overwrote_a_block_is_found_out() -> None:
 def test_a_restart_that_finds_other_bytes_in_its_place_stops_and_leaves_them() -> None:
     p = Place({"b": "block"}, devices=1)
     acceptor = p.ws.acceptor_of("b")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
     p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
     assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, Round(1, m.incarnation), None, NEVER)).kind == "failed"
     p.world.fault_hook = lambda op: None
@@ -403,7 +403,7 @@ def test_a_device_that_goes_back_a_version_and_returns_raises_no_alarm(same_proc
     p = Place(ALL)
     first = p.push(1, p.ws.genesis, b"1")
     acceptor = p.ws.acceptor_of("a")
-    m = p.groups[0].member
+    m = p.groups[0].participant
 
     def prepare(base: State, n: int) -> str:
         rnd = Round(n, m.incarnation)
@@ -413,11 +413,11 @@ def test_a_device_that_goes_back_a_version_and_returns_raises_no_alarm(same_proc
     assert prepare(first, 3) == "done"
     if not same_process:
         p.groups[0] = p.fresh(0)
-        m = p.groups[0].member
+        m = p.groups[0].participant
     assert prepare(p.ws.genesis, 9) == "done"
     if not same_process:
         p.groups[0] = p.fresh(0)
-        m = p.groups[0].member
+        m = p.groups[0].participant
     assert prepare(first, 5) == "done"
     at = p.instance(2, first)
     p.do(2, at.acceptors[acceptor].look())
@@ -521,7 +521,7 @@ def test_a_block_of_another_place_poisons() -> None:
 
 def test_a_store_that_does_not_show_what_it_confirmed_gives_no_promise() -> None:
     p = Place(ALL)
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].member
+    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
     p.world.fault_hook = lambda op: blockform_module.Reply() if op.kind == "put" else None
     outcome = p.do(0, at.acceptors[p.ws.acceptor_of("a")].append(Kind.PREPARE, Round(1, m.incarnation), None, NEVER))
     assert outcome.kind == "failed"
@@ -610,7 +610,7 @@ def test_a_device_that_was_away_finds_what_devices_wrote_that_it_does_not_know()
 def test_claims_about_blocks_are_not_followed_up() -> None:
     """What a writer saw on a block acceptor is a block of its own, which others could not tell from the words."""
     p = Place(MIXED)
-    writer, m = p.instance(0, p.ws.genesis).acceptors[p.ws.acceptor_of("a")], p.groups[0].member
+    writer, m = p.instance(0, p.ws.genesis).acceptors[p.ws.acceptor_of("a")], p.groups[0].participant
     told = Seen(p.ws.acceptor_of("b"), 1, 0, b"h" * 32)
     assert isinstance(writer, LogAcceptor)
     entry, _ = writer.sealed(writer.log, Kind.PREPARE, Round(1, m.incarnation), None, bytes(48))
@@ -622,7 +622,7 @@ def test_claims_about_blocks_are_not_followed_up() -> None:
 def test_votes_that_were_read_long_ago_are_read_again() -> None:
     p = Place({"b": "block"})
     decided = p.push(0, p.ws.genesis, b"1")
-    at, m, acceptor = p.instance(1, p.ws.genesis), p.groups[1].member, p.ws.acceptor_of("b")
+    at, m, acceptor = p.instance(1, p.ws.genesis), p.groups[1].participant, p.ws.acceptor_of("b")
     p.do(1, at.acceptors[acceptor].look())
     assert at.decided() == decided
     m.now += 2 * DELTA_S
@@ -650,7 +650,7 @@ def test_blocks_below_a_floor_go_and_nobody_takes_the_gap_for_news(monkeypatch: 
             pass
     for name in ALL:
         assert {path.split("/")[2] for path in p.blocks_on(name)} == {"2", "3"}
-    for memory in p.groups[1].member.acceptors.values():  # it slept through the grace
+    for memory in p.groups[1].participant.acceptors.values():  # it slept through the grace
         memory.no_floor = (-1, 0.0)
     late = p.do(1, p.groups[1].propose(sleeper, lambda: change(b"late" * 4)))
     assert not late.mine

@@ -40,7 +40,7 @@ def slot(ws: Workspace, name: str, v: int = 1, idx: int = 0) -> str:
 
 def honest(world: World, ws: Workspace, name: str, number: int = 9, device: int = 0, n: int = 1) -> bytes:
     """A PREPARE that a member could have written at index 0 of version 1."""
-    a = ws.unread(ws.group(bytes([number]) * 16, device).member, ws.genesis, name)
+    a = ws.unread(ws.group(bytes([number]) * 16, device).participant, ws.genesis, name)
     return a.sealed(a.log, Kind.PREPARE, Round(n, a.m.incarnation), None, drawn(f"entropy {number}", 48))[1]
 
 
@@ -70,12 +70,12 @@ def of_another_version(world: World, ws: Workspace) -> bytes:
     twin = World(11, NAMES)  # the same workspace, one version on
     again = make_workspace(twin)
     state = twin.do(again.group(b"1" * 16).propose(again.genesis, lambda: change(b"1" * 16))).state
-    a = again.unread(again.group(b"2" * 16).member, state, "a")
+    a = again.unread(again.group(b"2" * 16).participant, state, "a")
     return a.sealed(a.log, Kind.PREPARE, Round(1, b"2" * 16), None, drawn("entropy", 48))[1]
 
 
 def of_another_index(world: World, ws: Workspace) -> bytes:
-    a = ws.unread(ws.group(b"9" * 16).member, ws.genesis, "a")
+    a = ws.unread(ws.group(b"9" * 16).participant, ws.genesis, "a")
     for n in (1, 2):
         e, data = a.sealed(a.log, Kind.PREPARE, Round(n, a.m.incarnation), None, drawn(f"entropy {n}", 48))
         a.log.append_own(e, data)
@@ -83,7 +83,7 @@ def of_another_index(world: World, ws: Workspace) -> bytes:
 
 
 def badly_signed(world: World, ws: Workspace) -> bytes:
-    member = ws.group(b"9" * 16).member
+    member = ws.group(b"9" * 16).participant
     member.identity = replace(member.identity, sign_private=drawn("another key"))
     a = ws.unread(member, ws.genesis, "a")
     return a.sealed(a.log, Kind.PREPARE, Round(1, member.incarnation), None, drawn("entropy", 48))[1]
@@ -198,7 +198,7 @@ def test_a_cut_log_is_poison_for_who_reads_on(world: World, ws: Workspace) -> No
     group = ws.group(b"1" * 16)
     state = agree(world, group, ws.genesis, b"x")
     world.run()
-    a = ws.unread(ws.group(b"5" * 16).member, ws.genesis, "a")
+    a = ws.unread(ws.group(b"5" * 16).participant, ws.genesis, "a")
     a.log.feed(world.stores["a"][slot(ws, "a", 1, 0)])
     other = honest(world, ws, "a", 5, n=9)
     e, spliced = a.sealed(a.log, Kind.PREPARE, Round(9, b"5" * 16), None, drawn("entropy", 48))
@@ -218,13 +218,13 @@ def test_two_decided_values_are_an_alarm(world: World, ws: Workspace) -> None:
         del world.stores["b"][slot(ws, "b", 1, idx)]
     accept_on(world, ws, ws.genesis, ["b", "c"], b"y" * 16, 9)
     reader = ws.group(b"1" * 16)
-    instance = Instance(reader.member, ws.config, ws.devices, ws.genesis)
+    instance = Instance(reader.participant, ws.config, ws.devices, ws.genesis)
     for name in NAMES:
         acceptor = instance.acceptors[ws.acceptor_of(name)]
         feed(acceptor, ws, name, world.stores[name])
     assert instance.acceptors[ws.acceptor_of("a")].log.accepted is not None
     assert instance.decided() is not None  # b and c outvote a: with one liar too many nobody can tell
-    twin = ws.unread(reader.member, ws.genesis, "b")
+    twin = ws.unread(reader.participant, ws.genesis, "b")
     feed(twin, ws, "b", kept)
     instance.acceptors[drawn("b as it was", 16)] = twin
     with pytest.raises(ForkError, match="two values are decided"):

@@ -53,7 +53,7 @@ class Room:
 def recovering(room: Room, group: Group, known: State, lost: str, *, carry: bool = True) -> Task:
     """The whole of a recovery, as `maintenance.recover` does it. -> EraRecord."""
     ids = {b.backend_id for b in room.ws.config.backends if b.name in lost}
-    found = yield from end_era(group.member, group.enter, known, ids)
+    found = yield from end_era(group.participant, group.enter, known, ids)
     if isinstance(found, EraRecord):
         return found
     assert isinstance(found, Held)
@@ -64,7 +64,7 @@ def recovering(room: Room, group: Group, known: State, lost: str, *, carry: bool
         op_id=room.world.rng.randbytes(16), carried=carried, without=tuple(lost), at_s=1, links=links,
     )  # fmt: skip
     return (yield from begin(
-        group.member, group.enter, found.ended, content, room.ws.devices.chain, room.ws.admin
+        group.participant, group.enter, found.ended, content, room.ws.devices.chain, room.ws.admin
     ))  # fmt: skip
 
 
@@ -136,7 +136,7 @@ class TestRecovery:
         _, first = recovered(room, "bc", one)
         assert first.v == 2 < three.v
         assert room.world.do(group.get_recent(three)) == first
-        assert group.member.followed[1].ended == one
+        assert group.participant.followed[1].ended == one
 
     def test_a_return_of_the_lost_confuses_nobody(self) -> None:
         room = Room.made(5, "abc")
@@ -376,7 +376,7 @@ class TestRefused:
         recovered(room, "bc", one)
         group = room.group(b"n" * 16)
         chain = room.ws.devices.chain.extended(room.ws.admin, sign_public(b"2" * 32))
-        group.member.device_sets[one.devices] = replace(room.ws.devices, chain=chain)
+        group.participant.device_sets[one.devices] = replace(room.ws.devices, chain=chain)
         with pytest.raises(ForkError, match="an admin key that is not today's"):
             room.world.do(group.get_recent(one, deadline_s=3.0))
 

@@ -272,7 +272,7 @@ def test_a_lonely_prepare_is_no_news(world: World, ws: Workspace) -> None:
 
 def accept_on(world: World, ws: Workspace, base: State, names: list[str], op_id: bytes, number: int) -> State:
     """Puts PREPARE and ACCEPT of one round on these backends only, as a proposer that died would have."""
-    member = group_of(ws, number).member
+    member = group_of(ws, number).participant
     value = successor(base, change(op_id), skip=base.hash, writer=member.incarnation)
     for name in names:
         a = ws.unread(member, base, name)
@@ -456,7 +456,7 @@ def test_a_certified_newcomer_writes_and_joins_the_device_set(world: World, ws: 
     state = world.do(other.get_recent(ws.genesis))
     assert state == decided.state
     after = push_while(world, other, state)
-    assert other.member.device_sets[digest].get(certificate.device_id) == certificate
+    assert other.participant.device_sets[digest].get(certificate.device_id) == certificate
     assert push_while(world, newcomer, after).v == 3
 
 
@@ -464,7 +464,7 @@ def test_a_stranger_is_void_and_a_revoked_device_too(
     world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger, _ = new_member(ws, world, 5)
-    stranger.member.certificate = b""
+    stranger.participant.certificate = b""
     with pytest.raises(ExcludedError):
         world.do(stranger.propose(ws.genesis, lambda: change(b"s" * 16)))
     monkeypatch.setattr(proposer, "check_admitted", lambda *_: None)  # a program that does not stop itself
@@ -490,7 +490,7 @@ def test_revoked_devices_neither_vote_nor_poison(world: World, ws: Workspace) ->
     digest = world.do(group.put_const(ws.genesis, smaller.encode()))
     state = world.do(group.propose(ws.genesis, lambda: Change(b"r" * 16, devices=digest))).state
     revoked = group_of(ws, 3, 2)
-    revoked.member.device_sets[digest] = ws.devices  # it pretends not to know
+    revoked.participant.device_sets[digest] = ws.devices  # it pretends not to know
     world.do(revoked.propose(state, lambda: change(b"e" * 16)))
     after = push_while(world, group_of(ws, 4, 1), state)
     assert after.op_id != b"e" * 16
@@ -607,8 +607,8 @@ def test_states_get_objects_of_their_own(world: World, ws: Workspace) -> None:
     latest = push(world, ws, group_of(ws, 1), ws.genesis, 4)
     group = group_of(ws, 1)
     second = world.do(group.state_at(latest, 2))
-    config = group.member.configs[ws.genesis.config]
-    world.do(give_state(group.member, group.member.links, config, [], second))
+    config = group.participant.configs[ws.genesis.config]
+    world.do(give_state(group.participant, group.participant.links, config, [], second))
     for name in NAMES:
         for v in (3, 4):
             world.stores[name].pop(entry_path(ws.keys, 1, 0, ws.acceptor_of(name), v, 0), None)
@@ -723,7 +723,7 @@ def test_an_owner_yields_to_a_round_that_a_quorum_promised(world: World, ws: Wor
     """Its ACCEPT has no effect there; it goes through both phases, and takes over what the rival may have decided."""
     group = group_of(ws, 1)
     known = push(world, ws, group, ws.genesis, 2)
-    rival = group_of(ws, 9, 1).member
+    rival = group_of(ws, 9, 1).participant
     value = successor(known, change(b"r" * 16), skip=known.hash, writer=rival.incarnation)
     for name in ("a", "b"):
         a = ws.unread(rival, known, name)
@@ -839,7 +839,7 @@ def test_one_store_and_one_device_cannot_make_up_what_is_far_ahead(world: World,
     known = push(world, ws, group, ws.genesis, 7)
     eighth = push(world, ws, group, known)
     state = push(world, ws, group, eighth, 2)
-    thief = group_of(ws, 9, 2).member
+    thief = group_of(ws, 9, 2).participant
     made_up = replace(  # its `skip` leads straight back to what the sleeper will know
         state, v=12, prev=b"\7" * 32, skip=eighth.hash, writer=b"t" * 16, op_id=b"t" * 16, master=b"t" * 32
     )

@@ -170,7 +170,7 @@ def test_the_same_backend_again_is_another_acceptor() -> None:
     acceptors = {a.acceptor_id: b.name for b, a in group.newest_config.acceptors}
     assert sorted(acceptors.values()) == ["a", "b", "c", "d"]
     assert first not in acceptors
-    asleep.member.links.update(room.links)
+    asleep.participant.links.update(room.links)
     assert room.world.do(asleep.get_recent(room.ws.genesis)) == state
     room.world.down.add("a")
     assert room.world.do(pushing(asleep, state, b"p" * 16, told)).v == state.v + 1
@@ -195,7 +195,7 @@ def test_a_sleeper_finds_its_way_over_three_changes() -> None:
     assert reached is not None
     assert reached in told
     assert reached.config == state.config, "it knows the config of today, and whom to link"
-    asleep.member.links.update(room.links)
+    asleep.participant.links.update(room.links)
     assert room.world.do(asleep.get_recent(room.ws.genesis)) == state
     one_history([*told, room.world.do(pushing(asleep, state, b"s" * 16, told))])
 
@@ -413,7 +413,7 @@ def schedule(seed: int) -> int:
         group = room.group(world.rng.randbytes(16), device)
         known = room.ws.genesis
         while done.get(name, 0) < todo:
-            group.member.links.update(room.links)
+            group.participant.links.update(room.links)
             try:
                 known = yield from group.get_recent(known)
                 told.append(known)
@@ -510,7 +510,7 @@ def test_a_log_that_is_closed_alone_is_not_believed() -> None:
     room.world.do(close(room.group(b"1" * 16), base, room.ws.acceptor_of("a"), made_up))
     reader = room.group(b"3" * 16, 2)
     instance = room.world.do(reader.enter(base))
-    room.world.do(paxos_module.look_around(reader.member, instance, 5.0, everybody=True))
+    room.world.do(paxos_module.look_around(reader.participant, instance, 5.0, everybody=True))
     assert instance.acceptors[room.ws.acceptor_of("a")].log.closed == made_up
     assert instance.decided() is None
 

@@ -18,7 +18,7 @@ from metasync.consensus import Change, Group, birth_digest, found
 from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.acceptors import block as blockform_module
 from metasync.consensus.instance import Instance
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Entry, Kind
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
@@ -342,7 +342,7 @@ class Workspace:
     def forms(self) -> dict[str, Form]:
         return {self.links[a.acceptor_id]: a.form for _, a in self.config.acceptors}
 
-    def unread(self, m: Member, base: State, name: str) -> LogAcceptor:
+    def unread(self, m: Participant, base: State, name: str) -> LogAcceptor:
         """An acceptor of the version after `base`, as a process sees it that has read nothing of it."""
         view = Instance(m, self.config, self.devices, base).acceptors[self.acceptor_of(name)]
         assert isinstance(view, LogAcceptor)

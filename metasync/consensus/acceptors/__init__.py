@@ -13,7 +13,7 @@ from metasync.config import Config, Form
 from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.acceptors.view import DELTA_S, AcceptorView
-from metasync.consensus.participant import Member
+from metasync.consensus.participant import Participant
 from metasync.consensus.records.state import State
 from metasync.keys.device_set import DeviceSet
 
@@ -22,7 +22,7 @@ __all__ = ["DELTA_S", "AcceptorView", "BlockAcceptor", "LogAcceptor", "views_of"
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
 
 
-def views_of(m: Member, config: Config, devices: DeviceSet, base: State) -> dict[bytes, AcceptorView]:
+def views_of(m: Participant, config: Config, devices: DeviceSet, base: State) -> dict[bytes, AcceptorView]:
     """Every acceptor of the version after `base`, with nothing read of it yet, by id and in the config's order."""
     views: dict[bytes, AcceptorView] = {}
     for backend, acceptor in config.acceptors:

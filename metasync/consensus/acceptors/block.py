@@ -3,7 +3,7 @@
 A message costs two round trips where log form has one: the block, then a complete read. A block's bytes are journalled
 before they are sent, and whoever is this device next (a process that was started again) sends exactly those bytes
 before anything else: a name is never given to two different blocks, whenever what was sent lands. Only who holds the
-workspace's lock on the folder that was enrolled writes in the device's name (`Member.guard`).
+workspace's lock on the folder that was enrolled writes in the device's name (`Participant.guard`).
 
 Asked of the store: who reads after a confirmed write sees it, and so does who reads after anybody has seen it.
 """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import AcceptorView
-from metasync.consensus.participant import OP_TIMEOUT_S, Member, Outcome, Remembered
+from metasync.consensus.participant import OP_TIMEOUT_S, Outcome, Participant, Remembered
 from metasync.consensus.records.entry import (
     Entry,
     Kind,
@@ -272,7 +272,7 @@ class LogAcceptor(AcceptorView):
         return None
 
 
-def _create(m: Member, op: Op) -> Task:
+def _create(m: Participant, op: Op) -> Task:
     """-> Reply; takes the time."""
     before = yield Now()
     reply: Reply = yield op

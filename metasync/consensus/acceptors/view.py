@@ -9,7 +9,7 @@ Three things vouch for an acceptor. Each is read beside the step that it vouches
             Two witnesses testify: this device's own memory, and the signed `seen` of every entry, in which its writer
             says what it last saw on the other acceptors. An acceptor that lacks such an entry, or shows another one,
             was rolled back or shows different pasts to different devices. It is named, and counts no longer.
-    floor   The logs of this version were not deleted (`floors`).
+    floor   The logs of this version were not deleted (`truncation`).
 
 Two signed entries for one place are no proof, because a create that failed handed the store signed bytes. An entry that
 was read there is, and so is the word of an admitted device that it read one.
@@ -21,7 +21,15 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from metasync.config import Acceptor, Config, Form
-from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Member, Outcome, Remembered, Standing, StandingKind
+from metasync.consensus.participant import (
+    OP_TIMEOUT_S,
+    Barred,
+    Outcome,
+    Participant,
+    Remembered,
+    Standing,
+    StandingKind,
+)
 from metasync.consensus.records.birth import BIRTH_BYTES, birth_matches, birth_path
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import (
@@ -44,9 +52,7 @@ from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet
 from metasync.runtime.effects import Now, Op, Reply, Task
 
-DELTA_S: Final = (
-    300.0  # on a clock that counts suspend; a removed backend is wiped much later than this after the fence
-)
+DELTA_S: Final = 300.0  # with suspend; a removed backend is wiped much later than this after the fence
 TRUST_S: Final = 86_400.0  # how long a look at an acceptor's floor counts
 AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
 LAG_S: Final = 5.0  # before an entry that another device has just seen must be there for this one, too
@@ -70,7 +76,7 @@ class AcceptorView:
 
     def __init__(
         self,
-        m: Member,
+        m: Participant,
         config: Config,
         devices: DeviceSet,
         base: State,

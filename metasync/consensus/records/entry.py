@@ -238,7 +238,7 @@ def shown_epoch(data: bytes) -> int:
 
 
 def seal_floor(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
-    """A floor: a DECIDED entry outside any log, of a version above it (`floors`)."""
+    """A floor: a DECIDED entry outside any log, of a version above it (`truncation`)."""
     header = Header(RecordKind.FLOOR, entry.base.era, entry.base.epoch, random)
     return _seal(keys, entry, header, sign_private, _FLOOR_SIGNED, entry.base.ns_id + entry.acceptor_id)
 

@@ -146,7 +146,7 @@ def _check(record: EraRecord, ns_id: bytes) -> None:
 
 
 def _may_be_next(v: int, ended: int) -> bool:
-    """The version after the last one, or the next power of two, where states between cannot be had (`recovery`)."""
+    """The version after the last one, or the next power of two, where states between cannot be had (`new_era`)."""
     return v == ended + 1 or v == 1 << ended.bit_length()
 
 
