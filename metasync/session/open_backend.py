@@ -237,7 +237,7 @@ def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> No
         tell(Notice(f"{name} asked for fewer requests: it is left alone for {seconds:.0f} s"))
 
     for layer in layers(backend):
-        if hasattr(layer, "on_hold"):  # `_pace.Paced`, which is loaded only where a server counts requests
+        if hasattr(layer, "on_hold"):  # `wrappers.pace.Paced`, which is loaded only where a server counts requests
             vars(layer)["on_hold"] = held
 
 
