@@ -29,15 +29,15 @@ from metasync.events import Notice, ignore
 from metasync.keys.slots import COST
 from metasync.local.lock import WAIT_S, GiveWay, Turns, WorkspaceLock
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.local.state_keys import CLONING_KEY, NAME_KEY, SHORT_KEY, UNFINISHED_KEY
 from metasync.maintenance.add_backend import BackendChanges
 from metasync.membership import Membership
 from metasync.past import Past
 from metasync.preferences import Preferences
 from metasync.session import open_backend
-from metasync.session.agreement import BASE_KEY, CLONING_KEY, SHORT_KEY, Seat
+from metasync.session.agreement import BASE_KEY, Seat
 from metasync.session.connections import Connections, Machine
-from metasync.session.folder import DB_FILE, NAME_KEY, STATE_DIR, Link, forget, new_folder, required, write_local
+from metasync.session.folder import DB_FILE, STATE_DIR, Link, forget, new_folder, write_local
 from metasync.sync import no_change
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.tree import WorkTree
@@ -351,7 +351,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             space.note_sent(s)
             space.put_back(s)
             key_copies.bring(s)
-            s.db.set(SHORT_KEY, b"%d" % (int(s.db.get(SHORT_KEY) or b"0") + report.under_replicated))
+            s.db.set(SHORT_KEY, (s.db.get(SHORT_KEY) or 0) + report.under_replicated)
             left = self._copy_on(s, at_hand, wait=least is None)
             found_again = report.found_again or found_again
             return dataclasses.replace(report, found_again=found_again, trailing=report.trailing or left)
@@ -412,7 +412,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         with self._session("check") as s:
             report = checking.check(s, s.newest(), read_data=read_data)
-            s.db.set(SHORT_KEY, b"%d" % report.short)
+            s.db.set(SHORT_KEY, report.short)
             return report
 
     def backends(self) -> list[BackendState]:
@@ -448,7 +448,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         """
         from metasync.transfer import late_copies
 
-        if late_copies.load(s.db) and s.db.get(JOURNAL_KEY) is None:
+        if late_copies.load(s.db) and not s.db.has(JOURNAL_KEY):
             late_copies.forget_unnamed(s.db, s.base().index)
         begun = late_copies.summary(late_copies.load(s.db).values(), s.names)
         self._copying = late_copies.go_on(self._copying, s.transfer, s.runtime, s.db, self.on_event, at_hand)
@@ -471,7 +471,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             pulled = brought.report
             newest, problem = found[-1]
             if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule
-                s.db.set(BASE_KEY, newest.encode())
+                s.db.set(BASE_KEY, newest)
             else:
                 more = pulling.pull(s, brought.agreed, s.load(newest), force=True)  # nothing here is only here
                 pulled = dataclasses.replace(more, conflicts=pulled.conflicts + more.conflicts)
@@ -531,7 +531,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             self.on_event(Notice("finished a checkout that had been interrupted"))
         for conflict in s.settle_replaced():
             self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
-        if what != "clone" and s.db.get(UNFINISHED_KEY) is not None:
+        if what != "clone" and s.db.has(UNFINISHED_KEY):
             from metasync.sync import first_checkout
 
             self.on_event(Notice("finishing a clone that had been interrupted"))
@@ -560,7 +560,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
             runtime.listen(self.on_event)
             runtime.govern(self._governor())
             seat = Seat(
-                name=required(self._db, NAME_KEY).decode("utf-8", "replace"),
+                name=self._db.need(NAME_KEY),
                 tree=tree,
                 db=self._db,
                 runtime=runtime,

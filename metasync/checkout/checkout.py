@@ -28,19 +28,27 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from metasync.checkout.apply import Placer
-from metasync.checkout.dirmodes import MODES_KEY
 from metasync.checkout.outcome import rows_after
 from metasync.checkout.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan, unfit
 from metasync.checkout.staging import TMP, Leftovers, Stage, drop_left, leave, may_come_whole, remove_all, whole_dirs
 from metasync.errors import WorkspaceError
-from metasync.local.state import ReplacedFile, State
-from metasync.local.state_keys import INODES_KEY, PLAN_KEY
+from metasync.local.state import State
+from metasync.local.state_keys import (
+    INODES_KEY,
+    MODES_KEY,
+    PLAN_KEY,
+    REPLACED,
+    REPLACED_KEY,
+    UNPLACED,
+    WHOLE_KEY,
+    ReplacedFile,
+    Unplaced,
+)
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
 from metasync.worktree.index import Row, store_rows
@@ -48,8 +56,6 @@ from metasync.worktree.tree import WorkTree, failed
 
 __all__ = ["Applied", "Change", "Checkout"]
 
-WHOLE_KEY = "checkout.whole"  # which directories were staged whole, while the plan is being applied
-REPLACED_KEY = "checkout.replaced"  # the next free number in `.metasync/replaced/`
 FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
 
 
@@ -90,14 +96,14 @@ class Checkout:
         tree, for the records of conflicts; `own`, `reason`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
-        if self.db.get(INODES_KEY) is not None or self.plan is not None:
+        if self.db.has(INODES_KEY) or self.plan is not None:
             raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
         before = self._staged_before()
         by_path = {change.path: change for change in changes}
         for path in self.db.unplaced().keys() & by_path.keys():
             by_path[path] = _not_as_agreed(by_path[path])
         ordered = tuple(by_path[path] for path in sorted(by_path))
-        first = int.from_bytes(self.db.get(REPLACED_KEY) or b"\0", "big")
+        first = self.db.get(REPLACED_KEY) or 0
         root = self.tree.root_stat
         bad = {
             i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))
@@ -109,8 +115,8 @@ class Checkout:
             self._left = Leftovers(self.tree, before.changes, before.unfit)
         self._check_space([change for _, change in staged])
         with self.db.transaction():
-            self.db.set(PLAN_KEY, encode_plan(plan))
-            self.db.set(REPLACED_KEY, (first + len(ordered)).to_bytes(8, "big"))
+            self.db.set_value(PLAN_KEY.name, encode_plan(plan))
+            self.db.set(REPLACED_KEY, first + len(ordered))
         self.plan = plan
         self._numbers = {change.path: i for i, change in staged}
         self._stats = {}
@@ -127,7 +133,7 @@ class Checkout:
 
     def _staged_before(self) -> Plan | None:
         """The plan of a checkout that was interrupted; what it had staged is moved out of the way. None: nothing."""
-        journal = self.db.get(PLAN_KEY)
+        journal = self.db.value(PLAN_KEY.name)
         if journal is not None and _is_of_others(journal) and leave(self.tree):
             return decode_plan(journal)
         self._clear_tmp()
@@ -261,36 +267,35 @@ class Checkout:
         inodes = [self._stats[i].st_ino if i in self._stats else 0 for i in range(len(plan.changes))]
         with self.db.transaction():
             self.db.set(WHOLE_KEY, stage.encode())
-            self.db.set(INODES_KEY, struct.pack(f"<{len(inodes)}Q", *inodes))
+            self.db.set(INODES_KEY, tuple(inodes))
         return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
 
     def abandon(self) -> None:
         """Drops a plan that is still being staged, and what is staged: the tree was not touched."""
-        if self.db.get(INODES_KEY) is not None:
+        if self.db.has(INODES_KEY):
             raise WorkspaceError("The checkout is being applied already.", next_step="Run again to finish it.")
         self.pause()
         self._clear_tmp()
         drop_left(self.tree)
-        if self.db.get(PLAN_KEY) is not None:
+        if self.db.has(PLAN_KEY):
             self.db.set(PLAN_KEY, None)
 
     def recover(self) -> Applied | None:
         """What the last process left: a plan being applied is finished (its outcome is returned); what was staged of
         others' changes stays for the next `begin`. To be repeated safely; scan afterwards. None: the tree was not
         touched."""
-        journal, packed = self.db.get(PLAN_KEY), self.db.get(INODES_KEY)
-        if journal is None or packed is None:
+        journal, inodes = self.db.value(PLAN_KEY.name), self.db.get(INODES_KEY)
+        if journal is None or inodes is None:
             if journal is None or not _is_of_others(journal):
                 self.abandon()
             return None
         root = self.tree.root_stat
         plan = decode_plan(journal).on_device(root.st_dev, root.st_ino)
-        if len(packed) != 8 * len(plan.changes):
+        if len(inodes) != len(plan.changes):
             raise WorkspaceError(
                 "The journal of an unfinished checkout does not fit its plan.",
                 next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
             )
-        inodes = struct.unpack(f"<{len(plan.changes)}Q", packed)
         self._stage = Stage.decode(self.tree, plan, self.db.get(WHOLE_KEY))
         return self._carry_out(Placer(self.db, self.tree, plan, self._stage, inodes), None)
 
@@ -384,17 +389,17 @@ class Checkout:
         with self.db.transaction():
             store_rows(self.db, put.items())
             self.db.delete_rows(delete)
-            self.db.put_replaced(kept)
+            self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
-            self.db.delete_unplaced(change.path for change in plan.changes if change.path not in left)
+            self.db.delete_records(UNPLACED, (change.path for change in plan.changes if change.path not in left))
             if not plan.own:  # what others agreed is offered again by every pull
-                self.db.put_unplaced({noted.path: noted.reason for noted in applied.unplaced})
-            for key, value in plan.commit.items():
-                self.db.set(key, value)
+                self.db.put_records(UNPLACED, (Unplaced(noted.path, noted.reason) for noted in applied.unplaced))
+            for name, value in plan.commit.items():
+                self.db.set_value(name, value)
             if commit is not None:
                 commit()
             for key in (PLAN_KEY, INODES_KEY, WHOLE_KEY, MODES_KEY):
-                self.db.set(key, None)
+                self.db.set_value(key.name, None)
         self.pause()
         self._clear_tmp()
         drop_left(self.tree)

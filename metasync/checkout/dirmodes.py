@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import stat as stat_
 
-from metasync.checkout.plan import LEFT, decode_modes, encode_modes
+from metasync.checkout.plan import LEFT
 from metasync.local.state import State
+from metasync.local.state_keys import MODES_KEY
 from metasync.objects.paths import split
 from metasync.worktree.deletions import Noted
 from metasync.worktree.tree import WorkTree, failed
-
-MODES_KEY = "checkout.modes"
 
 
 class DirModes:
@@ -21,7 +20,7 @@ class DirModes:
         self.db = db
         self.tree = tree
         self.disk = tree.disk
-        self.wanted: dict[bytes, int] = decode_modes(db.get(MODES_KEY) or b"")
+        self.wanted = db.get(MODES_KEY) or {}
 
     def unlock(self, directory: bytes) -> bool:
         """Makes directories that deny it to their owner writable, until the end of the checkout; False: none did."""
@@ -35,7 +34,7 @@ class DirModes:
                     continue
                 if path not in self.wanted:
                     self.wanted[path] = mode
-                    self.db.set(MODES_KEY, encode_modes(self.wanted))  # before: a killed process can't tell it
+                    self.db.set(MODES_KEY, self.wanted)  # before: a killed process can't tell it
                 if path:
                     self.disk.chmod(name, self.tree.dir(parent), mode | 0o700)
                 else:

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from metasync.checkout.plan import Change, Plan
 from metasync.checkout.trash import COPIES_MAX, move_aside
-from metasync.local.state import Conflict, State
+from metasync.local.state import State
+from metasync.local.state_keys import Conflict
 from metasync.merge.trees import conflict_name
 from metasync.worktree.index import Row, is_unchanged, same_file, same_stat
 from metasync.worktree.names import key

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
-from metasync.local.state import Conflict, State
+from metasync.local.state import State
+from metasync.local.state_keys import Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, _shown
@@ -280,26 +281,3 @@ def decode_plan(data: bytes) -> Plan:
 
 def _bare(entry: Entry) -> Row:
     return Row(entry, 0, 0, 0, 0, 0, 0, False)
-
-
-def encode_modes(modes: Mapping[bytes, int]) -> bytes:
-    """Directories that were made writable for the checkout, with the modes to give back."""
-    return b"".join(bytes32(path) + u32(mode) for path, mode in modes.items())
-
-
-def decode_modes(data: bytes) -> dict[bytes, int]:
-    """What `encode_modes` wrote. `WorkspaceError`: it is damaged."""
-    r = Reader(data, "checkout modes")
-    out: dict[bytes, int] = {}
-    try:
-        while r.pos < len(data):
-            path = r.bytes32(_PATH_BYTES_MAX)
-            if path in out:
-                raise r.fail("a directory twice")
-            out[path] = r.u32()
-    except FormatError as e:
-        raise WorkspaceError(
-            f"The journal of an unfinished checkout can't be read: {e.message}.",
-            next_step="Move .metasync/state.db away and run again: it is rebuilt; look at the modes of directories.",
-        ) from e
-    return out

@@ -11,7 +11,8 @@ import os
 import stat as stat_
 from collections.abc import Callable
 
-from metasync.local.state import Conflict, ReplacedFile, State
+from metasync.local.state import State
+from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, Conflict, ReplacedFile
 from metasync.merge.trees import conflict_name
 from metasync.objects.paths import split
 from metasync.worktree.disk import READ_FLAGS
@@ -21,8 +22,6 @@ QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened bef
 SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files
 SETTLE_BYTES_MAX = 1 << 28  # hashed per call: a fifth of a second; one file may be bigger
 COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
-
-CURSOR_KEY = "replaced.cursor"
 
 
 def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Conflict) -> bool:
@@ -34,11 +33,11 @@ def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Confli
     above = tree.dir(parent)
     if tree.disk.look(copy_name, above) is not None:
         return False
-    db.put_conflicts([conflict])
+    db.put_records(CONFLICTS, [conflict])
     try:
         tree.disk.rename_new(name, fd, copy_name, above)
     except OSError as e:
-        db.delete_conflicts([conflict.copy])
+        db.delete_records(CONFLICTS, [conflict.copy])
         if e.errno != errno.EEXIST:
             raise
         return False
@@ -61,11 +60,11 @@ def settle(
     also recorded in the local state. Unknown and unchanged: stays.
     Bounded work per call; goes on where the last call ended.
     """
-    records = db.replaced()
+    records = db.records(REPLACED)
     if not records:
         return []
     tree.forget()
-    cursor = int.from_bytes(db.get(CURSOR_KEY) or b"\0", "big")
+    cursor = db.get(CURSOR_KEY) or 0
     ordered = [r for r in records if r.n >= cursor] + [r for r in records if r.n < cursor]
     work = _Settling(tree, db, now_ns, known, hash_file, version)
     for record in ordered[:SETTLE_FILES_MAX]:
@@ -75,10 +74,10 @@ def settle(
         work.look(record)
     gone = set(work.gone)
     with db.transaction():
-        db.delete_replaced(gone)
-        db.put_replaced(record for record in work.hashed if record.n not in gone)
+        db.delete_records(REPLACED, gone)
+        db.put_records(REPLACED, (record for record in work.hashed if record.n not in gone))
         if len(ordered) > SETTLE_FILES_MAX or work.bytes_hashed >= SETTLE_BYTES_MAX:
-            db.set(CURSOR_KEY, cursor.to_bytes(8, "big"))
+            db.set(CURSOR_KEY, cursor)
     return work.conflicts
 
 

@@ -47,9 +47,9 @@ from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
 from metasync.errors import NoQuorumError
 from metasync.keys.derive import FORMAT, check_format
+from metasync.local import state_keys
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
 
-JOURNAL_KEY: Final = "consensus.journal"
 PATIENCE_RTTS: Final = 3.0  # of quiet before a foreign round may be preempted; its proposer needs two
 PATIENCE_LEAST_S: Final = 0.01
 PATIENCE_MAX_S: Final = 8.0
@@ -104,6 +104,9 @@ def decode_journal(data: bytes) -> Journal:
     out = Journal(r.take(16), decode_state(r.take(STATE_BYTES)))
     r.end()
     return out
+
+
+JOURNAL_KEY: Final = state_keys.JOURNAL_KEY.holding(Journal.encode, decode_journal)
 
 
 class BehindFloorError(Exception):
@@ -238,7 +241,7 @@ class _Attempt:
     def _journal(self) -> Task:
         if not self.sent:
             assert self.own is not None
-            yield Persist(JOURNAL_KEY, Journal(self.own.op_id, self.instance.base).encode())
+            yield Persist(JOURNAL_KEY.name, Journal(self.own.op_id, self.instance.base).encode())
             self.sent = True
 
     def _phase(self, kind: Kind, *, linger: Hurry | None = None) -> Task:

@@ -110,10 +110,10 @@ class Progress:
         return json.dumps({"made": self.made, "read": read, "deleted": self.deleted}).encode()
 
 
-def decode_progress(data: bytes | None) -> Progress:
+def decode_progress(data: bytes) -> Progress:
     """What `Progress.encode` wrote. A note that is damaged is none: then floors are read, and waited for, anew."""
     try:
-        note = json.loads(data or b"{}")
+        note = json.loads(data)
         read = {(str(a), int(floor)): float(at) for a, floor, at in note.get("read", [])}
         return Progress(int(note.get("made", 0)), read, {str(a): int(f) for a, f in note.get("deleted", {}).items()})
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -8,15 +8,15 @@ beside the original, and is told by its name. A choice is a checkout of this dev
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Literal, TypeVar
 
 from metasync.checkout.checkout import Applied, Change, Checkout
-from metasync.codec import Reader, bytes32
 from metasync.errors import UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.history.log import NEAR_MAX, History, is_below, version_of
 from metasync.history.restore import Here, look, mark_agreed, sources, take_in
+from metasync.local.state_keys import BOTH_KEY, CONFLICTS, REPLACED
 from metasync.merge.trees import copied_from
 from metasync.objects import walk
 from metasync.objects.leaves import Needs
@@ -32,7 +32,6 @@ from metasync.worktree.index import load_rows
 
 Keep = Literal["mine", "theirs", "both"]
 
-BOTH_KEY = "conflicts.both"  # copies that were found by their names and are to stay: no conflicts any more
 BY_NAME = "found by its name: another device's conflict, or an earlier one of this device"
 LATE = "changed here while a conflict was resolved"
 
@@ -44,7 +43,7 @@ def conflicts(s: Session) -> tuple[ConflictItem, ...]:
 
     Asks nobody: what is not known here about who and when stays open.
     """
-    recorded = {c.copy: c for c in s.db.conflicts() if _is_there(s, c.copy)}
+    recorded = {c.copy: c for c in s.db.records(CONFLICTS) if _is_there(s, c.copy)}
     out = [ConflictItem(c.path, c.copy, c.reason, True, c.version or None) for c in recorded.values()]
     decided = _decided_both(s)
     agreed = s.flat(s.base())
@@ -141,7 +140,7 @@ def resolve(s: Session, path: bytes, keep: Keep) -> ResolveReport:
     if keep == "both":
         with s.db.transaction():
             _forget(s, copies)
-            s.db.set(BOTH_KEY, _encode_both({*_decided_both(s), *copies}))
+            s.db.set(BOTH_KEY, _decided_both(s).union(copies))
         return ResolveReport(original, keep, copies)
     for _ in range(ROUNDS_MAX):
         try:
@@ -171,9 +170,9 @@ def _resolve_once(s: Session, original: bytes, copies: tuple[bytes, ...], keep: 
             new.update((p, None) for p in here.scan.tree if is_below(p, original))
             new.update((original + p[len(copy) :], e) for p, e in here.scan.tree.items() if is_below(p, copy))
     new = {p: e for p, e in new.items() if e != here.scan.tree.get(p)}
-    applied_before = {r.n for r in s.db.replaced()}
+    applied_before = {r.n for r in s.db.records(REPLACED)}
     applied = _carried_out(history, here, new, base.state.v, copies)
-    lost = [r for r in s.db.replaced() if r.n not in applied_before]
+    lost = [r for r in s.db.records(REPLACED) if r.n not in applied_before]
     return ResolveReport(
         path=original,
         keep=keep,
@@ -210,19 +209,11 @@ def _carried_out(
 
 def _forget(s: Session, copies: tuple[bytes, ...]) -> None:
     """Drops the records of these copies, and of all whose copy is gone."""
-    s.db.delete_conflicts([c.copy for c in s.db.conflicts() if c.copy in copies or not _is_there(s, c.copy)])
+    s.db.delete_records(
+        CONFLICTS, [c.copy for c in s.db.records(CONFLICTS) if c.copy in copies or not _is_there(s, c.copy)]
+    )
 
 
-def _encode_both(copies: Iterable[bytes]) -> bytes:
-    return b"".join(map(bytes32, sorted(copies)))
-
-
-def _decided_both(s: Session) -> set[bytes]:
+def _decided_both(s: Session) -> frozenset[bytes]:
     """Copies that were to stay, and are still there."""
-    data = s.db.get(BOTH_KEY)
-    out = set()
-    if data is not None:
-        r = Reader(data, "note of conflicts that are none")
-        while r.pos < len(data):
-            out.add(r.bytes32(len(data)))
-    return {copy for copy in out if _is_there(s, copy)}
+    return frozenset(copy for copy in s.db.get(BOTH_KEY) or () if _is_there(s, copy))

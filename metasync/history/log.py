@@ -63,7 +63,7 @@ class History:
         self.problem: NoQuorumError | None = None
         self.newest: Agreed = self._learned() if ask else s.base()
         at_hand = {}
-        if s.db.get(KEPT_KEY) is not None:
+        if s.db.has(KEPT_KEY):
             at_hand = {i: (ObjectKind(kind), data) for i, kind, data in s.db.staged()}
         self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand)
         self.whole = False  # the caller goes through all of it

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.plan import replaceable
-from metasync.codec import Reader, bytes32
 from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Phase
 from metasync.history.diff import nothing_there, top_paths
 from metasync.history.log import History, is_below
 from metasync.history.versions import Version, required, resolve
+from metasync.local.state_keys import RESTORED_KEY, RESTORED_ON_KEY
 from metasync.merge.changes import same_bytes
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
@@ -38,7 +38,6 @@ from metasync.worktree.index import Row, is_unchanged, load_rows, row_of
 from metasync.worktree.scan import Scan
 from metasync.worktree.survey import store_survey, survey
 
-RESTORED_KEY = "restored"  # what restores brought that the base does not have, and of which base that is said
 IN_THE_WAY = "unsaved, and in the way of what was restored"
 
 
@@ -251,7 +250,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(
         changes,
-        {RESTORED_KEY: _encode_restored(base, here, plan.new)},
+        dict([RESTORED_KEY.entry(_now_restored(here, plan.new)), RESTORED_ON_KEY.entry(base.state.master)]),
         version=base.state.v,
         own=True,
         reason=IN_THE_WAY,
@@ -299,20 +298,10 @@ def mark_agreed(s: Session, changes: Sequence[Change], here: Here) -> None:
 
 def _restored(s: Session, base: Agreed) -> dict[bytes, bytes]:
     """Path -> content, as far as it was noted on top of this base."""
-    data = s.db.get(RESTORED_KEY)
-    if data is None:
-        return {}
-    r = Reader(data, "note of what was restored")
-    if r.take(32) != base.state.master:
-        return {}
-    out = {}
-    while r.pos < len(data):
-        path = r.bytes32(len(data))
-        out[path] = r.bytes32(len(data))
-    return out
+    return (s.db.get(RESTORED_KEY) or {}) if s.db.get(RESTORED_ON_KEY) == base.state.master else {}
 
 
-def _encode_restored(base: Agreed, here: Here, new: Mapping[bytes, Entry | None]) -> bytes:
+def _now_restored(here: Here, new: Mapping[bytes, Entry | None]) -> dict[bytes, bytes]:
     brought = {p: c for p, c in here.restored.items() if p not in new}
     brought.update((p, e.content) for p, e in new.items() if e is not None and not same_bytes(here.base.get(p), e))
-    return base.state.master + b"".join(bytes32(p) + bytes32(c) for p, c in sorted(brought.items()))
+    return brought

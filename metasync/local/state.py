@@ -7,30 +7,30 @@ makes MetaSync more careful, never less.
 WAL with synchronous=FULL: what a call or an outermost `transaction` wrote is on the disk when it returns, and a process
 killed at any moment leaves either all of it or nothing. One connection, one lock: usable from any thread.
 
-Rows of the working tree are opaque here (`worktree.index` gives them meaning): this module lies below the content
-objects.
+Rows of the working tree are opaque here (`sync.rows` gives them meaning): this module lies below the content objects.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeVar
 
 from metasync.errors import UpgradeError, WorkspaceError
+from metasync.local.state_keys import CLONE_ANEW, TABLES, TREE_KEY, UNPLACED, Key, Table
 
-FORMAT = 1
+T = TypeVar("T")
+R = TypeVar("R", bound=tuple[Any, ...])
+
+FORMAT = 2
 APPLICATION_ID = 0x4D53594E  # "MSYN": tells this file from any other SQLite database
 CACHE_KIB = 16 << 10  # pages of one transaction beyond it are written twice: rows and plan of 20,000 files fit
 BUSY_WAIT_S = 30.0  # a reader in another process (status) may hold a checkpoint up for so long
-TREE_KEY = (
-    "rows are"  # of which tree (its root's id) the rows are all entries, each as agreed: see `worktree.quick_scan`
-)
 _FAILURES = (sqlite3.Error, UnicodeDecodeError)  # the latter: a message that quotes a damaged schema
 QUERY_IDS_MAX = 500  # placeholders in one statement; SQLite's own limit was 999 for most of its life
 
@@ -39,34 +39,9 @@ CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE rows (path BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE objects (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE staged (id BLOB PRIMARY KEY, kind INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE TABLE conflicts (copy BLOB PRIMARY KEY, path BLOB NOT NULL, reason TEXT NOT NULL, version INTEGER NOT NULL);
-CREATE TABLE replaced (n INTEGER PRIMARY KEY, path BLOB NOT NULL, content BLOB NOT NULL,
-    hashed BLOB NOT NULL, hashed_mtime_ns INTEGER NOT NULL, hashed_ctime_ns INTEGER NOT NULL);
-CREATE TABLE unplaced (path BLOB PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
 """
-
-
-class Conflict(NamedTuple):
-    """A conflict that waits for the user: `copy` holds the other side of `path`; found at agreed version `version`."""
-
-    path: bytes
-    copy: bytes
-    reason: str
-    version: int
-
-
-class ReplacedFile(NamedTuple):
-    """What `.metasync/replaced/<n>` is: the file that stood at `path`, whose content this device knew as `content`.
-
-    `hashed` is the content found there when it was last read (b"": never), and the two times it had then.
-    """
-
-    n: int
-    path: bytes
-    content: bytes
-    hashed: bytes = b""
-    hashed_mtime_ns: int = 0
-    hashed_ctime_ns: int = 0
+_ALL, _COUNT = "SELECT * FROM {0.name}", "SELECT COUNT(*) FROM {0.name}"
+_PUT, _DELETE = "INSERT OR REPLACE INTO {0.name} VALUES ({1})", "DELETE FROM {0.name} WHERE {0.key} = ?"
 
 
 class State(Protocol):
@@ -78,14 +53,58 @@ class State(Protocol):
         May be nested: an inner one that raises undoes its own writes alone. Other threads wait meanwhile.
         """
 
-    def get(self, key: str) -> bytes | None:
-        """The value under `key`, None if there is none."""
+    def value(self, name: str) -> bytes | None:
+        """The bytes under a key's name, None if there are none."""
 
-    def set(self, key: str, value: bytes | None) -> None:
+    def set_value(self, name: str, data: bytes | None) -> None:
+        """Writes bytes under a key's name; None removes the key."""
+
+    def get(self, key: Key[T]) -> T | None:
+        """The value under `key`, None if there is none. `WorkspaceError` where it is damaged (`Key.load`)."""
+        data = self.value(key.name)
+        return None if data is None else key.load(data)
+
+    def need(self, key: Key[T]) -> T:
+        """A value without which the local state is no use. `WorkspaceError` when it is missing or damaged."""
+        value = self.get(key)
+        if value is None:
+            raise WorkspaceError(
+                f"the local state in .metasync is incomplete: {key.name!r} is missing", next_step=CLONE_ANEW
+            )
+        return value
+
+    def has(self, key: Key[Any]) -> bool:
+        """Whether there is a value under `key`."""
+        return self.value(key.name) is not None
+
+    def set(self, key: Key[T], value: T | None) -> None:
         """Writes `value` under `key`; None removes it."""
+        self.set_value(*key.entry(value))
+
+    def update(self, key: Key[T], value: T | None) -> None:
+        """Writes `value` under `key`, as `set` does, where something else stands there."""
+        name, data = key.entry(value)
+        if data != self.value(name):
+            self.set_value(name, data)
+
+    def records(self, table: Table[R]) -> list[R]:
+        """All records of a table, ascending. `WorkspaceError` where one is damaged."""
+
+    def count_records(self, table: Table[Any]) -> int:
+        """How many records a table has."""
+
+    def put_records(self, table: Table[R], records: Iterable[R]) -> None:
+        """Writes records, each over the one with the same key."""
+
+    def delete_records(self, table: Table[Any], keys: Iterable[bytes | int]) -> None:
+        """Removes the records with these keys; one that does not exist is fine."""
+
+    def unplaced(self) -> dict[bytes, str]:
+        """Agreed paths that the last checkouts could not bring to this disk, with the reason."""
+        return {u.path: u.reason for u in self.records(UNPLACED)}
 
     def packed_rows(self) -> dict[bytes, bytes]:
-        """All rows of the working tree by path, packed (`worktree.index.load_rows` unpacks)."""
+        """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
 
     def packed_row(self, path: bytes) -> bytes | None:
         """One of them; None if there is none at this path."""
@@ -120,14 +139,8 @@ class State(Protocol):
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         """Caches `(id, kind, data)`; objects are immutable, so one that is there stays."""
 
-    def drop_objects_except(self, ids: Collection[bytes]) -> int:
-        """Empties the object cache but for `ids`; returns how many went."""
-
     def drop_objects_of(self, data: bytes) -> None:
         """Drops cached objects that have these bytes."""
-
-    def objects_bytes(self) -> int:
-        """How many bytes the cached objects take."""
 
     def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
         """Keeps an object that the next push must include."""
@@ -138,35 +151,8 @@ class State(Protocol):
     def clear_staged(self, ids: Iterable[bytes]) -> None:
         """Forgets staged objects, after a decided version holds them."""
 
-    def conflicts(self) -> list[Conflict]:
-        """The conflicts that wait, by path and copy."""
 
-    def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        """Adds conflicts; the copy's path identifies each."""
-
-    def delete_conflicts(self, copies: Iterable[bytes]) -> None:
-        """Removes the conflicts with these copies."""
-
-    def replaced(self) -> list[ReplacedFile]:
-        """What is kept in `.metasync/replaced/`, by number."""
-
-    def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
-        """Writes records of replaced files, each over the one of the same number."""
-
-    def delete_replaced(self, numbers: Iterable[int]) -> None:
-        """Removes records of replaced files."""
-
-    def unplaced(self) -> dict[bytes, str]:
-        """Agreed paths that the last checkouts could not bring to this disk, with the reason."""
-
-    def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
-        """Adds to them."""
-
-    def delete_unplaced(self, paths: Iterable[bytes]) -> None:
-        """Removes from them."""
-
-
-class LocalDb:
+class LocalDb(State):
     """`State` in an SQLite file. The file's owner closes it, once, when no thread uses it any more."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
@@ -262,15 +248,27 @@ class LocalDb:
             except _FAILURES as e:
                 raise _unusable(self._path, e) from e
 
-    def get(self, key: str) -> bytes | None:
-        found = self._typed("SELECT value FROM kv WHERE key = ?", (key,), bytes)
+    def value(self, name: str) -> bytes | None:
+        found = self._typed("SELECT value FROM kv WHERE key = ?", (name,), bytes)
         return found[0][0] if found else None
 
-    def set(self, key: str, value: bytes | None) -> None:
-        if value is None:
-            self._execute("DELETE FROM kv WHERE key = ?", (key,))
+    def set_value(self, name: str, data: bytes | None) -> None:
+        if data is None:
+            self._execute("DELETE FROM kv WHERE key = ?", (name,))
         else:
-            self._execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
+            self._execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, data))
+
+    def records(self, table: Table[R]) -> list[R]:
+        return sorted(table.record(*row) for row in self._typed(_ALL.format(table), (), *table.types))
+
+    def count_records(self, table: Table[Any]) -> int:
+        return int(self._execute(_COUNT.format(table))[0][0])
+
+    def put_records(self, table: Table[R], records: Iterable[R]) -> None:
+        self._many(_PUT.format(table, ", ".join("?" * len(table.types))), records)
+
+    def delete_records(self, table: Table[Any], keys: Iterable[bytes | int]) -> None:
+        self._many(_DELETE.format(table), ((key,) for key in keys))
 
     def packed_rows(self) -> dict[bytes, bytes]:
         return dict(self._typed("SELECT path, data FROM rows", (), bytes, bytes))
@@ -324,18 +322,8 @@ class LocalDb:
         rows = ((object_id, int(kind), data) for object_id, kind, data in objects)
         self._many("INSERT OR IGNORE INTO objects VALUES (?, ?, ?)", rows)
 
-    def drop_objects_except(self, ids: Collection[bytes]) -> int:
-        keep = ids if isinstance(ids, (set, frozenset)) else set(ids)
-        with self.transaction():
-            gone = [i for (i,) in self._execute("SELECT id FROM objects") if i not in keep]
-            self._many("DELETE FROM objects WHERE id = ?", ((i,) for i in gone))
-        return len(gone)
-
     def drop_objects_of(self, data: bytes) -> None:
         self._execute("DELETE FROM objects WHERE data = ?", (data,))
-
-    def objects_bytes(self) -> int:
-        return int(self._execute("SELECT COALESCE(SUM(LENGTH(data)), 0) FROM objects")[0][0])
 
     def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
         self._execute("INSERT OR IGNORE INTO staged VALUES (?, ?, ?)", (object_id, int(kind), data))
@@ -345,38 +333,6 @@ class LocalDb:
 
     def clear_staged(self, ids: Iterable[bytes]) -> None:
         self._many("DELETE FROM staged WHERE id = ?", ((i,) for i in ids))
-
-    def conflicts(self) -> list[Conflict]:
-        sql = "SELECT path, copy, reason, version FROM conflicts ORDER BY path, copy"
-        return [Conflict(*found) for found in self._typed(sql, (), bytes, bytes, str, int)]
-
-    def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        self._many(
-            "INSERT OR REPLACE INTO conflicts (path, copy, reason, version) VALUES (?, ?, ?, ?)",
-            (tuple(c) for c in conflicts),
-        )
-
-    def delete_conflicts(self, copies: Iterable[bytes]) -> None:
-        self._many("DELETE FROM conflicts WHERE copy = ?", ((copy,) for copy in copies))
-
-    def replaced(self) -> list[ReplacedFile]:
-        sql = "SELECT n, path, content, hashed, hashed_mtime_ns, hashed_ctime_ns FROM replaced ORDER BY n"
-        return [ReplacedFile(*found) for found in self._typed(sql, (), int, bytes, bytes, bytes, int, int)]
-
-    def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
-        self._many("INSERT OR REPLACE INTO replaced VALUES (?, ?, ?, ?, ?, ?)", (tuple(f) for f in files))
-
-    def delete_replaced(self, numbers: Iterable[int]) -> None:
-        self._many("DELETE FROM replaced WHERE n = ?", ((n,) for n in numbers))
-
-    def unplaced(self) -> dict[bytes, str]:
-        return dict(self._typed("SELECT path, reason FROM unplaced", (), bytes, str))
-
-    def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
-        self._many("INSERT OR REPLACE INTO unplaced VALUES (?, ?)", paths.items())
-
-    def delete_unplaced(self, paths: Iterable[bytes]) -> None:
-        self._many("DELETE FROM unplaced WHERE path = ?", ((path,) for path in paths))
 
 
 def _prepare(db: sqlite3.Connection, name: str) -> None:
@@ -389,6 +345,8 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
             f"{name} is a database, but not MetaSync's local state.",
             next_step="Move it away and run again: the local state is rebuilt from the backends.",
         )
+    if 0 < version < FORMAT:
+        raise WorkspaceError(f"{name} was written by an older MetaSync, in format {version}.", next_step=CLONE_ANEW)
     if version > FORMAT:
         raise UpgradeError(
             f"{name} was written in format {version}; this MetaSync knows {FORMAT}.", next_step="Upgrade metasync."
@@ -400,7 +358,7 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
         # One transaction, so that a process killed here leaves an empty file, which the next one fills.
         db.execute("BEGIN IMMEDIATE")
         if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
-            for statement in _SCHEMA.split(";"):
+            for statement in (*_SCHEMA.split(";"), *(table.schema for table in TABLES)):
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {FORMAT}")

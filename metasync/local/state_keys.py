@@ -1,16 +1,304 @@
-"""Keys of the local state under which operations note what later ones go on with."""
+"""What the local state holds: every key with its type, its codec, its meaning and who writes it; and its tables.
+
+A key holds one value. Where the value is a record of a room above this one, the key is declared as bytes, and the
+record's own room gives it its type with `Key.holding`: that is the key the others import.
+
+A value that does not decode is damage. Its reader gets a `WorkspaceError` with the key's next step. A key without a
+next step only saves work: then a damaged value counts as absent.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
-UNFINISHED_KEY: Final = "unfinished"  # set while a clone has not brought its first tree
-PARTS_KEY: Final = "unfinished.parts"  # a clone that goes in parts: of which state, and up to which path it is here
-EXACT_KEY: Final = "unfinished.exact"  # up to which path the rows of these parts are known to be as agreed
-KEPT_KEY: Final = "kept"  # id of a staged snapshot (with others behind it) that the next push names as a parent
-PLAN_KEY: Final = "checkout.plan"
-INODES_KEY: Final = "checkout.inodes"  # there: the plan is being applied
-TRAILING_KEY: Final = "trailing"  # packs that lack copies: `trailing.encode_trails`
-GIVEN_UP_KEY: Final = "ballast"  # backends whose ballast this device gave up or saw missing: JSON, a list of names
-RULES_KEY: Final = "ignore.rules"  # the rule files of the last scan that was stored; absent where there were none
-KEY_COPIES_KEY: Final = "key copies"  # JSON: the epoch looked at last, and ids of backends that may lack something
+from metasync.codec import Reader, bytes32, u32, u64
+from metasync.config import Config, decode_config
+from metasync.errors import FormatError, UpgradeError, WorkspaceError
+
+T = TypeVar("T")
+U = TypeVar("U")
+R = TypeVar("R", bound=tuple[Any, ...])
+
+CLONE_ANEW: Final = "Clone the workspace into a new folder, and bring over what you had not pushed."
+MOVE_AWAY: Final = "Move .metasync/state.db away and run again: it is rebuilt from the backends."
+BYTES_MAX: Final = 1 << 24  # of one path or text in a list: longer ones come from damage
+
+
+def local_value(decode: Callable[[bytes], T], data: bytes, next_step: str = CLONE_ANEW) -> T:
+    """Decodes what this device wrote itself. `WorkspaceError` when it does not decode."""
+    try:
+        return decode(data)
+    except FormatError as e:
+        raise WorkspaceError(f"the local state in .metasync is damaged: {e.message}", next_step=next_step) from e
+
+
+class Codec(NamedTuple, Generic[T]):
+    """`encode` makes bytes of a value; `decode` is its inverse, and raises `FormatError` for other bytes."""
+
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Generic[T]):
+    """A key of the local state with the type of its value. `next_step`: for the error about a damaged value."""
+
+    name: str
+    codec: Codec[T]
+    next_step: str | None = CLONE_ANEW
+
+    def holding(self, encode: Callable[[U], bytes], decode: Callable[[bytes], U]) -> Key[U]:
+        """The same key, for the room that owns the record in it."""
+        return Key(self.name, Codec(encode, decode), self.next_step)
+
+    def load(self, data: bytes) -> T | None:
+        """The value. `WorkspaceError` where it is damaged; None where that does not matter."""
+        if self.next_step is not None:
+            return local_value(self.codec.decode, data, self.next_step)
+        with contextlib.suppress(FormatError, UpgradeError):
+            return self.codec.decode(data)
+        return None
+
+    def entry(self, value: T | None) -> tuple[str, bytes | None]:
+        """Name and bytes of a value that is to be written later; None: the key is to be removed."""
+        return self.name, None if value is None else self.codec.encode(value)
+
+
+def json_codec(what: str, read: Callable[[Any], T]) -> Codec[T]:
+    """Values as JSON. `read` makes the value of what JSON holds, and may fail as Python does on wrong types."""
+
+    def decode(data: bytes) -> T:
+        try:
+            return read(json.loads(data))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
+            raise FormatError(f"{what} cannot be read") from e
+
+    return Codec(lambda value: json.dumps(value, default=sorted).encode(), decode)  # a set as a sorted list
+
+
+def _count(data: bytes) -> int:
+    r = Reader(data, "number")
+    value = r.u64()
+    r.end()
+    return value
+
+
+def _inodes(data: bytes) -> tuple[int, ...]:
+    if len(data) % 8:
+        raise FormatError("inodes of a checkout: cut short")
+    return struct.unpack(f"<{len(data) // 8}Q", data)
+
+
+def _items(data: bytes, value: Callable[[Reader], T]) -> dict[bytes, T]:
+    """By path or name."""
+    r = Reader(data, "list of paths")
+    out: dict[bytes, T] = {}
+    while r.pos < len(data):
+        path = r.bytes32(BYTES_MAX)
+        if path in out:
+            raise r.fail("a path twice")
+        out[path] = value(r)
+    return out
+
+
+BYTES: Final = Codec[bytes](bytes, bytes)
+TEXT: Final = Codec[str](str.encode, lambda data: data.decode("utf-8", "replace"))
+FLAG: Final = Codec[bool](lambda _: b"1", lambda _: True)  # there or absent
+COUNT: Final = Codec[int](u64, _count)
+INODES: Final = Codec[tuple[int, ...]](lambda inodes: struct.pack(f"<{len(inodes)}Q", *inodes), _inodes)
+PATHS: Final = Codec[frozenset[bytes]](
+    lambda paths: b"".join(map(bytes32, sorted(paths))), lambda data: frozenset(_items(data, lambda _: None))
+)
+TEXTS: Final = Codec[dict[bytes, bytes]](
+    lambda texts: b"".join(bytes32(k) + bytes32(v) for k, v in sorted(texts.items())),
+    lambda data: _items(data, lambda r: r.bytes32(BYTES_MAX)),
+)
+MODES: Final = Codec[dict[bytes, int]](
+    lambda modes: b"".join(bytes32(path) + u32(mode) for path, mode in modes.items()),
+    lambda data: _items(data, Reader.u32),
+)
+
+
+class SpaceNote(NamedTuple):
+    """What a backend said of its space, and when (ns since 1970). Sizes in bytes, None where it does not tell."""
+
+    when_ns: int
+    free: int | None
+    total: int | None
+
+
+class PendingKeys(NamedTuple):
+    """A backend that may lack key files. `away`: it gave no answer, and is tried as soon as it does.
+
+    Any other is tried after `due_s` (since 1970): it may answer later than the others, and so never be heard.
+    """
+
+    away: bool
+    due_s: float
+
+
+class KeyCopies(NamedTuple):
+    """The key epoch that was looked at last, and by id in hex the backends where something is left to do."""
+
+    epoch: int
+    pending: Mapping[str, PendingKeys]
+
+
+def _space_notes(told: Any) -> dict[str, SpaceNote]:
+    out = {str(name): SpaceNote(*note) for name, note in told.items()}
+    if not all(type(n.when_ns) is int and {type(n.free), type(n.total)} <= {int, type(None)} for n in out.values()):
+        raise ValueError("not sizes")
+    return out
+
+
+def _key_copies(told: Any) -> KeyCopies:
+    epoch, pending = told
+    return KeyCopies(int(epoch), {str(k): PendingKeys(bool(away), float(due)) for k, (away, due) in pending.items()})
+
+
+def _names(told: Any) -> frozenset[str]:
+    if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
+        raise TypeError("not names")
+    return frozenset(told)
+
+
+# The workspace and this device (`session.folder`). CONFIG, PREVIOUS and LINKS follow the agreed config.
+NAME_KEY: Final = Key("name", TEXT)
+DEVICE_KEY: Final = Key("device", BYTES)  # id of this device
+PLACE_KEY: Final = Key("place", BYTES)  # where `.metasync` lay when this device was enrolled: `session.identity`
+INVITED_KEY: Final = Key("invited", BYTES)  # until a device that came by an invitation is agreed: its secret, and whose
+CONFIG_KEY: Final = Key("config", Codec[Config](Config.encode, decode_config))  # of the newest state
+PREVIOUS_KEY: Final = Key("config before", CONFIG_KEY.codec)  # whose mapping is still read
+LINKS_KEY: Final = Key("links", BYTES)  # ways to backends by name: `session.folder.Link`
+JOINING_KEY: Final = Key("joining", BYTES)  # ways to backends that this device wants added, by backend id in hex
+
+# What is agreed (`session.agreement`).
+BASE_KEY: Final = Key("base", BYTES)  # `State` that this folder is at
+NEWEST_KEY: Final = Key("newest", BYTES)  # newest `State` that this device saw decided: never gone back behind
+LINE_KEY: Final = Key("line", BYTES, None)  # `State`s that lead to the skip of the next version
+ERA_KEY: Final = Key("era", BYTES)  # the beginning of the newest era that this device passed to
+LEFT_KEY: Final = Key("left", BYTES)  # `State` of an old era that the folder was at, until that is merged
+RETIRED_KEY: Final = Key("retired", COUNT, None)  # the newest era for which an acceptor was seen retired
+JOURNAL_KEY: Final = Key("consensus.journal", BYTES)  # `Journal` of a change that may be decided: `consensus.proposer`
+MEMORY_KEY: Final = Key("memory", BYTES)  # what each acceptor last showed, with the newest state
+FLOORS_KEY: Final = Key("floors", BYTES, None)  # `Progress` of this device in deleting old logs
+
+# The folder.
+TREE_KEY: Final = Key("rows are", BYTES)  # root of the tree that the rows are; a change of a row drops it
+RULES_KEY: Final = Key("ignore.rules", TEXTS, MOVE_AWAY)  # rule files of the last stored scan, by directory
+NAME_RULES_KEY: Final = Key("names.rules", BYTES, None)  # `Rules` of the file system: `worktree.fs_probe`
+KEPT_KEY: Final = Key("kept", BYTES)  # id of a staged snapshot that the next push names as a parent: `sync.pull`
+BOTH_KEY: Final = Key("conflicts.both", PATHS)  # copies that are to stay, and are no conflicts: `history.conflicts`
+RESTORED_KEY: Final = Key("restored", TEXTS)  # path -> content, of restores on `RESTORED_ON_KEY`: `history.restore`
+RESTORED_ON_KEY: Final = Key("restored.on", BYTES)  # snapshot of the base that does not have what they brought
+
+# A checkout under way (`checkout`), and a clone (`sync.first_checkout`).
+CLONING_KEY: Final = Key("cloning", FLAG)  # until `clone` has ended: running it again goes on
+UNFINISHED_KEY: Final = Key("unfinished", FLAG)  # until a clone has brought its first tree
+PARTS_KEY: Final = Key("unfinished.parts", BYTES)  # `State` that a clone brings in parts
+PARTS_UPTO_KEY: Final = Key("unfinished.upto", BYTES)  # up to which path it is here
+EXACT_KEY: Final = Key("unfinished.exact", BYTES)  # up to which path the rows of these parts are known to be as agreed
+PLAN_KEY: Final = Key("checkout.plan", BYTES)  # `Plan` that is being staged or applied
+INODES_KEY: Final = Key("checkout.inodes", INODES)  # of what is staged, by change; there: the plan is being applied
+WHOLE_KEY: Final = Key("checkout.whole", BYTES)  # which directories were staged whole, while the plan is being applied
+MODES_KEY: Final = Key(  # of directories that were made writable for the checkout, to be given back
+    "checkout.modes",
+    MODES,
+    "Move .metasync/state.db away and run again: it is rebuilt; look at the modes of directories.",
+)
+REPLACED_KEY: Final = Key("checkout.replaced", COUNT)  # the next free number in `.metasync/replaced/`
+CURSOR_KEY: Final = Key("replaced.cursor", COUNT)  # the number in it to look at next: `checkout.trash`
+
+# The backends.
+TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
+    "trailing", BYTES, "`metasync check` tells which packs lack copies."
+)
+SHORT_KEY: Final = Key("short", COUNT)  # how many packs this device stored with fewer copies than promised
+CARRIED_KEY: Final = Key("carried", BYTES)  # how unevenly pushes have loaded backends: `store.balance`
+ESTIMATES_KEY: Final = Key("estimates", BYTES, None)  # what the lines to the backends bear: `transfer.estimates`
+GIVEN_UP_KEY: Final = Key(
+    "ballast", json_codec("names of backends", _names), None
+)  # backends whose ballast was given up: `session.space`
+SPACE_KEY: Final = Key(
+    "space", json_codec("space of backends", _space_notes), None
+)  # what backends told: `session.space`
+HUNG_KEY: Final = Key(  # backends that gave no answer a moment ago, with the time (s since 1970): `session.connections`
+    "hung", json_codec("backends that hung", lambda told: {str(name): float(at) for name, at in told.items()}), None
+)
+EVIDENCE_KEY: Final = Key(  # (backend, what it did, ns since 1970), oldest first: `session.evidence`
+    "evidence", json_codec("evidence", lambda told: [(str(b), str(w), int(t)) for b, w, t in told]), None
+)
+KEY_COPIES_KEY: Final = Key("key copies", json_codec("copies of keys", _key_copies), None)  # `members.key_copies`
+
+
+def block_key(acceptor_id: bytes) -> Key[bytes]:
+    """This device's last block at an acceptor: `consensus.acceptors.block`."""
+    return Key(f"block.{acceptor_id.hex()}", BYTES)
+
+
+class Table(Generic[R]):
+    """A table of records, each a NamedTuple of bytes, str and int. `key`: the field that tells records apart.
+
+    `types`: of the record's fields. `schema`: the SQL that makes the table.
+    """
+
+    def __init__(self, name: str, record: Callable[..., R], key: str) -> None:
+        self.name = name
+        self.record = record
+        self.key = key
+        fields = get_type_hints(record)
+        self.types = tuple(fields.values())
+        columns = "".join(f"{field} {_SQL_TYPES[type_]} NOT NULL, " for field, type_ in fields.items())
+        self.schema = f"CREATE TABLE {name} ({columns}PRIMARY KEY ({key}))"
+
+
+_SQL_TYPES: Final = {bytes: "BLOB", str: "TEXT", int: "INTEGER"}
+
+
+class Conflict(NamedTuple):
+    """A conflict that waits for the user: `copy` holds the other side of `path`; found at agreed version `version`."""
+
+    path: bytes
+    copy: bytes
+    reason: str
+    version: int
+
+
+class ReplacedFile(NamedTuple):
+    """What `.metasync/replaced/<n>` is: the file that stood at `path`, whose content this device knew as `content`.
+
+    `hashed` is the content found there when it was last read (b"": never), and the two times it had then.
+    """
+
+    n: int
+    path: bytes
+    content: bytes
+    hashed: bytes = b""
+    hashed_mtime_ns: int = 0
+    hashed_ctime_ns: int = 0
+
+
+class Unplaced(NamedTuple):
+    """An agreed path that the last checkouts could not bring to this disk."""
+
+    path: bytes
+    reason: str
+
+
+class StoredNote(NamedTuple):
+    """Packs that a push stored and that no version names yet: `transfer.resume`."""
+
+    n: int
+    note: bytes
+
+
+CONFLICTS: Final = Table("conflicts", Conflict, "copy")
+REPLACED: Final = Table("replaced", ReplacedFile, "n")
+UNPLACED: Final = Table("unplaced", Unplaced, "path")
+STORED: Final = Table("stored", StoredNote, "n")
+TABLES: Final[tuple[Table[Any], ...]] = (CONFLICTS, REPLACED, UNPLACED, STORED)

@@ -318,9 +318,9 @@ def _settle(s: Session, base: State, decided: State) -> State:
     with contextlib.suppress(BackendError, NoQuorumError):
         s.runtime.run(s.group.write_hint(base, decided, now=True, everywhere=True))
     with contextlib.suppress(NoQuorumError):
-        if s.base_state().master == newest.master and s.db.get(UNFINISHED_KEY) is None:
+        if s.base_state().master == newest.master and not s.db.has(UNFINISHED_KEY):
             s.load(newest)
-            s.db.set(BASE_KEY, newest.encode())
+            s.db.set(BASE_KEY, newest)
     return newest
 
 

@@ -339,9 +339,9 @@ def _finish(
     with contextlib.suppress(BackendError, NoQuorumError):
         s.runtime.run(s.group.write_hint(first, decided.state, now=True, everywhere=True))
     state = decided.state
-    if s.base_state().master == state.master and s.db.get(UNFINISHED_KEY) is None:
+    if s.base_state().master == state.master and not s.db.has(UNFINISHED_KEY):
         s.load(state)
-        s.db.set(BASE_KEY, state.encode())
+        s.db.set(BASE_KEY, state)
     record = s.group.participant.followed.get(state.era)
     return RecoverReport(
         era=state.era,

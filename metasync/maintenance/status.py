@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from metasync.errors import MetaSyncError
+from metasync.local.state_keys import CONFLICTS, SHORT_KEY
 from metasync.maintenance.reconfigure import still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
@@ -16,7 +17,6 @@ from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport
 from metasync.session import evidence, health
-from metasync.session.agreement import SHORT_KEY
 from metasync.session.session import Session
 from metasync.store.placement import survives
 from metasync.sync.pull import changed, noted, summary
@@ -50,7 +50,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     heads = health.check_heads(s, s.newest_state()) if error is None else ()
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
     seen = survey(s.tree, s.db, before, s.ingest())
-    waiting = [c for c in s.db.conflicts() if c.copy in seen.tree or _is_there(s.tree, c.copy)]
+    waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen.tree or _is_there(s.tree, c.copy)]
     differing = changed(before, seen.tree)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     return Status(
@@ -64,7 +64,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
         unplaced=noted(sorted(s.db.unplaced().items())),
-        under_replicated=int(s.db.get(SHORT_KEY) or b"0"),
+        under_replicated=s.db.get(SHORT_KEY) or 0,
         survives=survives(s.config),
         problem=problem,
         error=error,

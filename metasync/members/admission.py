@@ -15,9 +15,10 @@ from metasync.consensus.key_epochs import exclusion
 from metasync.errors import BackendError, ExcludedError, MetaSyncError, NoQuorumError
 from metasync.keys.device_set import DeviceSet, expired, joined, used_by, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
+from metasync.local.state_keys import INVITED_KEY
 from metasync.members.newcomers import asking, may_enter
 from metasync.runtime.effects import Gather, Task
-from metasync.session.agreement import INVITED_KEY, LOOK_S, META_KIND
+from metasync.session.agreement import LOOK_S, META_KIND
 from metasync.session.session import Agreed, Session
 from metasync.store.index import decode_root
 
@@ -50,7 +51,7 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
             enters = not read_only and may_enter(s)
         if not enters:
             return _arrived(s, s.newest())
-        if s.db.get(INVITED_KEY) is not None:
+        if s.db.has(INVITED_KEY):
             with asking(s):
                 enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
             from metasync.members.invitation import used_up
@@ -148,7 +149,7 @@ def enrol(s: Session) -> None:
     """
     op_id = s.entropy(16)
     state = s.newest_state()
-    if s.db.get(INVITED_KEY) is not None:
+    if s.db.has(INVITED_KEY):
         s.runtime.run(s.group.newest_seen(state, deadline_s=LOOK_S))
         state = s.ask_newest()
     if not s.devices_of(state).admits(s.certificate) or admitted(s, s.devices_of(state)):

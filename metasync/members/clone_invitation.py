@@ -27,12 +27,13 @@ from metasync.keys.invitation import (
     open_invite,
 )
 from metasync.keys.keyring import decode_keys
+from metasync.local.state_keys import INVITED_KEY
 from metasync.members.clone_passphrase import check_empty, opened_all
 from metasync.members.search import FOLDER, FOLDERS_MAX
 from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
-from metasync.session.agreement import INVITED_KEY, MEMORY_KEY
+from metasync.session.agreement import MEMORY_KEY
 from metasync.session.folder import Link, is_unfinished, new_folder, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S
 
@@ -69,7 +70,7 @@ def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listene
     mine = os.urandom(SECRET_BYTES) + code.invitation_id
     write_local(
         folder, made.name, keys, device, certificate, config, devices, links, state,
-        unfinished=True, more={INVITED_KEY: mine, MEMORY_KEY: made.memory},
+        unfinished=True, more=dict((INVITED_KEY.entry(mine), MEMORY_KEY.entry(made.memory))),
     )  # fmt: skip
 
 

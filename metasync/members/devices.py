@@ -201,8 +201,8 @@ def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *,
         digest = s.put_const(state, new.encode())
         decided = s.propose(state, Change(op_id=op_id, devices=digest))
         if decided.mine:
-            if s.base_state().hash == state.hash and s.db.get(UNFINISHED_KEY) is None:
-                s.db.set(BASE_KEY, decided.state.encode())
+            if s.base_state().hash == state.hash and not s.db.has(UNFINISHED_KEY):
+                s.db.set(BASE_KEY, decided.state)
             s.db.set(JOURNAL_KEY, None)
             return decided.state
         state = s.ask_newest()

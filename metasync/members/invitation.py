@@ -25,11 +25,11 @@ from metasync.keys.device_set import (
     with_invitations,
 )
 from metasync.keys.invitation import SECRET_BYTES, Code, Invite, Way, invitation_name, seal_invite
+from metasync.local.state_keys import INVITED_KEY
 from metasync.members import key_store
 from metasync.members.devices import change_devices
 from metasync.members.newcomers import logs_suffice
 from metasync.reports.members import InviteReport
-from metasync.session.agreement import INVITED_KEY
 from metasync.session.folder import Link
 from metasync.session.session import Session
 

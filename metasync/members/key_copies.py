@@ -17,18 +17,17 @@ always.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from metasync.errors import FormatError, MetaSyncError, UpgradeError
 from metasync.events import Notice
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
 from metasync.keys.slots import RECOVERY
-from metasync.local.state_keys import KEY_COPIES_KEY as NOTE_KEY
+from metasync.local.state_keys import KEY_COPIES_KEY, KeyCopies, PendingKeys
 from metasync.members import key_store
 from metasync.members.key_store import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
 from metasync.runtime.effects import Op, each
@@ -76,36 +75,16 @@ class Copies:
 # What is noted between operations.
 
 
-class _Pending(NamedTuple):
-    """A backend that may lack something. `away`: it gave no answer, and is tried as soon as it does; else, and at the
-    latest, after `due_s` (since 1970): it may answer later than the others, and so never be heard."""
-
-    away: bool
-    due_s: float
-
-
-@dataclass
-class _Note:
-    """The epoch that was looked at last, and by id in hex the backends where something is left to do."""
-
-    epoch: int = FIRST_EPOCH
-    pending: dict[str, _Pending] = field(default_factory=dict)
-
-
-def _noted(s: Session) -> _Note:
-    try:
-        told = json.loads(s.db.get(NOTE_KEY) or b"{}")
-        pending = {str(k): _Pending(bool(away), float(due)) for k, (away, due) in told.get("pending", {}).items()}
-        return _Note(int(told.get("epoch", FIRST_EPOCH)), pending)
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return _Note(0)  # a note to save requests: damaged, it costs a look
+def _noted(s: Session) -> KeyCopies:
+    """The note; a damaged one costs a look."""
+    return s.db.get(KEY_COPIES_KEY) or KeyCopies(0 if s.db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})
 
 
 def _write_note(s: Session, epoch: int, away: Collection[str], refusing: Collection[str] = ()) -> None:
     ids = {name: backend_id.hex() for backend_id, name in s.names.items()}
     due_s = s.wall_ns() / 1e9 + AGAIN_S
-    told = {ids[n]: _Pending(n in away, due_s) for n in (*away, *refusing) if n in ids}
-    s.db.set(NOTE_KEY, json.dumps({"epoch": epoch, "pending": told}).encode())
+    told = {ids[n]: PendingKeys(n in away, due_s) for n in (*away, *refusing) if n in ids}
+    s.db.set(KEY_COPIES_KEY, KeyCopies(epoch, told))
 
 
 def note(s: Session, epoch: int, names: Iterable[str]) -> None:
@@ -141,7 +120,7 @@ def bring(s: Session) -> None:
             s.listener(Notice(_told(brought)))
 
 
-def _is_due(s: Session, name: str, pending: _Pending) -> bool:
+def _is_due(s: Session, name: str, pending: PendingKeys) -> bool:
     left_s = pending.due_s - s.wall_ns() / 1e9
     return (pending.away and _answers(s, name)) or not 0 < left_s <= AGAIN_S
 

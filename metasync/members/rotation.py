@@ -210,8 +210,8 @@ def _finish(
         complete = True
     with contextlib.suppress(BackendError, NoQuorumError):
         s.runtime.run(s.group.write_hint(base, state, now=True))
-    if s.base_state().hash == base.hash and s.db.get(UNFINISHED_KEY) is None:
-        s.db.set(BASE_KEY, state.encode())
+    if s.base_state().hash == base.hash and not s.db.has(UNFINISHED_KEY):
+        s.db.set(BASE_KEY, state)
     if complete:
         s.db.set(JOURNAL_KEY, None)  # else the next operation closes the version
     old = {

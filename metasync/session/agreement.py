@@ -28,17 +28,16 @@ from metasync.consensus import (
     Group,
     Journal,
     State,
-    decode_journal,
+    checked_memory,
     decode_state,
     skip_version,
 )
 from metasync.consensus.truncation import KEEP as LOGS_KEPT
-from metasync.consensus.truncation import decode_progress
+from metasync.consensus.truncation import Progress, decode_progress
 from metasync.errors import (
     BackendError,
     DamagedError,
     ExcludedError,
-    FormatError,
     MetaSyncError,
     NoQuorumError,
     UnreachableError,
@@ -47,8 +46,9 @@ from metasync.errors import (
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.local import state_keys
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import KEPT_KEY
+from metasync.local.state_keys import CLONE_ANEW, KEPT_KEY, local_value
 from metasync.runtime.effects import Gather, Sleep, Task, Work
 from metasync.session import eras, evidence
 
@@ -57,40 +57,30 @@ if TYPE_CHECKING:
     from metasync.translators._base import Chain
     from metasync.worktree.tree import WorkTree
 
-LINE_KEY: Final = "line"
 
-
-def extended(line: bytes | None, states: Sequence[State]) -> bytes:
+def extended(line: Sequence[State], states: Sequence[State]) -> list[State]:
     """The line with these states, the newest last: what is not on the way back from that one is dropped.
 
     The newest may have a lower version than others: a workspace that was restarted goes on from an earlier one.
     """
-    held = {state.v: state for state in [*read(line), *states]}
+    held = {state.v: state for state in [*line, *states]}
     wanted, v = [], states[-1].v
     while v:
         wanted.append(v)
         v = skip_version(v)
-    return b"".join(held[v].encode() for v in reversed(wanted) if v in held)
+    return [held[v] for v in reversed(wanted) if v in held]
 
 
-def read(line: bytes | None) -> list[State]:
-    """The states of a line. None of one that is damaged: then they are fetched."""
-    data = line or b""
-    try:
-        return [decode_state(data[at : at + STATE_BYTES]) for at in range(0, len(data), STATE_BYTES)]
-    except MetaSyncError:
-        return []
+def _decode_line(line: bytes) -> list[State]:
+    return [decode_state(line[at : at + STATE_BYTES]) for at in range(0, len(line), STATE_BYTES)]
 
 
-BASE_KEY: Final = "base"  # the state this folder is at
-NEWEST_KEY: Final = "newest"  # the newest state this device saw decided: never gone back behind
-ERA_KEY: Final = "era"  # the beginning of the newest era that this device passed to (`session.eras`)
-MEMORY_KEY: Final = "memory"  # what each acceptor last showed, with the newest state
-CLONING_KEY: Final = "cloning"  # set until `clone` has ended: running it again goes on
-FLOORS_KEY: Final = "floors"  # how far this device is with deleting old logs
-INVITED_KEY: Final = "invited"  # until a device is agreed that came by an invitation: a secret of its own, and whose
-ESTIMATES_KEY: Final = "estimates"  # what the lines to the backends bear (`transfer.estimates`)
-SHORT_KEY: Final = "short"  # how many packs this device stored with fewer copies than promised
+LINE_KEY: Final = state_keys.LINE_KEY.holding(lambda line: b"".join(state.encode() for state in line), _decode_line)
+BASE_KEY: Final = state_keys.BASE_KEY.holding(State.encode, decode_state)
+NEWEST_KEY: Final = state_keys.NEWEST_KEY.holding(State.encode, decode_state)
+PARTS_KEY: Final = state_keys.PARTS_KEY.holding(State.encode, decode_state)
+MEMORY_KEY: Final = state_keys.MEMORY_KEY.holding(bytes, checked_memory)
+FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progress)
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 HEED_S: Final = 0.02  # between looks at whether there is news
 AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
@@ -163,17 +153,15 @@ class Seat:
     @staticmethod
     def stored_state(db: LocalDb) -> State:
         """The state that a folder is at, from its local state."""
-        data = db.get(BASE_KEY)
-        if data is None:
-            raise _damaged("it does not say which version this folder is at")
-        return local_value(decode_state, data)
+        return db.need(BASE_KEY)
 
     @staticmethod
     def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
         """The device set that a stored state names."""
         data = db.get_object(state.devices)
         if data is None:
-            raise _damaged("it does not hold the device set of the version this folder is at")
+            why = "it does not hold the device set of the version this folder is at"
+            raise WorkspaceError(f"the local state in .metasync is damaged: {why}", next_step=CLONE_ANEW)
         return local_value(lambda d: decode_device_set(d, ns_id, known=True), data)
 
     def base_state(self) -> State:
@@ -183,8 +171,7 @@ class Seat:
     @staticmethod
     def stored_newest(db: LocalDb) -> State:
         """The newest state that a folder's device has seen decided; its config is the one in the local state."""
-        data = db.get(NEWEST_KEY)
-        return local_value(decode_state, data) if data is not None else Seat.stored_state(db)
+        return db.get(NEWEST_KEY) or db.need(BASE_KEY)
 
     def newest_state(self) -> State:
         """The newest state this device has seen decided."""
@@ -244,9 +231,10 @@ class Seat:
         configs = self._configs_of(state) if newer and strange else None
         with self.db.transaction():
             if newer:
-                self.db.set(NEWEST_KEY, state.encode())
-                if state.hash != known.hash or self.db.get(LINE_KEY) is None:
-                    self.db.set(LINE_KEY, extended(self.db.get(LINE_KEY), (known, state)))
+                self.db.set(NEWEST_KEY, state)
+                line = self.db.get(LINE_KEY)
+                if state.hash != known.hash or line is None:
+                    self.db.set(LINE_KEY, extended(line or (), (known, state)))
             told = eras.cross(self, known, state)
             self.db.set(MEMORY_KEY, self.group.memory)
             if configs is not None and self.follow is not None:
@@ -321,7 +309,8 @@ class Seat:
 
     def _recall(self) -> None:
         if not self.recalled:
-            self.group.recall(read(self.db.get(LINE_KEY)))
+            line = self.db.get(LINE_KEY)
+            self.group.recall(line or ())
             self.recalled = True
 
     def propose(self, base: State, change: Change) -> Decided:
@@ -329,8 +318,7 @@ class Seat:
 
         A push that never learned its end may be what is agreed in the place of `change`: then the folder is at that.
         """
-        pending = self.db.get(JOURNAL_KEY)
-        journal = local_value(decode_journal, pending) if pending is not None else None
+        journal = self.db.get(JOURNAL_KEY)
         if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
             self.settle_journal(base)
         try:
@@ -348,10 +336,9 @@ class Seat:
 
         `latest`: the newest state, where it was asked for already.
         """
-        data = self.db.get(JOURNAL_KEY)
-        if data is None:
+        journal = self.db.get(JOURNAL_KEY)
+        if journal is None:
             return None
-        journal = local_value(decode_journal, data)
         latest = latest or self.ask_newest()
         if latest.v < journal.v and latest.era == journal.base.era:
             return None  # still open: whoever proposes that version next, this push for one, finishes it
@@ -382,7 +369,7 @@ class Seat:
         with self.db.transaction():
             if state.master != self.base_state().master:  # else it was a change of keys or devices, and holds no files
                 self.drop_kept()
-            self.db.set(BASE_KEY, state.encode())
+            self.db.set(BASE_KEY, state)
             self.db.set(JOURNAL_KEY, None)
 
     def drop_kept(self) -> None:
@@ -425,25 +412,10 @@ class Seat:
 
     def _bound_logs(self, state: State) -> None:
         """This push's share in deleting logs that are long past (consensus.md, rule 1.11)."""
-        progress = decode_progress(self.db.get(FLOORS_KEY))
+        progress = self.db.get(FLOORS_KEY) or Progress()
         with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
             self.runtime.run(self.group.bound_logs(state, progress, self.wall_ns() / 1e9))
-        self.db.set(FLOORS_KEY, progress.encode())
-
-
-def local_value(decode: Callable[[bytes], T], data: bytes) -> T:
-    """What this device wrote itself. `WorkspaceError` when it does not decode."""
-    try:
-        return decode(data)
-    except FormatError as e:
-        raise _damaged(e.message) from e
-
-
-def _damaged(why: str) -> WorkspaceError:
-    return WorkspaceError(
-        f"the local state in .metasync is damaged: {why}",
-        next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
-    )
+        self.db.set(FLOORS_KEY, progress)
 
 
 def together(tasks: Mapping[str, Task]) -> Task:

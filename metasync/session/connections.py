@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +14,22 @@ from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.ballast import WithBallast
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.config import DEFAULT_CAPACITY, decode_config
-from metasync.consensus import Group, birth_path, checked_memory, is_root
+from metasync.config import DEFAULT_CAPACITY
+from metasync.consensus import Group, birth_path, is_root
 from metasync.errors import BackendError, UsageError
 from metasync.events import ignore
 from metasync.local.lock import WAIT_S, WorkspaceLock
+from metasync.local.state_keys import CONFIG_KEY, HUNG_KEY, PREVIOUS_KEY
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
-from metasync.session.agreement import MEMORY_KEY, Seat, local_value
+from metasync.session.agreement import MEMORY_KEY, Seat
 from metasync.session.eras import noted_tombstones
 from metasync.session.folder import (
-    CONFIG_KEY,
+    JOINING_KEY,
     LINKS_KEY,
     STATE_DIR,
     Link,
-    decode_links,
-    encode_links,
     load_secret,
-    required,
     save_secret,
 )
 from metasync.session.identity import IdentityGuard, place_now
@@ -49,10 +46,7 @@ if TYPE_CHECKING:
     from metasync.reports.backends import BackendState
     from metasync.session.session import Session
 
-HUNG_KEY: Final = "hung"  # backends that gave no answer a moment ago: JSON, name -> when (seconds since 1970)
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
-PREVIOUS_KEY: Final = "config before"  # the config whose mapping is still read
-JOINING_KEY: Final = "joining"  # ways to backends that this device wants added: as links, by backend id in hex
 
 
 class Machine:
@@ -69,7 +63,7 @@ class Machine:
         return os.urandom(n)
 
     def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
-        return Runtime(backends, persist=db.set, recall=db.get)
+        return Runtime(backends, persist=db.set_value, recall=db.value)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
         """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
@@ -150,12 +144,7 @@ class Connections:
             self.config_hash = Seat.stored_newest(self.db).config
 
     def _stored(self) -> tuple[Config, Config | None, dict[str, Link]]:
-        before = self.db.get(PREVIOUS_KEY)
-        return (
-            local_value(decode_config, required(self.db, CONFIG_KEY)),
-            None if before is None else local_value(decode_config, before),
-            decode_links(required(self.db, LINKS_KEY)),
-        )
+        return self.db.need(CONFIG_KEY), self.db.get(PREVIOUS_KEY), self.db.need(LINKS_KEY)
 
     @property
     def names(self) -> dict[bytes, str]:
@@ -178,7 +167,7 @@ class Connections:
         mine = {**self.former, **self.names}
         stored = self._stored()  # another process of this device may have been faster, or linked one meanwhile
         ways_by_id = {i: stored[2][n] for i, n in {**_former(*stored), **_names(stored[0], stored[2])}.items()}
-        joining = decode_links(self.db.get(JOINING_KEY) or b"{}")
+        joining = self.db.get(JOINING_KEY) or {}
         views, backends, links = dict(self.views), dict(self.backends), {}
         wanted = {e.backend_id: e.name for e in config.backends}
         for e in previous.backends if previous is not None else ():
@@ -190,9 +179,9 @@ class Connections:
             if backend_id in mine:
                 self._rename(mine[backend_id], name, views, backends)
         with self.db.transaction():
-            self.db.set(CONFIG_KEY, config.encode())
-            self.db.set(PREVIOUS_KEY, previous.encode() if previous is not None else None)
-            self.db.set(LINKS_KEY, encode_links(links))
+            self.db.set(CONFIG_KEY, config)
+            self.db.set(PREVIOUS_KEY, previous)
+            self.db.set(LINKS_KEY, links)
         self.config, self.previous, self.links, self.config_hash = config, previous, links, config_hash
         for name in [n for n, b in self.backends.items() if n not in links and isinstance(b, AbsentBackend)]:
             del self.backends[name]  # it could not be had under a name that is agreed no more
@@ -225,8 +214,8 @@ class Connections:
 
     def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> Backend:
         """A way to a backend that is to be added: open from now on, and a link once it is agreed."""
-        joining = decode_links(self.db.get(JOINING_KEY) or b"{}")
-        self.db.set(JOINING_KEY, encode_links({**joining, backend_id.hex(): link}))
+        joining = self.db.get(JOINING_KEY) or {}
+        self.db.set(JOINING_KEY, {**joining, backend_id.hex(): link})
         assert self._runtime is not None
         open_backend.tell_holds(name, backend, self._tell)
         self.backends[name] = backend
@@ -269,7 +258,7 @@ class Connections:
         with contextlib.closing(self.machine.reached(name, url)) as backend:
             folder = self.find_folder(name, backend)
             self.links[name] = Link(url.location, folder, backend.identity().hex())
-            self.db.set(LINKS_KEY, encode_links(self.links))
+            self.db.set(LINKS_KEY, self.links)
         self.close()
 
     def open(self) -> tuple[Runtime, Group]:
@@ -300,7 +289,7 @@ class Connections:
             incarnation=self.machine.entropy(INCARNATION_BYTES),
             links=self._acceptors(),
             certificate=self.certificate.encode(),
-            memory=local_value(checked_memory, self.db.get(MEMORY_KEY) or b""),
+            memory=self.db.get(MEMORY_KEY) or b"",
             guard=self.guard,
         )
         self._group.participant.others = self._others()
@@ -340,7 +329,7 @@ class Connections:
         self.backends, self.views, self._opened = {}, {}, {}
         if hung != self._hung:
             self._hung = hung
-            self.db.set(HUNG_KEY, json.dumps(hung).encode() if hung else None)
+            self.db.set(HUNG_KEY, hung or None)
 
     def _hung_now(self) -> dict[str, float]:
         """For the next command: which backends it must not wait for as long as this one did, and since when."""
@@ -445,15 +434,6 @@ def former_name(name: str, backend_id: bytes) -> str:
 
 
 def _hung_lately(db: LocalDb, now: float) -> dict[str, float]:
-    """Backends that gave no answer a moment ago, by name, with the time. A note that is damaged is none."""
-    try:
-        noted = {str(n): float(at) for n, at in json.loads(db.get(HUNG_KEY) or b"{}").items()}
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):  # a note to save seconds: without it nothing is wrong
-        return {}
+    """Backends that gave no answer a moment ago, by name, with the time."""
+    noted = db.get(HUNG_KEY) or {}
     return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, State, decode_state
 from metasync.errors import MetaSyncError
+from metasync.local import state_keys
+from metasync.local.state_keys import RETIRED_KEY
 from metasync.objects.model import Kind
 from metasync.worktree.index import Row, load_rows, store_rows
 
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from metasync.session.session import Agreed, Session
 
 
-LEFT_KEY: Final = "left"  # the version of an old era that the folder was at, until that is merged
-RETIRED_KEY: Final = "retired"  # an acceptor was seen retired, for this era
+LEFT_KEY: Final = state_keys.LEFT_KEY.holding(State.encode, decode_state)
 
 
 def note(record: EraRecord) -> bytes:
@@ -58,7 +59,8 @@ def cross(s: Seat, known: State, state: State) -> list[str]:
     The folder's base is set back where the new era does not contain it. Contents that were noted as agreed are so no
     more then: what a checkout replaced may be on this disk alone.
     """
-    from metasync.session.agreement import AGREED_MARK, BASE_KEY, ERA_KEY
+    from metasync.local.state_keys import ERA_KEY
+    from metasync.session.agreement import AGREED_MARK, BASE_KEY
 
     told = []
     records, before = s.group.participant.followed, s.base_state()
@@ -74,8 +76,8 @@ def cross(s: Seat, known: State, state: State) -> list[str]:
                 f"; version {before.v}, which this folder is at, is not part of it: what the folder has beyond version "
                 f"{base.v} is kept as changes of this device"
             )
-            s.db.set(BASE_KEY, base.encode())
-            s.db.set(LEFT_KEY, before.encode())
+            s.db.set(BASE_KEY, base)
+            s.db.set(LEFT_KEY, before)
             s.db.drop_objects_of(AGREED_MARK)
         s.db.set(ERA_KEY, note(record))
         s.db.set(RETIRED_KEY, None)
@@ -94,11 +96,10 @@ def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
     if base.state.era == target.state.era:
         return base
     base = s.base()
-    left = s.db.get(LEFT_KEY)
-    if left is not None:
+    if s.db.has(LEFT_KEY):
         with s.db.transaction():
             with contextlib.suppress(MetaSyncError):  # then what was deleted comes back
-                store_rows(s.db, _deleted(s, s.load(decode_state(left)), base))
+                store_rows(s.db, _deleted(s, s.load(s.db.need(LEFT_KEY)), base))
             s.db.set(LEFT_KEY, None)
     return base
 
@@ -122,10 +123,10 @@ def note_retired(s: Seat) -> None:
     """Keeps for the next process that an acceptor was seen retired: then it looks for the record of the new era."""
     era = max((stone.era for stone in s.group.participant.tombstones.values()), default=0)
     if era > s.newest_state().era and s.db.get(RETIRED_KEY) is None:
-        s.db.set(RETIRED_KEY, b"%d" % era)
+        s.db.set(RETIRED_KEY, era)
 
 
 def noted_tombstones(db: LocalDb) -> dict[bytes, Tombstone]:
     """What an earlier process of this device saw of it, for `Participant.tombstones`."""
     noted = db.get(RETIRED_KEY)
-    return {} if noted is None or not noted.isdigit() else {b"": Tombstone(int(noted), ZERO_HASH)}
+    return {} if noted is None else {b"": Tombstone(noted, ZERO_HASH)}

@@ -6,25 +6,21 @@ as this device can tell. What it did stays noted after it behaves again: whether
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import EVIDENCE_KEY
 
 if TYPE_CHECKING:
     from metasync.reports.backends import Evidence
 
-EVIDENCE_KEY: Final = "evidence"  # JSON: [[backend, what, when (ns since 1970)], ...], oldest first
 EVIDENCE_MAX: Final = 100  # kept; what is older and more of the same tells nothing new
 
 
 def noted(db: LocalDb) -> tuple[Evidence, ...]:
-    """All that is kept, oldest first. A note that is damaged is none."""
-    try:
-        items = [(str(b), str(w), int(t)) for b, w, t in json.loads(db.get(EVIDENCE_KEY) or b"[]")]
-    except (ValueError, TypeError, RecursionError):
-        return ()
+    """All that is kept, oldest first."""
+    items = db.get(EVIDENCE_KEY)
     if not items:
         return ()  # what nearly every command finds, without loading what it would report
     from metasync.reports.backends import Evidence
@@ -34,11 +30,11 @@ def noted(db: LocalDb) -> tuple[Evidence, ...]:
 
 def note(db: LocalDb, found: Iterable[tuple[str, str]], now_ns: int) -> None:
     """Adds what is new: (backend, what it did)."""
-    kept = [[e.backend, e.what, e.time_ns] for e in noted(db)]
-    known = {(e[0], e[1]) for e in kept}
-    new = [[b, w, now_ns] for b, w in dict.fromkeys(found) if (b, w) not in known]
+    kept = db.get(EVIDENCE_KEY) or []
+    known = {(backend, what) for backend, what, _ in kept}
+    new = [(b, w, now_ns) for b, w in dict.fromkeys(found) if (b, w) not in known]
     if new:
-        db.set(EVIDENCE_KEY, json.dumps((kept + new)[-EVIDENCE_MAX:]).encode())
+        db.set(EVIDENCE_KEY, (kept + new)[-EVIDENCE_MAX:])
 
 
 def of(db: LocalDb, backends: Sequence[str]) -> tuple[Evidence, ...]:

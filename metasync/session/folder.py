@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -18,16 +18,21 @@ from metasync.consensus.records.state import State
 from metasync.errors import FormatError, UsageError, WorkspaceError
 from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
-from metasync.local import device_keys
+from metasync.local import device_keys, state_keys
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import UNFINISHED_KEY
-from metasync.session.agreement import BASE_KEY, CLONING_KEY, META_KIND
+from metasync.local.state_keys import (
+    CLONING_KEY,
+    CONFIG_KEY,
+    DEVICE_KEY,
+    NAME_KEY,
+    PLACE_KEY,
+    UNFINISHED_KEY,
+    json_codec,
+)
+from metasync.session.agreement import BASE_KEY, META_KIND
 
 STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"
-NAME_KEY: Final = "name"
-CONFIG_KEY: Final = "config"
-LINKS_KEY: Final = "links"  # this device's ways to backends: JSON, name -> url, folder, identity
 NAME_CHARS_MAX: Final = 100
 IDENTITY_BYTES: Final = 32
 _SECRET_BYTES_MAX: Final = 1 << 20
@@ -42,22 +47,6 @@ class Link:
     identity: str
 
 
-def encode_links(links: Mapping[str, Link]) -> bytes:
-    body = {n: {"url": k.url, "folder": k.folder, "identity": k.identity} for n, k in sorted(links.items())}
-    return json.dumps(body).encode()
-
-
-def decode_links(data: bytes) -> dict[str, Link]:
-    """`WorkspaceError` when they are damaged."""
-    try:
-        return {n: _link(**k) for n, k in json.loads(data).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        raise WorkspaceError(
-            f"the local state in {STATE_DIR} is damaged: this device's ways to the backends cannot be read",
-            next_step="Clone the workspace into a new folder, and bring over what you had not pushed.",
-        ) from e
-
-
 def _link(url: str, folder: str, identity: str) -> Link:
     """`ValueError`, `TypeError` for what no link has."""
     if not isinstance(url, str) or not is_name(folder) or len(bytes.fromhex(identity)) != IDENTITY_BYTES:
@@ -65,15 +54,13 @@ def _link(url: str, folder: str, identity: str) -> Link:
     return Link(url, folder, identity)
 
 
-def required(db: LocalDb, key: str) -> bytes:
-    """A value without which the local state is no use. `WorkspaceError` when it is missing."""
-    value = db.get(key)
-    if value is None:
-        raise WorkspaceError(
-            f"the local state in {STATE_DIR} is incomplete: {key!r} is missing",
-            next_step="Clone the workspace into a new folder; what was pushed is on the backends.",
-        )
-    return value
+_LINKS: Final = json_codec(
+    "the ways to the backends", lambda told: {name: _link(**link) for name, link in told.items()}
+)
+LINKS_KEY: Final = state_keys.LINKS_KEY.holding(
+    lambda links: json.dumps({name: asdict(link) for name, link in sorted(links.items())}).encode(), _LINKS.decode
+)
+JOINING_KEY: Final = state_keys.JOINING_KEY.holding(*LINKS_KEY.codec)
 
 
 def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
@@ -95,7 +82,7 @@ def is_unfinished(folder: Path, name: str | None) -> bool:
     if not (folder / STATE_DIR / DB_FILE).is_file():
         return False
     with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
-        return db.get(CLONING_KEY) is not None and (name is None or db.get(NAME_KEY) == name.encode())
+        return db.has(CLONING_KEY) and (name is None or db.get(NAME_KEY) == name)
 
 
 def forget(folder: Path) -> bool:
@@ -123,10 +110,10 @@ def write_local(
     state: State,
     *,
     unfinished: bool = False,
-    more: Mapping[str, bytes] = MappingProxyType({}),
+    more: Mapping[str, bytes | None] = MappingProxyType({}),
 ) -> None:
     """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
-    from metasync.session.identity import PLACE_KEY, place_now
+    from metasync.session.identity import place_now
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,17 +125,17 @@ def write_local(
         building.mkdir(mode=0o700)
         device_keys.save(building, account(device.device_id), _secret(keys, device, certificate))
         with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
-            db.set(NAME_KEY, name.encode())
-            db.set("device", device.device_id)
-            db.set(CONFIG_KEY, config.encode())
-            db.set(LINKS_KEY, encode_links(links))
-            db.set(BASE_KEY, state.encode())
+            db.set(NAME_KEY, name)
+            db.set(DEVICE_KEY, device.device_id)
+            db.set(CONFIG_KEY, config)
+            db.set(LINKS_KEY, dict(links))
+            db.set(BASE_KEY, state)
             db.put_objects([(state.config, META_KIND, config.encode()), (state.devices, META_KIND, devices.encode())])
             db.set(PLACE_KEY, place_now(building))  # before anybody can copy it
-            db.set(UNFINISHED_KEY, b"1" if unfinished else None)
-            db.set(CLONING_KEY, b"1" if unfinished else None)
+            db.set(UNFINISHED_KEY, unfinished or None)
+            db.set(CLONING_KEY, unfinished or None)
             for key, value in more.items():
-                db.set(key, value)
+                db.set_value(key, value)
         building.rename(folder / STATE_DIR)
     except OSError as e:
         raise WorkspaceError(
@@ -172,7 +159,7 @@ def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificat
 
 def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
     """The device's own keys."""
-    secret = device_keys.load(folder / STATE_DIR, account(required(db, "device")))
+    secret = device_keys.load(folder / STATE_DIR, account(db.need(DEVICE_KEY)))
     try:
         r = Reader(secret, "device keys")
         keys = decode_keys(r.bytes32(_SECRET_BYTES_MAX))

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
 
 from metasync.backends._folder_checks import place_of
 from metasync.config import Config
@@ -23,8 +22,7 @@ from metasync.consensus import Barred
 from metasync.errors import WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.local.state import LocalDb
-
-PLACE_KEY: Final = "place"  # of `.metasync` when this device was enrolled
+from metasync.local.state_keys import PLACE_KEY
 
 
 def place_now(state_dir: Path) -> bytes:

@@ -19,8 +19,8 @@ from metasync.consensus import ZERO_HASH, Ref, State
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
 from metasync.keys.device_set import DeviceSet, decode_device_set
-from metasync.local.state import Conflict
-from metasync.local.state_keys import PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
+from metasync.local import state_keys
+from metasync.local.state_keys import ERA_KEY, PARTS_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
 from metasync.objects import walk
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.objects.ids import Ids
@@ -28,7 +28,7 @@ from metasync.objects.model import Entry, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime.effects import Task
 from metasync.session import eras
-from metasync.session.agreement import AGREED_MARK, ERA_KEY, ESTIMATES_KEY, LOOK_S, META_KIND, Seat, together
+from metasync.session.agreement import AGREED_MARK, LOOK_S, META_KIND, Seat, together
 from metasync.store import index as pack_index
 from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
 from metasync.store.packs import PackFormat, WorkspacePackKeys
@@ -37,6 +37,7 @@ from metasync.transfer.copies import Transfer, transfer_of
 from metasync.transfer.estimates import Estimates
 from metasync.worktree.ingest import Ingest, Sink
 
+ESTIMATES_KEY: Final = state_keys.ESTIMATES_KEY.holding(Estimates.encode, Estimates.decode)
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 AHEAD_OBJECTS_MAX: Final = (
     50_000  # of an index: a clone of more is hardly shorter for a head start, and must save memory
@@ -130,12 +131,12 @@ class Session(Seat):
     @cached_property
     def estimates(self) -> Estimates:
         """What the lines to the backends bear, from earlier runs on."""
-        return Estimates.kept(self.db.get(ESTIMATES_KEY))
+        return self.db.get(ESTIMATES_KEY) or Estimates()
 
     def keep_estimates(self) -> None:
         """Keeps what was learned of the lines for the next run."""
-        if "estimates" in self.__dict__ and (note := self.estimates.encode()) != self.db.get(ESTIMATES_KEY):
-            self.db.set(ESTIMATES_KEY, note)
+        if "estimates" in self.__dict__:
+            self.db.update(ESTIMATES_KEY, self.estimates)
 
     # --- keys
 
@@ -143,7 +144,7 @@ class Session(Seat):
 
     def base(self) -> Agreed:
         """What this folder is at, loaded. A clone that brought no tree yet is at the empty one, with an empty index."""
-        if self.db.get(UNFINISHED_KEY) is None:
+        if not self.db.has(UNFINISHED_KEY):
             return self.load(self.base_state())
         state = self.base_state()
         return Agreed(state, self.config_of(state), self.devices_of(state), IndexRoot(), Index(), None)
@@ -195,7 +196,7 @@ class Session(Seat):
 
     def _wants_all(self, index: Index) -> bool:
         """Whether a clone that has brought nothing yet is about to want all there is. Once in a session."""
-        noted = [self.db.get(key) is not None for key in (UNFINISHED_KEY, PARTS_KEY, PLAN_KEY)]
+        noted = [self.db.has(key) for key in (UNFINISHED_KEY, PARTS_KEY, PLAN_KEY)]
         wants = not self._is_ahead and noted == [True, False, False] and index.places <= AHEAD_OBJECTS_MAX
         self._is_ahead |= wants
         return wants
@@ -288,12 +289,12 @@ class Session(Seat):
 
     def note_replaced(self, tree: Mapping[bytes, Entry]) -> None:
         """The same, of what lies among the replaced files, where this tree, which is decided, holds it."""
-        if replaced := {r.content for r in self.db.replaced()}:
+        if replaced := {r.content for r in self.db.records(REPLACED)}:
             self.note_agreed(replaced & {e.content for e in tree.values()})
 
     def settle_replaced(self) -> list[Conflict]:
         """Drops or brings back what checkouts replaced, where that is certain now (architecture.md, D8)."""
-        if not self.db.replaced():
+        if not self.db.records(REPLACED):
             return []
         agreed = self.base()
         contents = self.contents(agreed)

@@ -6,17 +6,16 @@ changes asks nobody. What they told serves later commands for some minutes, as l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import NotFoundError, UsageError
 from metasync.events import Notice
-from metasync.local.state_keys import GIVEN_UP_KEY
+from metasync.local.state_keys import GIVEN_UP_KEY, SPACE_KEY, SpaceNote
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
 from metasync.transfer.free_space import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from metasync.session.session import Session
     from metasync.store.index import Index
 
-TOLD_KEY: Final = "space"  # what backends told: JSON, name -> [when in ns, free bytes, total bytes]
 FRESH_S: Final = 300.0  # so long what was told serves again
 PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once
 MIB: Final = 1 << 20
@@ -116,7 +114,7 @@ def _told(s: Session) -> dict[str, int]:
     """Free bytes as told a short while ago, where they were plenty."""
     now = s.wall_ns()
     out = {}
-    for name, (when, free, _) in _noted(s.db).items():
+    for name, (when, free, _) in (s.db.get(SPACE_KEY) or {}).items():
         if 0 <= now - when < FRESH_S * 1e9 and free is not None and free >= PLENTY_BYTES:
             out[name] = free
     return {n: f for n, f in out.items() if n in {p.name for p in s.transfer.places.values()}}
@@ -124,16 +122,16 @@ def _told(s: Session) -> dict[str, int]:
 
 def _remember(s: Session, told: Mapping[str, Space]) -> None:
     if told:
-        now = s.wall_ns()
-        s.db.set(TOLD_KEY, json.dumps({**_noted(s.db), **{n: _Note(now, *t) for n, t in told.items()}}).encode())
+        now, known = s.wall_ns(), s.db.get(SPACE_KEY) or {}
+        s.db.set(SPACE_KEY, {**known, **{n: SpaceNote(now, *t) for n, t in told.items()}})
 
 
 def note_sent(s: Session) -> None:
     """After a push: what was told is less by what was sent."""
-    known = _noted(s.db)
+    known = s.db.get(SPACE_KEY) or {}
     lower = {n: t._replace(free=s.transfer.room.free[n]) for n, t in known.items() if n in s.transfer.room.free}
     if lower:
-        s.db.set(TOLD_KEY, json.dumps({**known, **lower}).encode())
+        s.db.set(SPACE_KEY, {**known, **lower})
 
 
 def used(s: Session, index: Index) -> dict[str, int]:
@@ -192,19 +190,14 @@ def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBac
 # --- the ballast
 
 
-def given_up(db: LocalDb) -> set[str]:
+def given_up(db: LocalDb) -> frozenset[str]:
     """Backends that this device knows to be without their ballast."""
-    return {name for name in _json(db, GIVEN_UP_KEY, []) if isinstance(name, str)}
+    return db.get(GIVEN_UP_KEY) or frozenset()
 
 
 def note_given_up(db: LocalDb, names: Iterable[str]) -> None:
     """Remembers that these backends are without their ballast, until it is put back."""
-    _set_given_up(db, given_up(db) | set(names))
-
-
-def _set_given_up(db: LocalDb, names: set[str]) -> None:
-    if names != given_up(db):
-        db.set(GIVEN_UP_KEY, json.dumps(sorted(names)).encode() if names else None)
+    db.update(GIVEN_UP_KEY, given_up(db).union(names) or None)
 
 
 def put_back(s: Session) -> None:
@@ -225,7 +218,7 @@ def _put_back(s: Session, names: Sequence[str]) -> list[str]:
     ops = {n: Op(n, "create", BALLAST_PATH, data, timeout_s=PUT_BACK_TIMEOUT_S) for n in roomy}
     replies: Mapping[str, Reply] = s.runtime.run(each(ops))
     back = [n for n in roomy if replies[n].error is None]
-    _set_given_up(s.db, given_up(s.db) - set(back))
+    s.db.update(GIVEN_UP_KEY, given_up(s.db).difference(back) or None)
     return back
 
 
@@ -238,38 +231,10 @@ def check_ballast(s: Session, ill: Iterable[str]) -> tuple[str, ...]:
     there = {n for n in names if replies[n].error is None}
     missing = [n for n in names if isinstance(replies[n].error, NotFoundError)]
     back = _put_back(s, missing)
-    _set_given_up(s.db, (given_up(s.db) - there) | (set(missing) - set(back)))
+    s.db.update(GIVEN_UP_KEY, (given_up(s.db) - there) | {n for n in missing if n not in back} or None)
     return tuple(
         f"{n}: its reserve was missing, and was put back"
         if n in back
         else f"{n}: its reserve is missing, and could not be put back; is there space?"
         for n in missing
     )
-
-
-class _Note(NamedTuple):
-    """What a backend said of its space, and when, in ns."""
-
-    when: int
-    free: int | None
-    total: int | None
-
-
-def _noted(db: LocalDb) -> dict[str, _Note]:
-    """What backends said. What has another form is as good as nothing."""
-    out = {}
-    for name, note in _json(db, TOLD_KEY, {}).items():
-        sound = isinstance(note, list) and len(note) == 3 and all(type(n) in (int, type(None)) for n in note)
-        if sound and note[0] is not None:
-            out[name] = _Note(*note)
-    return out
-
-
-def _json(db: LocalDb, key: str, empty: Any) -> Any:
-    """A value of the local state that is known from asking: what does not decode is asked for again."""
-    data = db.get(key)
-    try:
-        value = json.loads(data) if data is not None else empty
-    except (ValueError, RecursionError):
-        return empty
-    return value if isinstance(value, type(empty)) else empty

@@ -20,19 +20,15 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from metasync.checkout.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
-from metasync.codec import Reader, bytes32
 from metasync.consensus import State
-from metasync.consensus.records.state import STATE_BYTES, decode_state
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.spill import Large, grown
-from metasync.local.state import TREE_KEY
-from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
+from metasync.local.state_keys import EXACT_KEY, PARTS_UPTO_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.objects.model import Entry, Kind
-from metasync.objects.walk import PATH_BYTES_MAX
 from metasync.objects.walk_large import gather
 from metasync.reports.sync import ConflictReport, PullReport
-from metasync.session.agreement import BASE_KEY
+from metasync.session.agreement import BASE_KEY, PARTS_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import pull
 from metasync.sync.fetch import ChangedMeanwhile, deliver
@@ -80,7 +76,7 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
     begun = _begun(s, target)
     if begun is not None:
         target = s.load(begun[0])
-    elif s.db.get(UNFINISHED_KEY) is None or not _is_empty(s):
+    elif not s.db.has(UNFINISHED_KEY) or not _is_empty(s):
         return _whole(s, target, before)
     contents = s.contents(target)
     try:
@@ -108,15 +104,13 @@ def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Con
 
 def _begun(s: Session, target: Agreed) -> tuple[State, bytes] | None:
     """The state whose tree is here in part, and up to which path it is."""
-    note = s.db.get(PARTS_KEY)
-    if note is None or s.db.get(UNFINISHED_KEY) is None:
+    state = s.db.get(PARTS_KEY)
+    if state is None or not s.db.has(UNFINISHED_KEY):
         return None
-    r = Reader(note, "note of a clone")
-    state, path = decode_state(r.bytes32(STATE_BYTES)), r.bytes32(PATH_BYTES_MAX)
-    r.end()
     if state.era == target.state.era:
-        return state, path
-    s.db.set(EXACT_KEY, None)
+        return state, s.db.need(PARTS_UPTO_KEY)
+    for key in (EXACT_KEY, PARTS_UPTO_KEY):
+        s.db.set(key, None)
     s.db.set(PARTS_KEY, None)  # what it names may be lost: what is here of it counts as this device's own
     return None
 
@@ -204,7 +198,7 @@ class _Parts:
 
     def _check_room(self) -> None:
         """`WorkspaceError` where the disk has no room for what is left, before any of it comes."""
-        if self.s.db.get(PLAN_KEY) is not None:
+        if self.s.db.has(PLAN_KEY):
             return  # some of it lies there already: each part looks for itself
         files, size = self.tree.files - self.files_here, self.tree.size_bytes - self.bytes_here
         check_room(self.s.tree, size + files * FILE_BYTES)
@@ -239,11 +233,12 @@ class _Parts:
     ) -> None:
         s, state = self.s, self.target.state
         last = next(reversed(part), self.last)
-        commit: dict[str, bytes | None] = {PARTS_KEY: bytes32(state.encode()) + bytes32(last)}
+        commit = [PARTS_KEY.entry(state), PARTS_UPTO_KEY.entry(last)]
         if is_last:
-            commit = {BASE_KEY: state.encode(), UNFINISHED_KEY: None, PARTS_KEY: None, EXACT_KEY: None}
+            ended = (UNFINISHED_KEY, PARTS_KEY, PARTS_UPTO_KEY, EXACT_KEY)
+            commit = [BASE_KEY.entry(state), *((key.name, None) for key in ended)]
         checkout = Checkout(s.db, s.tree)
-        wanted = checkout.begin((Change(path, new, None) for path, new in part.items()), commit, version=state.v)
+        wanted = checkout.begin((Change(path, new, None) for path, new in part.items()), dict(commit), version=state.v)
         try:
             entries = {path: part[path] for path in wanted}
             deliver(

@@ -6,29 +6,33 @@ of the ordinary is left to `push` and `pull`, which say more than "nothing".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.consensus import JOURNAL_KEY, ZERO_HASH
+from metasync.consensus import ZERO_HASH
 from metasync.events import Phase
 from metasync.keys.device_set import decode_device_set
 from metasync.keys.keyring import FIRST_EPOCH
 from metasync.local.state_keys import (
+    ERA_KEY,
     GIVEN_UP_KEY,
     INODES_KEY,
+    INVITED_KEY,
+    JOURNAL_KEY,
     KEPT_KEY,
     KEY_COPIES_KEY,
     PLAN_KEY,
-    TRAILING_KEY,
+    REPLACED,
     UNFINISHED_KEY,
+    KeyCopies,
 )
 from metasync.members.newcomers import logs_suffice
 from metasync.objects.ids import Ids
 from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
-from metasync.session.agreement import ERA_KEY, INVITED_KEY, Seat
+from metasync.session.agreement import Seat
+from metasync.transfer.late_copies import TRAILING_KEY
 from metasync.worktree.quick_scan import Differing, differences
 
 if TYPE_CHECKING:
@@ -44,12 +48,9 @@ def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
 
     `epoch`: of the newest state that this device knows. When in doubt, there is something.
     """
-    if any(db.get(key) is not None for key in _TO_GO_ON_WITH) or db.replaced():
+    if any(db.has(key) for key in _TO_GO_ON_WITH) or db.count_records(REPLACED):
         return False
-    keys = db.get(KEY_COPIES_KEY)
-    if keys is None and epoch != FIRST_EPOCH:
-        return False
-    if keys is not None and keys != json.dumps({"epoch": epoch, "pending": {}}).encode():
+    if (db.get(KEY_COPIES_KEY) or KeyCopies(0 if db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})) != (epoch, {}):
         return False
     return not tree.disk.names(tree.state_dir(b"tmp"))
 
@@ -71,7 +72,7 @@ class Begun(NamedTuple):
 def may_be(s: Seat) -> bool:
     """False when there is something to do whatever the others did: an earlier operation left it, say."""
     known = s.newest_state()
-    quiet = known.hash == s.base_state().hash and s.db.get(ERA_KEY) is None and s.db.get(INVITED_KEY) is None
+    quiet = known.hash == s.base_state().hash and not s.db.has(ERA_KEY) and not s.db.has(INVITED_KEY)
     return quiet and logs_suffice(s.config) and nothing_left(s.db, s.tree, known.epoch)
 
 

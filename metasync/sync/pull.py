@@ -16,8 +16,8 @@ from metasync.checkout.plan import replaceable
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Phase
 from metasync.local.spill import Large, Paths
-from metasync.local.state import Conflict as LocalConflict
-from metasync.local.state_keys import KEPT_KEY, UNFINISHED_KEY
+from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
+from metasync.local.state_keys import Conflict as LocalConflict
 from metasync.merge import guard
 from metasync.merge.changes import same_bytes
 from metasync.merge.trees import Merge, merge
@@ -272,9 +272,9 @@ def _check_out(
         elif path not in merged:
             stale.append(path)
     gone = set(plan.scan.deleted)
-    commit: dict[str, bytes | None] = {BASE_KEY: target.state.encode(), UNFINISHED_KEY: None}
+    commit = dict((BASE_KEY.entry(target.state), UNFINISHED_KEY.entry(None)))
     if plan.texts:
-        commit[KEPT_KEY] = _stage_kept(s, base, plan.texts)
+        commit[KEPT_KEY.name] = _stage_kept(s, base, plan.texts)
     tree = plan.scan.tree
     changes = [
         Change(p, e, None if p in gone else replaceable(plan.rows.get(p), tree.get(p), e)) for p, e in merged.items()
@@ -302,8 +302,8 @@ def _check_out(
     conflicts = [LocalConflict(c.path, c.kept, str(c.reason), target.state.v) for c in plan.merge.conflicts]
 
     def commit_too() -> None:
-        s.db.put_conflicts(conflicts)
-        s.db.delete_unplaced(stale)
+        s.db.put_records(CONFLICTS, conflicts)
+        s.db.delete_records(UNPLACED, stale)
         if target.tree_root is not None:
             put, gone = checkout.rows
             note_settled(s.db, target.tree_root, plan.theirs, plan.rows, put, gone, plan.differing)
@@ -332,6 +332,6 @@ def pull(s: Session, base: Agreed, target: Agreed, *, dry_run: bool = False, for
     if target.state.hash == base.state.hash and not s.db.unplaced():
         return PullReport(base.state.v, base.state.v, down=dict(s.down))
     if target.state.master == base.state.master and not dry_run and not s.db.unplaced():
-        s.db.set(BASE_KEY, target.state.encode())
+        s.db.set(BASE_KEY, target.state)
         return PullReport(base.state.v, target.state.v, down=dict(s.down))
     return integrate(s, base, target, dry_run=dry_run, force=force)

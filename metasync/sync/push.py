@@ -15,13 +15,12 @@ from itertools import islice
 
 from metasync.codec import amount, u64
 from metasync.config import Replicate
-from metasync.consensus import JOURNAL_KEY, Change, Journal, State, decode_journal
+from metasync.consensus import JOURNAL_KEY, Change, Journal, State
 from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
-from metasync.local.state import TREE_KEY
-from metasync.local.state_keys import KEPT_KEY
+from metasync.local.state_keys import CARRIED_KEY, KEPT_KEY, TREE_KEY
 from metasync.members import admission
 from metasync.merge import guard
 from metasync.objects import walk
@@ -30,7 +29,7 @@ from metasync.objects.paths import split
 from metasync.objects.snapshot import encode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped
 from metasync.session import health, space
-from metasync.session.agreement import BASE_KEY, local_value
+from metasync.session.agreement import BASE_KEY
 from metasync.session.eras import rebased
 from metasync.session.session import Agreed, Session
 from metasync.session.write_index import storing_index
@@ -50,7 +49,6 @@ from metasync.worktree.survey import store_survey, survey, survey_part
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
 LAST_PACKS_S = 10.0  # for packs under way when a push fails: they are as good as stored, and 24 MiB at most
-CARRIED_KEY = "carried"  # how unevenly this device's pushes have loaded backends of unequal capacities
 NODES_TOGETHER = 200  # of a tree that are stored here at a time: up to 25 MB, 64 KB each as a rule
 VERSION_TAG = 1  # of a snapshot: the version it was agreed as
 
@@ -147,8 +145,7 @@ def push(
 
     `begun`: what `quiet` has begun, and not found to be nothing. Its look for news goes on beside the scan.
     """
-    journal = s.db.get(JOURNAL_KEY)
-    pending = local_value(decode_journal, journal) if journal is not None else None
+    pending = s.db.get(JOURNAL_KEY)
     text = message.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # an argument may be any bytes
     if (length := len(text.encode())) > MESSAGE_BYTES_MAX:
         raise UsageError(
@@ -172,7 +169,7 @@ def push(
             elif newest.state.master != base.state.master:
                 a.pulls.append(integrate(s, base, newest, force=force, pushing=True))
             else:
-                s.db.set(BASE_KEY, newest.state.encode())
+                s.db.set(BASE_KEY, newest.state)
             base = newest
         try:
             outcome = _attempt(s, base, a)
@@ -321,7 +318,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
     by_stats = _by_stats(s, base, a)
     joins = not admission.admitted(s, base.devices)
-    if by_stats is not None and not by_stats and a.upload is None and s.db.get(KEPT_KEY) is None and not joins:
+    if by_stats is not None and not by_stats and a.upload is None and not s.db.has(KEPT_KEY) and not joins:
         return _news(s, base, a) or replace(
             _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
         )
@@ -351,7 +348,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
             return news
         if news is not None:
             base = news
-            s.db.set(BASE_KEY, base.state.encode())
+            s.db.set(BASE_KEY, base.state)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing) if before else summary_of_new(seen.tree)
     tree_root = master = None
     if differing or staged:
@@ -379,7 +376,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         return s.load(decided.state) if asked else s.newest()
     with s.telling(base.state, decided.state), s.db.transaction():
         s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
-        s.db.set(BASE_KEY, decided.state.encode())
+        s.db.set(BASE_KEY, decided.state)
         s.db.set(JOURNAL_KEY, None)
         kept.forget(s.db)
         s.db.set(CARRIED_KEY, upload.carry() or None)

@@ -20,7 +20,6 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, text16, u8, u16, u32, u64
-from metasync.errors import FormatError
 from metasync.runtime.effects import Now, Op, Reply
 
 FORMAT: Final = 1
@@ -177,14 +176,6 @@ class Estimates:
             raise r.fail("too many lines")
         r.end()
         return out
-
-    @classmethod
-    def kept(cls, data: bytes | None) -> Estimates:
-        """What a note says; nothing is known where there is none, or a damaged one."""
-        try:
-            return cls.decode(data) if data is not None else cls()
-        except FormatError:
-            return cls()
 
 
 def timed(estimates: Estimates, op: Op, size: int) -> Generator[Any, Any, Reply]:

@@ -18,10 +18,10 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, u8, u32, u64
-from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.errors import UsageError
 from metasync.events import Listener, Progress
+from metasync.local import state_keys
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import TRAILING_KEY
 from metasync.reports.sync import Trailing
 from metasync.runtime.effects import Runner
 from metasync.store.index import Index
@@ -92,16 +92,12 @@ def decode_trails(data: bytes) -> list[Trail]:
     return out
 
 
+TRAILING_KEY: Final = state_keys.TRAILING_KEY.holding(encode_trails, decode_trails)
+
+
 def load(db: LocalDb) -> dict[tuple[int, bytes], Trail]:
     """What is noted. `WorkspaceError` where the local state is damaged: nothing is forgotten in silence."""
-    data = db.get(TRAILING_KEY)
-    try:
-        return {t.key: t for t in decode_trails(data)} if data is not None else {}
-    except FormatError as e:
-        raise WorkspaceError(
-            f"the local state in .metasync is damaged: {e.message}",
-            next_step="`metasync check` tells which packs lack copies.",
-        ) from e
+    return {t.key: t for t in db.get(TRAILING_KEY) or ()}
 
 
 def note(db: LocalDb, trails: Iterable[Trail], *, drop: Iterable[tuple[int, bytes]] = ()) -> None:
@@ -113,7 +109,7 @@ def note(db: LocalDb, trails: Iterable[Trail], *, drop: Iterable[tuple[int, byte
         known = load(db)
         now = {k: t for k, t in {**known, **new}.items() if k not in gone}
         if now != known:
-            db.set(TRAILING_KEY, encode_trails(list(now.values())) if now else None)
+            db.set(TRAILING_KEY, list(now.values()) or None)
 
 
 def forget_unnamed(db: LocalDb, index: Index) -> None:

@@ -1,6 +1,6 @@
 """What a push has stored so far, noted in the local state: the next push goes on with it, also after a kill.
 
-Notes are written behind, at most one a second or one per `NOTED_BYTES`, each under a key of its own, so that what is
+Notes are written behind, at most one a second or one per `NOTED_BYTES`, each a record of its own, so that what is
 written grows with what is stored. A kill costs what was stored since the last one: it is sent again. They count under
 the config, generation and key epoch they were made for, and go when a version is agreed.
 """
@@ -14,14 +14,13 @@ from typing import Final, NamedTuple
 from metasync.codec import Reader, bytes32, u32, u64
 from metasync.errors import FormatError, UpgradeError, WorkspaceError
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import STORED, StoredNote
 from metasync.store.index import Index, PackRecord, decode_segment, encode_segment, pack_objects, segments_of
 from metasync.transfer.late_copies import Trail, decode_trails, encode_trails
 
-COUNT_KEY: Final = "stored notes"  # how many notes there are; each lies under this key and its number
 NOTE_EVERY_S: Final = 1.0  # a note costs one sync of the disk
 NOTED_BYTES: Final = 64 << 20  # of packs that may have to be sent again where a push is fast
 CONTEXT_BYTES: Final = 32 + 8 + 4
-NOTES_MAX: Final = 1 << 20
 NOTE_BYTES_MAX: Final = 1 << 30  # of one note: what encodes an index segment
 
 
@@ -49,11 +48,10 @@ class Notes:
 
     def load(self, index: Index) -> list[KeptPack]:
         """What an earlier push stored that is of use to this one: `index` does not name it yet."""
-        count = _count(self._db)
+        notes = self._db.records(STORED)
         found: list[KeptPack] = []
-        named = index.packs() if count else {}
-        for n in range(count):
-            data = self._db.get(f"{COUNT_KEY} {n}") or b""
+        named = index.packs() if notes else {}
+        for _, data in notes:
             if data[:CONTEXT_BYTES] == self._context:
                 with contextlib.suppress(FormatError, UpgradeError):  # then these are stored anew
                     found += _decode(data)
@@ -73,26 +71,14 @@ class Notes:
         if not waiting:
             return
         with contextlib.suppress(WorkspaceError), self._db.transaction():
-            count = _count(self._db)
-            notes = [self._context + note for note in _encode(waiting)]
-            for n, note in enumerate(notes, count):
-                self._db.set(f"{COUNT_KEY} {n}", note)
-            self._db.set(COUNT_KEY, u32(count + len(notes)))
+            notes = enumerate(_encode(waiting), self._db.count_records(STORED))
+            self._db.put_records(STORED, [StoredNote(n, self._context + note) for n, note in notes])
 
 
 def forget(db: LocalDb) -> None:
     """Drops all notes: what they name is agreed, or will never be."""
-    count = _count(db)
-    if count:
-        with db.transaction():
-            for n in range(count):
-                db.set(f"{COUNT_KEY} {n}", None)
-            db.set(COUNT_KEY, None)
-
-
-def _count(db: LocalDb) -> int:
-    data = db.get(COUNT_KEY) or b""
-    return min(int.from_bytes(data, "big"), NOTES_MAX) if len(data) == 4 else 0
+    if count := db.count_records(STORED):
+        db.delete_records(STORED, range(count))
 
 
 def _encode(packs: Sequence[KeptPack]) -> list[bytes]:

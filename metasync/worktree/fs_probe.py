@@ -12,14 +12,15 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Final
 
+from metasync.local import state_keys
 from metasync.local.state import State
+from metasync.local.state_keys import json_codec
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
 from metasync.worktree.names import ANY, CONTROLS, ODD_ON_WINDOWS, Fold, Listing, Rules, Unit
 from metasync.worktree.tree import WorkTree
 
-RULES_KEY = "names.rules"
 PROBE_FORMAT = 1  # of what is kept: other tries are made anew
 PROBE_NAME = b"probe-"
 _REFUSED = frozenset(  # whatever a file system says of a name it does not take
@@ -37,30 +38,31 @@ def rules_of(tree: WorkTree, db: State) -> Rules:
     state = tree.disk.fstat(tree.state_dir())
     # A device's number may be another's after a restart; together with an inode it hardly ever is.
     place = [PROBE_FORMAT, state.st_dev, state.st_ino]
-    kept = db.get(RULES_KEY)
-    if kept is not None and (known := _kept(kept, place)) is not None:
-        return known
+    known = db.get(NAME_RULES_KEY)
+    if known is not None and known[0] == place:
+        return known[1]
     try:
         rules = _probed(tree)
     except OSError:
         return ANY
-    db.set(RULES_KEY, json.dumps({"place": place, "rules": asdict(rules)}).encode())
+    db.set(NAME_RULES_KEY, (place, rules))
     return rules
 
 
-def _kept(data: bytes, place: list[int]) -> Rules | None:
-    """The rules that were found at this place before; None where the note is another's, or damaged."""
+def _kept(told: Any) -> tuple[list[int], Rules]:
+    """A place, and the rules that were found at it."""
     enums = {"fold": Fold, "unit": Unit, "listing": Listing}
-    try:
-        found = json.loads(data)
-        if found["place"] != place:
-            return None
-        values: dict[str, Any] = {k: enums[k](v) if k in enums else v for k, v in found["rules"].items()}
-        rules = Rules(**values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    sound = all(type(getattr(rules, f.name)) is type(getattr(ANY, f.name)) for f in fields(Rules))
-    return rules if sound else None
+    values: dict[str, Any] = {k: enums[k](v) if k in enums else v for k, v in told["rules"].items()}
+    rules = Rules(**values)
+    if not all(type(getattr(rules, f.name)) is type(getattr(ANY, f.name)) for f in fields(Rules)):
+        raise TypeError("not rules")
+    return told["place"], rules
+
+
+NAME_RULES_KEY: Final = state_keys.NAME_RULES_KEY.holding(
+    lambda known: json.dumps({"place": known[0], "rules": asdict(known[1])}).encode(),
+    json_codec("rules of the file system", _kept).decode,
+)
 
 
 def _probed(tree: WorkTree) -> Rules:

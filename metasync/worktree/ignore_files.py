@@ -15,8 +15,6 @@ import stat as stat_
 from collections.abc import Mapping
 from typing import Final
 
-from metasync.codec import Reader, bytes16, bytes32
-from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import RULES_KEY
 from metasync.worktree.disk import READ_FLAGS
@@ -129,23 +127,9 @@ def _text(path: bytes) -> str:
 
 def load_texts(db: State) -> dict[bytes, bytes]:
     """The rule files of the last scan that was stored, by directory. `WorkspaceError`: the local state is damaged."""
-    data = db.get(RULES_KEY) or b""
-    out: dict[bytes, bytes] = {}
-    try:
-        r = Reader(data, "ignore rules")
-        while r.pos < len(data):
-            directory = r.bytes16()
-            out[directory] = r.bytes32(RULES_BYTES_MAX)
-    except FormatError as e:
-        raise WorkspaceError(
-            f"The ignore rules in the local state are damaged: {e.message}.",
-            next_step="Move .metasync/state.db away and run again: it is rebuilt from the backends.",
-        ) from e
-    return out
+    return db.get(RULES_KEY) or {}
 
 
 def store_texts(db: State, texts: Mapping[bytes, bytes]) -> None:
     """Remembers rule files for the next scan."""
-    data = b"".join(bytes16(directory) + bytes32(texts[directory]) for directory in sorted(texts))
-    if data != (db.get(RULES_KEY) or b""):
-        db.set(RULES_KEY, data or None)
+    db.update(RULES_KEY, dict(texts) or None)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from metasync.local.spill import Large
-from metasync.local.state import TREE_KEY, State
-from metasync.local.state_keys import RULES_KEY
+from metasync.local.state import State
+from metasync.local.state_keys import RULES_KEY, TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.index import Row, is_packed_dir, is_packed_file, is_packed_inode, rows_at, unpack_row
 from metasync.worktree.names import IGNORED, ODD_FIRST, STATE_NAME, why_not_taken
@@ -107,7 +107,7 @@ def differences(work: WorkTree, db: State, root: bytes | None) -> Differing | No
     """Where the folder may differ from the tree of this root; None: that can't be told by stats. Stores nothing."""
     if root is None or db.get(TREE_KEY) != root or work.rules.has_twins:
         return None
-    if db.get(RULES_KEY) is not None:  # the walk would meet a rule file, and end there
+    if db.has(RULES_KEY):  # the walk would meet a rule file, and end there
         return None
     work.forget()
     top = db.packed_row(b"")

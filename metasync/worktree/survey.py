@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from metasync.consensus import JOURNAL_KEY
 from metasync.local.state import State
+from metasync.local.state_keys import JOURNAL_KEY, UNPLACED, Unplaced
 from metasync.objects.model import Entry
 from metasync.worktree.ignore_files import load_texts, store_texts
 from metasync.worktree.index import Row, load_rows, store_rows
@@ -45,11 +45,11 @@ def store_survey(db: State, seen: Scan) -> None:
     A push whose end is not known may have been agreed with paths that are gone since and that only rows know: these
     rows stay, because without them nobody deleted what the base then turns out to hold.
     """
-    stay = set(seen.forgotten) if db.get(JOURNAL_KEY) is not None else set()
+    stay = set(seen.forgotten) if db.has(JOURNAL_KEY) else set()
     with db.transaction():
         store_rows(db, seen.put_rows.items())
         db.delete_rows([p for p in seen.delete_rows if p not in stay])
         store_texts(db, seen.rules)
         came_back = [p for p, why in db.unplaced().items() if why == MISSING and p in seen.put_rows]
-        db.delete_unplaced(came_back)  # by the user's hand: it had no row
-        db.put_unplaced(dict.fromkeys(seen.missing, MISSING))
+        db.delete_records(UNPLACED, came_back)  # by the user's hand: it had no row
+        db.put_records(UNPLACED, (Unplaced(path, MISSING) for path in seen.missing))

@@ -30,6 +30,7 @@ from workdir import (
 
 from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import REPLACED
 from metasync.objects.model import Entry
 from metasync.worktree.index import load_rows
 
@@ -40,7 +41,7 @@ def test_clones_into_an_empty_directory(work: Workspace) -> None:
     assert (applied.conflicts, applied.kept, applied.unplaced) == ([], [], [])
     assert applied.written == len(NEW)
     assert replaced(work) == []
-    assert work.db.get("base") == b"new"
+    assert work.db.value("base") == b"new"
     found = work.scan()
     assert (found.tree, found.counts.files_read) == (entries(NEW), 0)  # stats were read back and are trusted
 
@@ -57,7 +58,7 @@ def test_changes_of_every_kind(work: Workspace) -> None:
     assert {p: os.lstat(work.at(p)).st_ino for p in touched} == kept_inodes
     gone = [spec for path, spec in OLD.items() if isinstance(spec, bytes) and path != b"keep"]
     assert replaced(work) == sorted(gone)
-    assert {r.path for r in work.db.replaced()} >= {b"big", b"d/gone", b"file-to-dir", b"link-to-file"}
+    assert {r.path for r in work.db.records(REPLACED)} >= {b"big", b"d/gone", b"file-to-dir", b"link-to-file"}
     assert_settled(work, NEW)
 
 
@@ -119,16 +120,16 @@ def test_incomplete_contents_are_refused(work: Workspace) -> None:
 def test_the_callers_writes_are_in_the_same_transaction(work: Workspace) -> None:
     checkout = Checkout(work.db, work.tree)
     checkout.begin([Change(b"f", entry(b""), None)], {"a": b"1", "b": None})
-    work.db.set("b", b"old")
+    work.db.set_value("b", b"old")
     seen: list[Any] = []
 
     def commit() -> None:
-        seen.append((work.db.get("a"), work.db.get("b"), set(load_rows(work.db))))
-        work.db.set("c", b"3")
+        seen.append((work.db.value("a"), work.db.value("b"), set(load_rows(work.db))))
+        work.db.set_value("c", b"3")
 
     checkout.apply(commit)
     assert seen == [(b"1", None, {b"f"})]
-    assert work.db.get("c") == b"3"
+    assert work.db.value("c") == b"3"
     assert checkout.recover() is None
 
 

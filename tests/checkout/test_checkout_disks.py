@@ -43,8 +43,9 @@ from workdir import (
     write,
 )
 
-from metasync.checkout.checkout import PLAN_KEY, Change, Checkout
+from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import PLAN_KEY
 from metasync.worktree import disk as fsio
 from metasync.worktree.index import load_rows
 
@@ -114,7 +115,7 @@ def test_a_parent_that_is_swapped_leads_nowhere(tmp_path: Path, way: str, dies: 
             assert read(outside) == full({b"a": b"a of theirs", b"e/b": b"b of theirs", b"e": DIR}), step
             lost = {b"old a", b"old b", b"gone"} - set(files_under(case))
             assert not lost, step
-            if work.db.get(PLAN_KEY) is None:
+            if not work.db.has(PLAN_KEY):
                 assert os.listdir(work.root / ".metasync" / "tmp") == []
         if ended:
             return
@@ -160,7 +161,7 @@ def test_read_only_directories_are_opened_and_closed_again(tmp_path: Path) -> No
             applied = work.check_out(tree)
             assert (applied.unplaced, applied.kept) == ([], [])
             assert read(work.root) == full(tree)
-            assert work.db.get("checkout.modes") is None
+            assert work.db.value("checkout.modes") is None
             assert_settled(work, tree)
 
 

@@ -43,6 +43,7 @@ from workdir import (
 
 from metasync.checkout.checkout import Checkout
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import CONFLICTS
 from metasync.worktree import disk as fsio
 from metasync.worktree.disk import Disk
 
@@ -80,12 +81,12 @@ def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] =
         work.base = entries(old)
         Checkout(work.db, work.tree).recover()
         here = read(work.root)
-        now = new if work.db.get("base") == b"new" else old
+        now = new if work.db.value("base") == b"new" else old
         assert here == full(now), step
         assert olds <= {digest(data) for data in files_under(case)}, step
         work.base = entries(now)
         assert_settled(work, now)
-        assert work.db.conflicts() == []
+        assert work.db.records(CONFLICTS) == []
         assert Checkout(work.db, work.tree).recover() is None
         work.check_out(new)
         assert read(work.root) == full(new), step
@@ -287,7 +288,7 @@ def test_sigkill(tmp_path: Path) -> None:
             assert not isinstance(spec, File) or digest(spec.data) in known
         with Workspace(root) as work:
             outcomes.add(Checkout(work.db, work.tree).recover() is None)
-            now = NEW if work.db.get("base") else OLD
+            now = NEW if work.db.value("base") else OLD
             assert read(root) == full(now)
             work.base = entries(now)
             assert_settled(work, now)

@@ -37,12 +37,13 @@ from workdir import (
 )
 
 from metasync.checkout.checkout import Checkout
+from metasync.local.state_keys import CONFLICTS
 
 
 def test_a_late_edit_becomes_a_conflict_copy(work: Workspace) -> None:
     applied = late(work, lambda: work.at(b"edited").write_bytes(b"my late words"))
     assert [(c.path, c.copy) for c in applied.conflicts] == [(b"edited", b"edited.conflict.1")]
-    assert work.db.conflicts() == applied.conflicts
+    assert work.db.records(CONFLICTS) == applied.conflicts
     assert work.at(b"edited.conflict.1").read_bytes() == b"my late words"
     assert work.at(b"edited").read_bytes() == b"new edited"
     found = work.scan()

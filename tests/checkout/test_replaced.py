@@ -12,7 +12,7 @@ from workdir import DIR, Link, Workspace, digest, entries, entry, errno_error, f
 from metasync.checkout import trash
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.trash import QUIET_NS, settle
-from metasync.local.state import ReplacedFile
+from metasync.local.state_keys import CONFLICTS, REPLACED, ReplacedFile
 from metasync.worktree.index import load_rows
 
 OLD: dict[bytes, Any] = {
@@ -73,7 +73,7 @@ def test_known_contents_are_dropped_after_ten_quiet_minutes(work: Workspace) -> 
     assert settling(QUIET_NS // 2) == []
     assert (kept(work), settling.asked) == ([b"old a", b"old b", b"old c"], [])
     assert settling() == []
-    assert (kept(work), work.db.replaced()) == ([], [])
+    assert (kept(work), work.db.records(REPLACED)) == ([], [])
     assert os.listdir(work.root / ".metasync" / "replaced") == []
     assert set(settling.asked) == {
         (digest(b"old a"), 5, b"a.txt"),
@@ -106,10 +106,10 @@ def test_a_late_write_comes_back(work: Workspace) -> None:
         (b"a.txt", b"a.conflict.1.txt", 5),
         (b"d/e/c", b"c.conflict.1", 5),  # its directory is gone: in the next one up
     ]
-    assert work.db.conflicts() == found
+    assert work.db.records(CONFLICTS) == found
     assert work.at(b"a.conflict.1.txt").read_bytes() == b"late words in a"
     assert work.at(b"c.conflict.1").read_bytes() == b"late words in c"
-    assert [r.path for r in work.db.replaced()] == [b"l"]
+    assert [r.path for r in work.db.records(REPLACED)] == [b"l"]
     assert {b"a.conflict.1.txt", b"c.conflict.1"} < work.scan().tree.keys()
 
 
@@ -175,13 +175,13 @@ def test_unreadable_ones_stay(work: Workspace) -> None:
     now = work.tree.clock_ns() + 2 * QUIET_NS
     assert settle(work.tree, work.db, now, lambda *args: True, fails) == []
     assert kept(work) == [b"old a", b"old b", b"old c"]
-    assert len(work.db.replaced()) == 3  # the link needs no reading
+    assert len(work.db.records(REPLACED)) == 3  # the link needs no reading
 
 
 def test_records_without_files_go(work: Workspace) -> None:
-    work.db.put_replaced([ReplacedFile(77, b"x", b"")])
+    work.db.put_records(REPLACED, [ReplacedFile(77, b"x", b"")])
     assert Settling(work)() == []
-    assert work.db.replaced() == []
+    assert work.db.records(REPLACED) == []
 
 
 @pytest.mark.parametrize("bound", ["files", "bytes"])
@@ -214,7 +214,7 @@ def test_nothing_a_crash_leaves_is_without_a_record(work: Workspace) -> None:
 
     with pytest.raises(KeyError):
         checkout.apply(dies)
-    assert work.db.replaced() == []
+    assert work.db.records(REPLACED) == []
     Checkout(work.db, work.tree).recover()
-    assert [r.path for r in work.db.replaced()] == [b"a.txt"]
+    assert [r.path for r in work.db.records(REPLACED)] == [b"a.txt"]
     assert read(work.root)[b"a.txt"].data == b"new a"

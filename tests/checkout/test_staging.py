@@ -109,7 +109,7 @@ def test_killed_at_every_step_with_something_in_its_place(tmp_path: Path, in_the
             work.close()
         with Workspace(case) as work:
             Checkout(work.db, work.tree).recover()
-            if work.db.get("base") != b"new":
+            if work.db.value("base") != b"new":
                 checkout = Checkout(work.db, work.tree)
                 checkout.abandon()
                 continue

@@ -237,7 +237,7 @@ def test_an_unknown_outcome_is_said_and_found_out(world: World, ws: Workspace) -
     world.fault_hook = lambda op: None
     from metasync.consensus import JOURNAL_KEY, decode_journal
 
-    journal = decode_journal(disk[JOURNAL_KEY])
+    journal = decode_journal(disk[JOURNAL_KEY.name])
     assert journal == Journal(b"x" * 16, ws.genesis)
     after = group_of(ws, 9)
     latest = world.do(after.get_recent(ws.genesis))

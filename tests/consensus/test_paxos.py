@@ -66,14 +66,14 @@ def client(
             if done >= ops:
                 return known
             op_id = bytes([who + 1, done + 1]) * 8
-            if JOURNAL_KEY in disk:
-                journal = decode_journal(disk[JOURNAL_KEY])
+            if JOURNAL_KEY.name in disk:
+                journal = decode_journal(disk[JOURNAL_KEY.name])
                 fate = yield from group.find_op(known, journal)
                 if fate and journal.op_id == op_id:
                     history.ours[op_id] = journal.v
                     history.found_again += 1
                     disk["done"] = done + 1
-                    yield Persist(JOURNAL_KEY, None)
+                    yield Persist(JOURNAL_KEY.name, None)
                     continue
             history.started.add(op_id)
             owner = group.owns(known)
@@ -86,7 +86,7 @@ def client(
             if outcome.state.op_id == op_id:
                 history.ours[op_id] = outcome.state.v
                 disk["done"] = done + 1
-                yield Persist(JOURNAL_KEY, None)
+                yield Persist(JOURNAL_KEY.name, None)
         except NoQuorumError:
             history.unknown += 1
             yield Sleep(1.0)

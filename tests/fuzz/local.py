@@ -24,7 +24,7 @@ from metasync.backends.azure import AzureBackend
 from metasync.backends.gcs import GcsBackend
 from metasync.backends.registry import parse_bytes, parse_url
 from metasync.backends.s3 import S3Backend
-from metasync.checkout.plan import Change, Plan, decode_modes, decode_plan, encode_modes, encode_plan
+from metasync.checkout.plan import Change, Plan, decode_plan, encode_plan
 from metasync.codec import ascending, bytes32
 from metasync.config import decode_config
 from metasync.errors import (
@@ -37,13 +37,26 @@ from metasync.errors import (
 )
 from metasync.local import device_keys
 from metasync.local.lock import WorkspaceLock
-from metasync.local.state import Conflict, LocalDb, ReplacedFile
+from metasync.local.state import LocalDb, State
+from metasync.local.state_keys import (
+    CONFIG_KEY,
+    CONFLICTS,
+    DEVICE_KEY,
+    MODES_KEY,
+    NAME_KEY,
+    REPLACED,
+    SPACE_KEY,
+    UNPLACED,
+    Conflict,
+    ReplacedFile,
+    Unplaced,
+)
 from metasync.objects.model import Entry, Kind
 from metasync.session import connections, space
-from metasync.session.agreement import local_value
-from metasync.session.folder import Link, decode_links, encode_links, load_secret, required
+from metasync.session.agreement import BASE_KEY
+from metasync.session.folder import LINKS_KEY, Link, load_secret
 from metasync.session.session import Session
-from metasync.worktree import fs_probe
+from metasync.worktree.fs_probe import NAME_RULES_KEY
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.worktree.names import ANY
 
@@ -108,10 +121,10 @@ def scratch() -> _Scratch:
     return _Scratch()
 
 
-class _Db:
+class _Db(State):
     """As much of a local state as the device's keys ask for."""
 
-    def get(self, key: str) -> bytes | None:
+    def value(self, name: str) -> bytes | None:
         return ALICE.device_id
 
 
@@ -138,17 +151,17 @@ def database() -> bytes:
         raw.execute("PRAGMA page_size = 512")
         raw.execute("VACUUM")
     with contextlib.closing(LocalDb.open(path)) as db, db.transaction():
-        db.set("name", b"docs")
-        db.set("device", ALICE.device_id)
-        db.set("base", BASE.encode())
-        db.set("links", encode_links(LINKS))
-        db.set("config", good_config())
+        db.set(NAME_KEY, "docs")
+        db.set(DEVICE_KEY, ALICE.device_id)
+        db.set(BASE_KEY, BASE)
+        db.set(LINKS_KEY, LINKS)
+        db.set_value(CONFIG_KEY.name, good_config())
         db.put_objects([(BASE.devices, 100, DEVICES.encode()), (digest(9), 3, b"dir")])
         db.stage_object(digest(3), 1, b"staged")
         store_rows(db, ((b"path %d" % i, row) for i, row in enumerate(ROWS)))
-        db.put_conflicts([Conflict(b"p", b"p (copy)", "both changed", 3)])
-        db.put_replaced([ReplacedFile(1, b"p", digest(1))])
-        db.put_unplaced({b"q": "too long"})
+        db.put_records(CONFLICTS, [Conflict(b"p", b"p (copy)", "both changed", 3)])
+        db.put_records(REPLACED, [ReplacedFile(1, b"p", digest(1))])
+        db.put_records(UNPLACED, [Unplaced(b"q", "too long")])
     with contextlib.closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         raw.execute("PRAGMA journal_mode = DELETE")
@@ -167,35 +180,34 @@ def read_database(data: bytes) -> None:
     """Everything that a start reads from a local state, and one write."""
     path = scratch().file(data)
     with contextlib.closing(LocalDb.open(path)) as db:
-        required(db, "name").decode("utf-8", "replace")
-        decode_links(required(db, "links"))
-        local_value(decode_config, required(db, "config"))
-        state = Session.stored_state(db)
+        db.need(NAME_KEY)
+        db.need(LINKS_KEY)
+        db.need(CONFIG_KEY)
+        state = db.need(BASE_KEY)
         Session.stored_devices(db, state, NS_ID)
         load_rows(db)
         objects = db.get_objects([digest(9), BASE.devices])
         assert all(isinstance(x, bytes) for x in objects.values())
         assert all(isinstance(x, bytes) for _, _, x in db.staged())
-        for conflict in db.conflicts():
+        for conflict in db.records(CONFLICTS):
             assert (type(conflict.path), type(conflict.copy)) == (bytes, bytes)
             assert (type(conflict.reason), type(conflict.version)) == (str, int)
-        for r in db.replaced():
+        for r in db.records(REPLACED):
             assert all(isinstance(x, bytes) for x in (r.path, r.content, r.hashed))
             assert isinstance(r.hashed_mtime_ns + r.hashed_ctime_ns, int)
         for path_, reason in db.unplaced().items():
             assert (type(path_), type(reason)) == (bytes, str)
-        db.objects_bytes()
-        db.set("name", b"again")
+        db.set(NAME_KEY, "again")
         db.put_packed_rows([(b"new", pack_row(ROWS[0]))])
 
 
-class _Notes:
+class _Notes(State):
     """A local state that holds the same note under every key."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def get(self, key: str) -> bytes:
+    def value(self, name: str) -> bytes:
         return self.data
 
 
@@ -204,12 +216,13 @@ def notes_of(data: bytes) -> None:
     db: Any = _Notes(data)
     for name, at in connections._hung_lately(db, time.time()).items():
         assert (type(name), type(at)) == (str, float)
-    for note in space._noted(db).values():
+    for note in (db.get(SPACE_KEY) or {}).values():
         assert all(type(n) in (int, type(None)) for n in note)
-        assert note.when + 1
+        assert note.when_ns + 1
     assert all(type(name) is str for name in space.given_up(db))
-    rules = fs_probe._kept(data, [1, 2, 3])
-    assert rules is None or (rules.has_twins in (True, False) and rules.name_max + rules.path_max is not None)
+    known = db.get(NAME_RULES_KEY)
+    rules = known[1] if known is not None else ANY
+    assert rules.has_twins in (True, False) and rules.name_max + rules.path_max is not None
     lock = WorkspaceLock(scratch().state)
     lock._holder.write_bytes(data)
     assert lock._held_by().startswith("held by")
@@ -252,7 +265,7 @@ def url_of(data: bytes) -> None:
     again = parse_url(url.location)
     assert (again.scheme, again.host, again.path, again.params) == (url.scheme, url.host, url.path, url.params)
     assert again.location == url.location
-    assert decode_links(encode_links({"x": Link(url.location, "f", "00" * 32)}))["x"].url == url.location
+    assert LINKS_KEY.load(LINKS_KEY.codec.encode({"x": Link(url.location, "f", "00" * 32)}))["x"].url == url.location
     assert url.capacity_bytes is None or 1 <= url.capacity_bytes <= 1 << 63
 
 
@@ -306,9 +319,15 @@ LOCAL = (
         allowed=DAMAGED,
     ),
     Target(
-        "modes", decode_modes, lambda: [encode_modes({b"a": 0o755, b"a/b": 0o500}), b""], encode_modes, allowed=DAMAGED
+        "modes",
+        MODES_KEY.load,
+        lambda: [MODES_KEY.codec.encode({b"a": 0o755, b"a/b": 0o500}), b""],
+        MODES_KEY.codec.encode,
+        allowed=DAMAGED,
     ),
-    Target("links", decode_links, lambda: [encode_links(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED),
+    Target(
+        "links", LINKS_KEY.load, lambda: [LINKS_KEY.codec.encode(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED
+    ),
     Target("notes", notes_of, note_seeds, allowed=DAMAGED, tries=SOME),
     Target("secret", open_secret, lambda: [_secret(), device_keys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
     Target("local-state", read_database, lambda: [database()], allowed=DAMAGED, tries=SOME, room=lambda _: 8 << 20),

@@ -16,6 +16,7 @@ from metasync.checkout.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_
 from metasync.errors import DamagedError, NoQuorumError, UsageError, WorkspaceError
 from metasync.history import conflicts as conflicting
 from metasync.history import restore as restoring
+from metasync.local.state_keys import BOTH_KEY, RESTORED_KEY, RESTORED_ON_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
@@ -440,9 +441,10 @@ def test_a_path_of_thousands_of_names(past: Workspace) -> None:
         base = s.base()
         entry = Entry(Kind.DIR, 0o755, 0, 0, b"")
         here = restoring.Here(Scan(), {}, {}, {})
-        s.db.set(restoring.RESTORED_KEY, restoring._encode_restored(base, here, {long: entry}))
+        s.db.set(RESTORED_KEY, restoring._now_restored(here, {long: entry}))
+        s.db.set(RESTORED_ON_KEY, base.state.master)
         assert restoring._restored(s, base) == {long: b""}
-        s.db.set(conflicting.BOTH_KEY, conflicting._encode_both([long]))
+        s.db.set(BOTH_KEY, frozenset([long]))
         assert conflicting._decided_both(s) == set(), "it is not there"
 
 

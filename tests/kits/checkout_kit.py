@@ -22,7 +22,8 @@ from workdir import (
     write,
 )
 
-from metasync.checkout.checkout import PLAN_KEY, Applied
+from metasync.checkout.checkout import Applied
+from metasync.local.state_keys import PLAN_KEY
 
 LATER_NS = MTIME_NS + 10**9
 
@@ -90,7 +91,7 @@ def replaced(work: Workspace) -> list[bytes]:
 
 def assert_settled(work: Workspace, tree: dict[bytes, Any]) -> None:
     """The state fits the tree: nothing is left over but for a next checkout, and the next scan sees the agreed tree."""
-    if work.db.get(PLAN_KEY) is None:
+    if not work.db.has(PLAN_KEY):
         assert_nothing_left(work)
     found = work.scan()
     assert found.tree == entries(tree)

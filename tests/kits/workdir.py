@@ -154,9 +154,9 @@ class FusedDb(LocalDb):
             self.fuse()
         self.fuse()
 
-    def set(self, key: str, value: bytes | None) -> None:
+    def set_value(self, name: str, data: bytes | None) -> None:
         self.fuse()
-        super().set(key, value)
+        super().set_value(name, data)
         self.fuse()
 
 

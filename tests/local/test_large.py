@@ -15,7 +15,7 @@ from workspace_kit import write as lab_write
 from metasync.errors import WorkspaceError
 from metasync.local import spill
 from metasync.local.spill import IdSet, Large, Paths, Spool, grown
-from metasync.local.state import TREE_KEY
+from metasync.local.state_keys import TREE_KEY
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.objects.walk import build, build_nodes, flatten

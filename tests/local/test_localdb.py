@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import UpgradeError, WorkspaceError
-from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
+from metasync.local.state import LocalDb, State
+from metasync.local.state_keys import CONFLICTS, REPLACED, UNPLACED, Conflict, ReplacedFile, Unplaced
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 
@@ -27,22 +28,22 @@ def test_values_stay_over_a_reopening(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with LocalDb.open(path) as db:
         state: State = db
-        state.set("a", b"1")
-        state.set("b", b"")
-        state.set("c", b"gone")
-        state.set("c", None)
-        state.put_conflicts([Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)])
-        state.put_replaced([ReplacedFile(3, b"f", b"h" * 32)])
-        state.put_unplaced({b"d/f": "permission denied"})
+        state.set_value("a", b"1")
+        state.set_value("b", b"")
+        state.set_value("c", b"gone")
+        state.set_value("c", None)
+        state.put_records(CONFLICTS, [Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)])
+        state.put_records(REPLACED, [ReplacedFile(3, b"f", b"h" * 32)])
+        state.put_records(UNPLACED, [Unplaced(b"d/f", "permission denied")])
     with LocalDb.open(path) as db:
-        assert (db.get("a"), db.get("b"), db.get("c")) == (b"1", b"", None)
-        assert db.conflicts() == [Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)]
-        assert db.replaced() == [ReplacedFile(3, b"f", b"h" * 32)]
+        assert (db.value("a"), db.value("b"), db.value("c")) == (b"1", b"", None)
+        assert db.records(CONFLICTS) == [Conflict(b"f", b"f.conflict.1", "edited on both sides", 7)]
+        assert db.records(REPLACED) == [ReplacedFile(3, b"f", b"h" * 32)]
         assert db.unplaced() == {b"d/f": "permission denied"}
-        db.delete_conflicts([b"f.conflict.1"])
-        db.delete_replaced([3])
-        db.delete_unplaced([b"d/f", b"not there"])
-        assert (db.conflicts(), db.replaced(), db.unplaced()) == ([], [], {})
+        db.delete_records(CONFLICTS, [b"f.conflict.1"])
+        db.delete_records(REPLACED, [3])
+        db.delete_records(UNPLACED, [b"d/f", b"not there"])
+        assert (db.records(CONFLICTS), db.records(REPLACED), db.unplaced()) == ([], [], {})
         assert db._execute("PRAGMA journal_mode")[0][0] == "wal"
         assert db._execute("PRAGMA synchronous")[0][0] == 2
 
@@ -55,9 +56,9 @@ def test_objects(tmp_path: Path) -> None:
         assert db.get_object(many[7][0]) == b"data 7"
         assert db.get_object(b"none") is None
         assert db.get_objects([m[0] for m in many] + [b"none"]) == {i: data for i, _, data in many}
-        assert db.objects_bytes() == sum(len(m[2]) for m in many)
-        assert db.drop_objects_except([many[5][0]]) == 1199
-        assert db.get_objects([m[0] for m in many]) == {many[5][0]: many[5][2]}
+        assert db.objects_there([many[5][0], b"none"]) == {many[5][0]}
+        db.drop_objects_of(many[5][2])
+        assert db.get_object(many[5][0]) is None
         db.stage_object(b"z" * 32, 1, b"blob")
         db.stage_object(b"a" * 32, 2, b"file")
         assert db.staged() == [(b"a" * 32, 2, b"file"), (b"z" * 32, 1, b"blob")]
@@ -70,39 +71,39 @@ def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
 
         def fails() -> None:
             with db.transaction():
-                db.set("a", b"1")
-                db.put_unplaced({b"x": "y"})
+                db.set_value("a", b"1")
+                db.put_records(UNPLACED, [Unplaced(b"x", "y")])
                 raise KeyError("a")
 
         with pytest.raises(KeyError):
             fails()
-        assert db.get("a") is None
+        assert db.value("a") is None
         assert db.unplaced() == {}
         with db.transaction():
-            db.set("a", b"outer")
+            db.set_value("a", b"outer")
             with pytest.raises(KeyError):
                 fails()
-            assert db.get("a") == b"outer"
+            assert db.value("a") == b"outer"
             with db.transaction():
-                db.set("b", b"inner")
-        assert (db.get("a"), db.get("b")) == (b"outer", b"inner")
+                db.set_value("b", b"inner")
+        assert (db.value("a"), db.value("b")) == (b"outer", b"inner")
 
 
 def test_threads_share_it(tmp_path: Path) -> None:
     with LocalDb.open(tmp_path / "state.db") as db:
-        db.set("n", b"0")
+        db.set_value("n", b"0")
 
         def add() -> None:
             for _ in range(10):
                 with db.transaction():
-                    db.set("n", b"%d" % (int(db.get("n") or b"0") + 1))
+                    db.set_value("n", b"%d" % (int(db.value("n") or b"0") + 1))
 
         threads = [threading.Thread(target=add) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert db.get("n") == b"50"
+        assert db.value("n") == b"50"
 
 
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
@@ -138,20 +139,21 @@ def test_a_use_after_close_is_our_error(tmp_path: Path) -> None:
     db = LocalDb.open(tmp_path / "state.db")
     db.close()
     with pytest.raises(WorkspaceError):
-        db.get("a")
+        db.value("a")
 
 
 KILLED = """
 import sys
 from metasync.local.state import LocalDb
+from metasync.local.state_keys import UNPLACED, Unplaced
 db = LocalDb.open(sys.argv[1])
 n = 0
 while True:
     n += 1
     with db.transaction():
-        db.set("a", b"%d" % n)
-        db.put_unplaced({b"%d" % i: "x" for i in range(200)})
-        db.set("b", b"%d" % n)
+        db.set_value("a", b"%d" % n)
+        db.put_records(UNPLACED, [Unplaced(b"%d" % i, "x") for i in range(200)])
+        db.set_value("b", b"%d" % n)
     print(n, flush=True)
 """
 
@@ -166,9 +168,9 @@ def test_kill_leaves_whole_transactions(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             told = [line for line in process.stdout.read().split(b"\n") if line]
         with LocalDb.open(path) as db:
-            assert db.get("a") == db.get("b")
+            assert db.value("a") == db.value("b")
             if told:
-                assert int(db.get("a") or b"0") >= int(told[-1])  # what was said to be written is there
+                assert int(db.value("a") or b"0") >= int(told[-1])  # what was said to be written is there
 
 
 kinds = st.sampled_from(list(Kind))
@@ -203,14 +205,14 @@ def test_damaged_rows_are_named(row: Row, data: st.DataObject) -> None:
 
 
 COLUMNS = {
-    "kv": ("value", lambda db: db.get("k")),
+    "kv": ("value", lambda db: db.value("k")),
     "rows": ("data", load_rows),
     "rows.path": ("path", lambda db: db.packed_rows()),
     "objects": ("data", lambda db: (db.get_object(b"o"), db.get_objects([b"o"]))),
     "staged": ("data", lambda db: db.staged()),
-    "conflicts": ("reason", lambda db: db.conflicts()),
-    "conflicts.version": ("version", lambda db: db.conflicts()),
-    "replaced": ("content", lambda db: db.replaced()),
+    "conflicts": ("reason", lambda db: db.records(CONFLICTS)),
+    "conflicts.version": ("version", lambda db: db.records(CONFLICTS)),
+    "replaced": ("content", lambda db: db.records(REPLACED)),
     "unplaced": ("reason", lambda db: db.unplaced()),
 }
 
@@ -222,13 +224,13 @@ def test_a_column_of_another_type_is_damage(tmp_path: Path, column: str, value: 
     name, read = COLUMNS[column]
     path = tmp_path / "state.db"
     with LocalDb.open(path) as db:
-        db.set("k", b"v")
+        db.set_value("k", b"v")
         store_rows(db, [(b"p", Row(FILE, 1, 2, 7, -5, 6, 0o100644, True))])
         db.put_objects([(b"o", 3, b"data")])
         db.stage_object(b"s", 1, b"data")
-        db.put_conflicts([Conflict(b"f", b"g", "why", 7)])
-        db.put_replaced([ReplacedFile(3, b"f", b"h" * 32)])
-        db.put_unplaced({b"q": "why"})
+        db.put_records(CONFLICTS, [Conflict(b"f", b"g", "why", 7)])
+        db.put_records(REPLACED, [ReplacedFile(3, b"f", b"h" * 32)])
+        db.put_records(UNPLACED, [Unplaced(b"q", "why")])
         good = read(db)
     with sqlite3.connect(path) as raw:
         raw.execute(f"UPDATE {column.partition('.')[0]} SET {name} = ?", (value,))

@@ -19,8 +19,8 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.keys.invitation import Code, Way, decode_code
+from metasync.local.state_keys import INVITED_KEY
 from metasync.reports.members import InviteReport
-from metasync.session.agreement import INVITED_KEY
 from metasync.session.session import Session
 from metasync.workspace import Workspace
 
@@ -106,7 +106,7 @@ def test_two_at_once_and_one_gets_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
-        if self.db.get(INVITED_KEY) is not None and not done:
+        if self.db.has(INVITED_KEY) and not done:
             done.append(1)
             accepted(lab, code, "faster")
         return real(self, base, change)

@@ -10,6 +10,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, PassphraseError
 from metasync.keys import make_slot, ring_path, slot_path
+from metasync.local.state_keys import KEY_COPIES_KEY
 from metasync.members import key_copies, key_store, rotation
 from metasync.session.session import Session
 from metasync.workspace import Workspace
@@ -157,7 +158,7 @@ def test_a_check_while_a_backend_is_away_doubts_no_keys(lab: Lab) -> None:
 
 def test_a_damaged_note_costs_a_look(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, _, _ = three(lab)
-    w._db.set(key_copies.NOTE_KEY, b"[1]")
+    w._db.set_value(KEY_COPIES_KEY.name, b"[1]")
     asked = asked_keys(lab, monkeypatch)
     push(w, "1")
     push(w, "2")

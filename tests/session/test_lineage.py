@@ -26,9 +26,9 @@ def _chain() -> list[State]:
 CHAIN = _chain()
 
 
-def _is_found(newest: State, line: bytes) -> bool:
+def _is_found(newest: State, line: list[State]) -> bool:
     """Whether the hash of the next version's `skip` can be had from the newest state and a line alone."""
-    held = {state.hash: state for state in agreement.read(line)}
+    held = {state.hash: state for state in line}
     state, target = newest, skip_version(newest.v + 1)
     while state.v > target:
         below = step_back(state.v, target)
@@ -42,16 +42,16 @@ def _is_found(newest: State, line: bytes) -> bool:
 
 
 def test_who_saw_all_versions_needs_nobody() -> None:
-    line = b""
+    line: list[State] = []
     for state in CHAIN[1:]:
         line = agreement.extended(line, [state])
         assert _is_found(state, line)
-        assert len(agreement.read(line)) == state.v.bit_count()
+        assert len(line) == state.v.bit_count()
 
 
 @given(st.lists(st.integers(1, LAST - 1), unique=True, min_size=1).map(sorted))
 def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
-    line = b""
+    line: list[State] = []
     for v in seen:
         line = agreement.extended(line, [CHAIN[v]])
     newest, way = seen[-1], []
@@ -59,7 +59,7 @@ def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
     while v:
         way.append(v)
         v = skip_version(v)
-    held = [state.v for state in agreement.read(line)]
+    held = [state.v for state in line]
     assert held == sorted(held)
     assert held[-1] == newest
     assert set(held) <= set(way) & set(seen)
@@ -67,22 +67,22 @@ def test_who_saw_some_versions_keeps_those_on_the_way(seen: list[int]) -> None:
 
 def test_a_state_of_another_chain_is_never_taken_for_one_of_this() -> None:
     other = replace(CHAIN[6], master=b"o" * 32)
-    line = agreement.extended(agreement.extended(b"", CHAIN[1:6]), [other])
+    line = agreement.extended(agreement.extended([], CHAIN[1:6]), [other])
     line = agreement.extended(line, [CHAIN[7]])
     assert not _is_found(CHAIN[7], line)
 
 
 def test_a_restart_from_an_earlier_version_begins_its_own_line() -> None:
-    line = agreement.extended(None, CHAIN[1:200])
+    line = agreement.extended([], CHAIN[1:200])
     again = replace(CHAIN[101], era=1, master=b"a" * 32)
     line = agreement.extended(line, [again])
-    assert agreement.read(line)[-1] == again
-    assert max(state.v for state in agreement.read(line)) == 101
+    assert line[-1] == again
+    assert max(state.v for state in line) == 101
 
 
 def test_a_damaged_line_is_none() -> None:
-    line = agreement.extended(None, CHAIN[1:8])
-    assert [state.v for state in agreement.read(line)] == [4, 6, 7]
-    assert agreement.read(line[:-1]) == []
-    assert agreement.read(None) == []
-    assert agreement.extended(b"damaged", [CHAIN[3]]) == agreement.extended(None, [CHAIN[3]])
+    line = agreement.extended([], CHAIN[1:8])
+    assert [state.v for state in line] == [4, 6, 7]
+    note = agreement.LINE_KEY.codec.encode(line)
+    assert agreement.LINE_KEY.load(note) == line
+    assert agreement.LINE_KEY.load(note[:-1]) is None

@@ -14,6 +14,7 @@ from metasync.backends.api import Space
 from metasync.config import DEFAULT_CAPACITY
 from metasync.errors import FullError, UsageError
 from metasync.events import Event, Notice
+from metasync.local.state_keys import SPACE_KEY, STORED, StoredNote
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Gather, Now, Op
 from metasync.session import space
@@ -24,7 +25,6 @@ from metasync.store.placement import Placement, Target
 from metasync.testing.quota import Quota
 from metasync.transfer.copies import TREES_BYTES_MAX, Place, Transfer
 from metasync.transfer.free_space import MARGIN_BYTES, NEARLY_FULL_BYTES, Room, is_nearly_full, placed_bytes
-from metasync.transfer.resume import COUNT_KEY
 from metasync.workspace import Workspace
 
 MIB = 1 << 20
@@ -411,7 +411,7 @@ def test_what_was_told_grows_old_and_shrinks_by_what_was_sent(lab: Lab, monkeypa
     w = began(lab, {"a": 3 * GIB, "b": 3 * GIB}, replicas=2)
     write(w.directory, {"f": os.urandom(5_000_000)})
     w.push()
-    told = space._json(w._db, space.TOLD_KEY, {})
+    told = w._db.need(SPACE_KEY)
     assert {n: t[2] for n, t in told.items()} == {"a": 3 * GIB, "b": 3 * GIB}
     assert all(3 * GIB - 7_000_000 < t[1] < 3 * GIB - 5_000_000 for t in told.values())
     asked(lab)
@@ -479,31 +479,26 @@ def test_what_was_kept_and_does_not_serve_is_stored_anew(lab: Lab, how: str) -> 
         "other epoch": lambda note: note[:40] + b"\0\0\0\x09" + note[44:],
         "nonsense": lambda note: note[:44] + b"\x01nonsense",
     }
-    for key, note in notes(w).items():
-        w._db.set(key, spoil[how](note))
+    w._db.put_records(STORED, [StoredNote(n, spoil[how](note)) for n, note in notes(w)])
     r = w.push()
     assert r.bytes_stored > 48_000_000
     assert w.check().packs == r.packs
     assert not notes(w, some=False)
 
 
-def notes(w: Workspace, *, some: bool = True) -> dict[str, bytes]:
+def notes(w: Workspace, *, some: bool = True) -> list[StoredNote]:
     """What is noted of packs that were stored: at least one note, or none."""
-    count = int.from_bytes(w._db.get(COUNT_KEY) or b"", "big")
-    assert (count > 0) == some
-    found = {f"{COUNT_KEY} {n}": w._db.get(f"{COUNT_KEY} {n}") for n in range(count + 5)}
-    out = {key: note for key, note in found.items() if note is not None}
-    assert len(out) == count
-    return out
+    found = w._db.records(STORED)
+    assert (len(found) > 0) == some
+    return found
 
 
 def test_packs_that_were_agreed_meanwhile_are_not_named_again(lab: Lab) -> None:
     """A process that died right after its push was agreed leaves behind what it had kept."""
     w, _ = stopped(lab)
-    kept = {**notes(w), COUNT_KEY: w._db.get(COUNT_KEY)}
+    kept = notes(w)
     w.push()
-    for key, note in kept.items():
-        w._db.set(key, note)
+    w._db.put_records(STORED, kept)
     write(w.directory, {"a copy": (w.directory / "f0").read_bytes(), **{f"f{i}": b"changed" for i in range(16)}})
     w.push()
     with w._session("look") as s:

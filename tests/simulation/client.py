@@ -21,8 +21,8 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
+from metasync.local.state_keys import EVIDENCE_KEY
 from metasync.session.agreement import BASE_KEY
-from metasync.session.evidence import EVIDENCE_KEY
 from metasync.workspace import Workspace
 from simulation.db import Tables, copied
 from simulation.disk import Volume
@@ -82,7 +82,7 @@ class Client:
 
     def base(self) -> bytes:
         """The state that the folder is at, encoded."""
-        data: bytes = self.tables["kv"][BASE_KEY]
+        data: bytes = self.tables["kv"][BASE_KEY.name]
         return data
 
     def base_version(self) -> int:
@@ -212,16 +212,16 @@ class Client:
 
     def _left_behind(self) -> list[bytes]:
         """The change whose command did not learn its end: this one may tell of it."""
-        journal = self.tables["kv"].get(JOURNAL_KEY)
+        journal = self.tables["kv"].get(JOURNAL_KEY.name)
         return [] if journal is None else [decode_journal(journal).op_id]
 
     def _note_unusual(self, before: Mapping[str, bytes]) -> None:
         """Counts what a command came across, as far as its local state tells."""
         now = self.tables.get("kv", {})
-        if before.get(EVIDENCE_KEY) != now.get(EVIDENCE_KEY):
+        if before.get(EVIDENCE_KEY.name) != now.get(EVIDENCE_KEY.name):
             self.world.count("liar named")
-        if BASE_KEY in before and BASE_KEY in now:
-            first, last = (decode_state(kv[BASE_KEY]).v for kv in (before, now))
+        if BASE_KEY.name in before and BASE_KEY.name in now:
+            first, last = (decode_state(kv[BASE_KEY.name]).v for kv in (before, now))
             if any(first < floor <= last for floor in self.agreed.floors()):
                 self.world.count("floor jump")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metasync.local.state import TREE_KEY, Conflict, ReplacedFile
+from metasync.local.state import R, State
+from metasync.local.state_keys import TABLES, TREE_KEY, Table
 from simulation.world import Boot
 
-_TABLES: Final = ("kv", "rows", "objects", "staged", "conflicts", "replaced", "unplaced")
+_TABLES: Final = ("kv", "rows", "objects", "staged", *(table.name for table in TABLES))
 _ABSENT: Final = object()
 
 Tables = dict[str, dict[Any, Any]]
@@ -23,7 +24,7 @@ def copied(tables: Tables) -> Tables:
     return {name: dict(table) for name, table in tables.items()}
 
 
-class SimDb:
+class SimDb(State):
     """`localdb.State` over `tables`, which outlive the process. What a call wrote is durable when it returns."""
 
     def __init__(self, tables: Tables, boot: Boot | None = None) -> None:
@@ -80,12 +81,27 @@ class SimDb:
             for key, value in items:
                 self._set(name, key, value)
 
-    def get(self, key: str) -> bytes | None:
+    def value(self, name: str) -> bytes | None:
         self._step()
-        return self.tables["kv"].get(key)
+        found: bytes | None = self.tables["kv"].get(name)
+        return found
 
-    def set(self, key: str, value: bytes | None) -> None:
-        self._all("kv", [(key, _ABSENT if value is None else value)])
+    def set_value(self, name: str, data: bytes | None) -> None:
+        self._all("kv", [(name, _ABSENT if data is None else data)])
+
+    def records(self, table: Table[R]) -> list[R]:
+        self._step()
+        return sorted(self.tables[table.name].values())
+
+    def count_records(self, table: Table[Any]) -> int:
+        self._step()
+        return len(self.tables[table.name])
+
+    def put_records(self, table: Table[R], records: Iterable[R]) -> None:
+        self._all(table.name, ((getattr(record, table.key), record) for record in records))
+
+    def delete_records(self, table: Table[Any], keys: Iterable[bytes | int]) -> None:
+        self._all(table.name, ((key, _ABSENT) for key in keys))
 
     def packed_rows(self) -> dict[bytes, bytes]:
         self._step()
@@ -123,7 +139,7 @@ class SimDb:
     def _change_rows(self, items: Iterable[tuple[bytes, Any]]) -> None:
         if items := list(items):
             with self.transaction():
-                self._set("kv", TREE_KEY, _ABSENT)
+                self._set("kv", TREE_KEY.name, _ABSENT)
                 self._all("rows", items)
 
     def get_object(self, object_id: bytes) -> bytes | None:
@@ -144,16 +160,8 @@ class SimDb:
         there = self.tables["objects"]
         self._all("objects", ((i, (int(kind), data)) for i, kind, data in objects if i not in there))
 
-    def drop_objects_except(self, ids: Collection[bytes]) -> int:
-        gone = [i for i in self.tables["objects"] if i not in ids]
-        self._all("objects", ((i, _ABSENT) for i in gone))
-        return len(gone)
-
     def drop_objects_of(self, data: bytes) -> None:
         self._all("objects", ((i, _ABSENT) for i, (_, there) in [*self.tables["objects"].items()] if there == data))
-
-    def objects_bytes(self) -> int:
-        return sum(len(data) for _, data in self.tables["objects"].values())
 
     def stage_object(self, object_id: bytes, kind: int, data: bytes) -> None:
         if object_id not in self.tables["staged"]:
@@ -165,33 +173,3 @@ class SimDb:
 
     def clear_staged(self, ids: Iterable[bytes]) -> None:
         self._all("staged", ((i, _ABSENT) for i in ids))
-
-    def conflicts(self) -> list[Conflict]:
-        self._step()
-        return sorted(self.tables["conflicts"].values())
-
-    def put_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        self._all("conflicts", ((c.copy, c) for c in conflicts))
-
-    def delete_conflicts(self, copies: Iterable[bytes]) -> None:
-        self._all("conflicts", ((copy, _ABSENT) for copy in copies))
-
-    def replaced(self) -> list[ReplacedFile]:
-        self._step()
-        return sorted(self.tables["replaced"].values())
-
-    def put_replaced(self, files: Iterable[ReplacedFile]) -> None:
-        self._all("replaced", ((f.n, f) for f in files))
-
-    def delete_replaced(self, numbers: Iterable[int]) -> None:
-        self._all("replaced", ((n, _ABSENT) for n in numbers))
-
-    def unplaced(self) -> dict[bytes, str]:
-        self._step()
-        return dict(self.tables["unplaced"])
-
-    def put_unplaced(self, paths: Mapping[bytes, str]) -> None:
-        self._all("unplaced", paths.items())
-
-    def delete_unplaced(self, paths: Iterable[bytes]) -> None:
-        self._all("unplaced", ((path, _ABSENT) for path in paths))

@@ -8,12 +8,11 @@ from typing import Any, Final, NamedTuple, cast
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
-from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.local.state_keys import CLONING_KEY, CONFIG_KEY, DEVICE_KEY, NAME_KEY, PLACE_KEY, UNFINISHED_KEY
 from metasync.members.found import Founded, found
 from metasync.runtime.effects import Task
-from metasync.session.agreement import BASE_KEY, CLONING_KEY, META_KIND
-from metasync.session.folder import CONFIG_KEY, LINKS_KEY, NAME_KEY, Link, encode_links
-from metasync.session.identity import PLACE_KEY
+from metasync.session.agreement import BASE_KEY, META_KIND
+from metasync.session.folder import LINKS_KEY, Link
 from metasync.session.open_backend import NewBackend
 from simulation.db import Tables, empty_tables
 from simulation.disk import Node, Volume
@@ -77,16 +76,17 @@ def local_state(b: Beginning, stores: Sequence[Store], secret: Secret, place: by
     """What `init`, or the first half of `clone`, leaves in `.metasync`."""
     made, tables = b.founded, empty_tables()
     links = {s.name: Link(url_of(s.name), FOLDER, s.identity.hex()) for s in stores}
-    tables["kv"] = {
-        NAME_KEY: NAME.encode(),
-        "device": secret[1].device_id,
-        CONFIG_KEY: made.config.encode(),
-        LINKS_KEY: encode_links(links),
-        BASE_KEY: made.state.encode(),
-        PLACE_KEY: place,
-    }
-    if unfinished:
-        tables["kv"] |= {UNFINISHED_KEY: b"1", CLONING_KEY: b"1"}
+    tables["kv"] = dict(
+        [
+            NAME_KEY.entry(NAME),
+            DEVICE_KEY.entry(secret[1].device_id),
+            CONFIG_KEY.entry(made.config),
+            LINKS_KEY.entry(links),
+            BASE_KEY.entry(made.state),
+            PLACE_KEY.entry(place),
+            *([UNFINISHED_KEY.entry(True), CLONING_KEY.entry(True)] if unfinished else []),
+        ]
+    )
     tables["objects"] = {
         made.state.config: (META_KIND, made.config.encode()),
         made.state.devices: (META_KIND, made.devices.encode()),

@@ -73,7 +73,7 @@ class SimMachine(Machine):
         return self._world.rng.randbytes(n)
 
     def runtime(self, backends: Mapping[str, Backend], db: LocalDb) -> Runtime:
-        sim = SimRuntime(self._world, self._boot, self._client, self._lines, backends, db.set, db.get)
+        sim = SimRuntime(self._world, self._boot, self._client, self._lines, backends, db.set_value, db.value)
         return cast(Runtime, sim)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:

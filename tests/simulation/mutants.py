@@ -287,7 +287,7 @@ def _no_birth_promise() -> Iterator[None]:
 def _no_journal() -> Iterator[None]:
     def journal(self: Any) -> Task:
         self.sent = True
-        yield Persist(JOURNAL_KEY + " nobody reads", Journal(self.own.op_id, self.instance.base).encode())
+        yield Persist(JOURNAL_KEY.name + " nobody reads", Journal(self.own.op_id, self.instance.base).encode())
 
     with mock.patch.object(proposer._Attempt, "_journal", journal):
         yield

@@ -246,7 +246,7 @@ class SimRuntime:
             return self._recall(effect.key)
         assert isinstance(effect, Persist), effect
         assert self._persist is not None
-        if effect.key.startswith(JOURNAL_KEY) and effect.value is not None:
+        if effect.key == JOURNAL_KEY.name and effect.value is not None:
             self._boot.proposed.append(decode_journal(effect.value).op_id)
         self._persist(effect.key, effect.value)
         return None

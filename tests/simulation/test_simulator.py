@@ -20,7 +20,8 @@ from effort import first
 
 from metasync.backends.api import Backend
 from metasync.errors import UnreachableError
-from metasync.local.state import Conflict, LocalDb, ReplacedFile, State
+from metasync.local.state import LocalDb, State
+from metasync.local.state_keys import CONFLICTS, REPLACED, TABLES, UNPLACED, Conflict, ReplacedFile, Unplaced
 from metasync.runtime.effects import Op, Sleep, Task
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk
 from simulation import Plan, Play, checks, make_plan, simulator
@@ -392,7 +393,7 @@ def test_a_dead_process_changes_nothing_any_more() -> None:
             try:
                 disk.mkdir(b"a", top)
                 with db.transaction():
-                    db.set("k", b"1")
+                    db.set_value("k", b"1")
                     for n in range(5):
                         disk.mkdir(b"n%d" % n, top)
             finally:
@@ -482,20 +483,20 @@ def test_the_local_state_is_like_the_real_one(tmp_path: Path, seed: int) -> None
             steps.append(
                 rng.choice(
                     [
-                        lambda s, k=k, v=v: s.set(k.decode(), v),
-                        lambda s, k=k: s.set(k.decode(), None),
+                        lambda s, k=k, v=v: s.set_value(k.decode(), v),
+                        lambda s, k=k: s.set_value(k.decode(), None),
                         lambda s, k=k, v=v: s.put_packed_rows([(k, v)]),
                         lambda s, k=k: s.delete_rows([k]),
                         lambda s, k=k, v=v, n=n: s.put_objects([(k, n, v)]),
-                        lambda s, k=k: s.drop_objects_except([k]),
+                        lambda s, v=v: s.drop_objects_of(v),
                         lambda s, k=k, v=v, n=n: s.stage_object(k, n, v),
                         lambda s, k=k: s.clear_staged([k]),
-                        lambda s, k=k, v=v, n=n: s.put_conflicts([Conflict(v, k, "why", n)]),
-                        lambda s, k=k: s.delete_conflicts([k]),
-                        lambda s, k=k, v=v, n=n: s.put_replaced([ReplacedFile(n, k, v)]),
-                        lambda s, n=n: s.delete_replaced([n]),
-                        lambda s, k=k: s.put_unplaced({k: "why"}),
-                        lambda s, k=k: s.delete_unplaced([k]),
+                        lambda s, k=k, v=v, n=n: s.put_records(CONFLICTS, [Conflict(v, k, "why", n)]),
+                        lambda s, k=k: s.delete_records(CONFLICTS, [k]),
+                        lambda s, k=k, v=v, n=n: s.put_records(REPLACED, [ReplacedFile(n, k, v)]),
+                        lambda s, n=n: s.delete_records(REPLACED, [n]),
+                        lambda s, k=k: s.put_records(UNPLACED, [Unplaced(k, "why")]),
+                        lambda s, k=k: s.delete_records(UNPLACED, [k]),
                     ]
                 )
             )
@@ -511,9 +512,9 @@ def test_the_local_state_is_like_the_real_one(tmp_path: Path, seed: int) -> None
 
 
 def _all(s: State) -> Any:
-    kv = [s.get(str(n)) for n in range(6)]
+    kv = [s.value(str(n)) for n in range(6)]
     objects = s.get_objects([b"%d" % n for n in range(6)])
-    return kv, s.packed_rows(), objects, s.objects_bytes(), s.staged(), s.conflicts(), s.replaced(), s.unplaced()
+    return kv, s.packed_rows(), objects, s.staged(), *(s.records(table) for table in TABLES)
 
 
 def test_power_loss_takes_only_what_was_not_synced() -> None:
@@ -541,10 +542,10 @@ def test_power_loss_takes_only_what_was_not_synced() -> None:
 def test_an_image_of_a_local_state_stays_as_it_was() -> None:
     tables = empty_tables()
     db = SimDb(tables)
-    db.set("k", b"1")
+    db.set_value("k", b"1")
     image = copied(tables)
-    db.set("k", b"2")
-    assert SimDb(image).get("k") == b"1"
+    db.set_value("k", b"2")
+    assert SimDb(image).value("k") == b"1"
 
 
 def test_a_step_is_made_of_plain_values() -> None:

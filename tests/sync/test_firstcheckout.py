@@ -19,10 +19,10 @@ from metasync.checkout.checkout import Checkout
 from metasync.errors import ExcludedError, MetaSyncError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress
 from metasync.local import spill
-from metasync.local.state import TREE_KEY
-from metasync.local.state_keys import EXACT_KEY, PARTS_KEY, UNFINISHED_KEY
+from metasync.local.state_keys import CONFLICTS, EXACT_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.members import admission
 from metasync.objects import walk_large
+from metasync.session.agreement import PARTS_KEY
 from metasync.sync import first_checkout
 from metasync.workspace import CloneReport, Workspace
 from metasync.worktree.disk import Disk
@@ -91,7 +91,7 @@ def cloned(lab: Lab, told: list[Any] | None = None, device: str = "desktop") -> 
 def settled(w: Workspace) -> None:
     """The folder is at what was agreed, nothing is left of the clone, and rows and tree are one."""
     assert [w._db.get(key) for key in (UNFINISHED_KEY, PARTS_KEY, EXACT_KEY)] == [None] * 3
-    assert w._db.conflicts() == []
+    assert w._db.records(CONFLICTS) == []
     assert not any((w.directory / ".metasync/tmp").iterdir())
     assert not (w.directory / ".metasync/left").exists()
     assert w.push("nothing").version is None
@@ -274,7 +274,7 @@ def test_what_the_user_makes_while_a_part_is_placed(lab: Lab, parted: None, monk
     assert {now[c.kept].data for c in report.conflicts} == {b"late %d" % n for n in range(1, count + 1)}
     copies = {c.kept for c in report.conflicts}
     assert {p: n for p, n in now.items() if p not in copies} == tree_of(w.directory)
-    assert len(report.workspace._db.conflicts()) == count
+    assert len(report.workspace._db.records(CONFLICTS)) == count
 
 
 def test_files_that_are_here_before_are_merged(lab: Lab, parted: None, monkeypatch: pytest.MonkeyPatch) -> None:

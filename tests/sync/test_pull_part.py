@@ -14,8 +14,8 @@ from effort import first
 from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import GuardError
-from metasync.local.state import TREE_KEY, LocalDb
-from metasync.local.state_keys import KEPT_KEY
+from metasync.local.state import LocalDb
+from metasync.local.state_keys import CONFLICTS, KEPT_KEY, REPLACED, TREE_KEY
 from metasync.reports.sync import Changes
 from metasync.session.agreement import BASE_KEY
 from metasync.sync import pull as pulling
@@ -152,11 +152,11 @@ def state_of(root: Path) -> dict[str, Any]:
             "rows": {p: (r.entry, r.mode, r.size, r.mtime_ns if r.size else 0) for p, r in load_rows(db).items()},
             "tree": db.get(TREE_KEY),
             "base": db.get(BASE_KEY),
-            "kept": db.get(KEPT_KEY) is not None,
+            "kept": db.has(KEPT_KEY),
             "staged": sorted(kind for _, kind, _ in db.staged()),
-            "conflicts": db.conflicts(),
+            "conflicts": db.records(CONFLICTS),
             "unplaced": db.unplaced(),
-            "replaced": [(r.n, r.path, r.content) for r in db.replaced()],
+            "replaced": [(r.n, r.path, r.content) for r in db.records(REPLACED)],
         }
 
 

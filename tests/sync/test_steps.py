@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from workspace_kit import Lab, write
@@ -20,8 +20,9 @@ from metasync.consensus import Ref, chain
 from metasync.consensus.acceptors import log
 from metasync.consensus.records.entry import with_refs
 from metasync.local.state import LocalDb
-from metasync.session import agreement, open_backend
-from metasync.session.agreement import BASE_KEY
+from metasync.local.state_keys import Key
+from metasync.session import open_backend
+from metasync.session.agreement import BASE_KEY, LINE_KEY
 from metasync.sync import no_change
 
 T = TypeVar("T")
@@ -179,17 +180,17 @@ def test_the_way_back_to_skip_is_at_hand(lab: Lab, monkeypatch: pytest.MonkeyPat
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == []
-    assert len(agreement.read(w._db.get(agreement.LINE_KEY))) == 1, "of 16 on there is one way back"
-    w._db.set(agreement.LINE_KEY, b"damaged")
+    assert len(w._db.get(LINE_KEY) or ()) == 1, "of 16 on there is one way back"
+    w._db.set_value(LINE_KEY.name, b"damaged")
     for v in range(17, 21):
         write(w.directory, {"x": b"%d" % v})
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == [], "what was damaged is begun anew"
-    w._db.set(agreement.LINE_KEY, None)
+    w._db.set(LINE_KEY, None)
     for v in range(21, 25):
         write(w.directory, {"x": b"%d" % v})
-        w._db.set(agreement.LINE_KEY, None)
+        w._db.set(LINE_KEY, None)
         assert w.push().version == v
         w = lab.reopen(w)
     assert fetched == ["the state of version 22", "the state of version 20"]
@@ -205,7 +206,7 @@ def test_the_others_are_told_while_the_outcome_is_recorded(
     recorded = threading.Event()
     really = LocalDb.set
 
-    def set_(db: LocalDb, key: str, value: bytes | None) -> None:
+    def set_(db: LocalDb, key: Key[Any], value: Any) -> None:
         really(db, key, value)
         if key == BASE_KEY:
             recorded.set()

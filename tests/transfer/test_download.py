@@ -18,7 +18,7 @@ from metasync.errors import DamagedError, NotFoundError, UnreachableError, Upgra
 from metasync.runtime.effects import Urgency
 from metasync.runtime.sizes import LARGE_TIMEOUT_S
 from metasync.runtime.tasks import Runtime
-from metasync.session.agreement import ESTIMATES_KEY
+from metasync.session.session import ESTIMATES_KEY
 from metasync.store.pack_format import HEADER_BYTES, Located
 from metasync.transfer.copies import pack_path
 from metasync.transfer.download import Download
@@ -243,18 +243,16 @@ def test_what_is_learned_is_kept_between_commands_and_a_damaged_note_is_none(lab
     w = lab.init(lab.urls("a", "b"))
     write(w.directory, {f"{n}.jpg": noise(900_000, n) for n in range(4)})
     w.push()
-    sent = Estimates.decode(w._db.get(ESTIMATES_KEY) or b"")
+    sent = w._db.need(ESTIMATES_KEY)
     assert any(sent.of(name, Direction.UP).bytes_per_s for name in ("a", "b"))
     clone = lab.clone(lab.urls("a", "b"))
-    note = clone._db.get(ESTIMATES_KEY)
+    known, note = clone._db.need(ESTIMATES_KEY), clone._db.value(ESTIMATES_KEY.name)
     assert note is not None
-    known = Estimates.decode(note)
     assert any(known.of(name, Direction.DOWN).bytes_per_s for name in ("a", "b"))
-    clone._db.set(ESTIMATES_KEY, note[:-1] + b"damaged")
+    clone._db.set_value(ESTIMATES_KEY.name, note[:-1] + b"damaged")
     write(w.directory, {"more.jpg": noise(900_000, 9)})
     w.push()
     assert clone.pull().changes.added == (b"more.jpg",)
     assert tree_of(clone.directory) == tree_of(w.directory)
-    again = clone._db.get(ESTIMATES_KEY)
-    assert again is not None
-    Estimates.decode(again)
+    assert clone._db.has(ESTIMATES_KEY)
+    clone._db.need(ESTIMATES_KEY)

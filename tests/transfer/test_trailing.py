@@ -15,6 +15,7 @@ from workspace_kit import Lab, flip, tree_of, write
 
 from metasync.errors import FormatError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Event, Notice
+from metasync.local.state_keys import STORED
 from metasync.transfer import late_copies, resume
 from metasync.transfer.copies import Transfer
 from metasync.transfer.late_copies import AT_ONCE_BYTES, TRAILING_KEY, Trail, decode_trails, encode_trails, load
@@ -112,7 +113,7 @@ def test_notes_are_made_now_and_then_only(lab: Lab, monkeypatch: pytest.MonkeyPa
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(20)})
     w.push()
     assert 2 <= len(flushed) <= 4
-    assert w._db.get(resume.COUNT_KEY) is None, "agreed: nothing to go on with"
+    assert w._db.count_records(STORED) == 0, "agreed: nothing to go on with"
 
 
 def test_notes_go_by_time_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +513,7 @@ def test_damaged_notes_of_copies_are_no_silence(lab: Lab, cut: int) -> None:
 
 def test_a_damaged_note_is_told(tmp_path: Path, lab: Lab) -> None:
     w = lab.init(lab.urls("a"))
-    w._db.set(TRAILING_KEY, b"\1nonsense")
+    w._db.set_value(TRAILING_KEY.name, b"\1nonsense")
     with pytest.raises(WorkspaceError, match="damaged"):
         late_copies.load(w._db)
     with pytest.raises(WorkspaceError, match="damaged"):

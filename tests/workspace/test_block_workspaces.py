@@ -15,7 +15,8 @@ from metasync.backends.memory import MemoryBackend
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
-from metasync.session.identity import PLACE_KEY, place_now
+from metasync.local.state_keys import PLACE_KEY
+from metasync.session.identity import place_now
 from metasync.testing.racy import RacingBackend
 from metasync.workspace import Workspace
 

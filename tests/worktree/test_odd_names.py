@@ -396,7 +396,7 @@ def test_a_hostile_tree_harms_nothing(tmp_path: Path, disk: type[QuietDisk]) -> 
         assert sorted({*os.listdir(work.root / ".metasync")} - {"clock", "replaced", "tmp"}) == sorted(
             set(before) - {"clock", "replaced", "tmp"}
         )
-        assert isinstance(work.db, LocalDb) and work.db.get("base") is None
+        assert isinstance(work.db, LocalDb) and work.db.value("base") is None
         work.base = tree
         found = work.scan()
         assert (found.deleted, [p for p in tree if p not in found.tree]) == ([], [])

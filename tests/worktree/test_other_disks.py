@@ -15,6 +15,7 @@ from workdir import DIR, entries, read
 from workdir import Workspace as Directory
 
 from metasync.local import spill
+from metasync.local.state_keys import UNPLACED, Unplaced
 from metasync.sync import first_checkout
 
 Make = Callable[..., Pair]
@@ -447,7 +448,7 @@ def test_a_deletion_below_a_directory_that_comes_back_and_has_no_place(pair: Mak
 def test_what_waits_for_a_place_and_is_gone_waits_no_longer(pair: Make) -> None:
     p = pair(Mac, {b"a": b"1", b"A": b"2"})
     with p.at_other._session("test") as s:
-        s.db.put_unplaced({b"ghost": "a copy that could not be made"})
+        s.db.put_records(UNPLACED, [Unplaced(b"ghost", "a copy that could not be made")])
     p.at_other.pull()
     assert set(p.unplaced()) == {b"a"}
 

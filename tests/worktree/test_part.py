@@ -14,7 +14,8 @@ from simulation.db import SimDb, empty_tables
 from workdir import QuietDisk, Workspace, ingest, write
 
 from metasync.local import state
-from metasync.local.state import TREE_KEY, LocalDb, State
+from metasync.local.state import LocalDb, State
+from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.sync.pull import changed
 from metasync.worktree import quick_scan

@@ -17,6 +17,7 @@ from workdir import Workspace as Folder
 from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import WorkspaceError
+from metasync.local.state_keys import RULES_KEY
 from metasync.workspace import Workspace
 from metasync.worktree import ignore_files, survey
 from metasync.worktree.disk import Disk
@@ -251,11 +252,11 @@ def test_rules_survive_the_local_state_and_damage_there_is_told(folder: Folder) 
     texts = {b"": b"a\nb", b"d/\xff": b"", b"e": bytes(range(256))}
     ignore_files.store_texts(folder.db, texts)
     assert ignore_files.load_texts(folder.db) == texts
-    folder.db.set(ignore_files.RULES_KEY, b"\0\1")
+    folder.db.set_value(RULES_KEY.name, b"\0\1")
     with pytest.raises(WorkspaceError, match="damaged"):
         ignore_files.load_texts(folder.db)
     ignore_files.store_texts(folder.db, {})
-    assert folder.db.get(ignore_files.RULES_KEY) is None
+    assert folder.db.get(RULES_KEY) is None
 
 
 # ---- whole workspaces

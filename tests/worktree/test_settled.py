@@ -13,7 +13,8 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import MetaSyncError
 from metasync.local.spill import Large
-from metasync.local.state import TREE_KEY, LocalDb
+from metasync.local.state import LocalDb
+from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.session.session import Session
 from metasync.sync import push as pushing

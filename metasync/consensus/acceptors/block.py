@@ -33,9 +33,9 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError, ForkError, FormatError, UpgradeError
 from metasync.keys.derive import FORMAT, check_format, sha256
+from metasync.local.state_keys import block_key
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
-JOURNAL_KEY: Final = "block."  # and the acceptor's id in hex: this device's last block there
 READS_MAX: Final = 3  # complete reads of one look: somebody writes faster than is read, or the second counts the vote
 PROBED_MAX: Final = 16  # devices whose first blocks are looked for far ahead, which is a search for a hint only
 
@@ -390,7 +390,7 @@ class BlockAcceptor(AcceptorView):
 
     @property
     def _journal_key(self) -> str:
-        return JOURNAL_KEY + self.acceptor_id.hex()
+        return block_key(self.acceptor_id).name
 
 
 def _outcome(blocks: Blocks, kind: Kind, rnd: Round, value: State | None) -> Outcome:

@@ -369,7 +369,7 @@ def test_what_is_left_of_it_is_not_for_packs(lab: Lab) -> None:
 def test_a_workspace_closes_its_database_whatever_fails(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = began(lab)
     w._connections.given_up.add("a")
-    monkeypatch.setattr(LocalDb, "set", lambda *_: (_ for _ in ()).throw(MetaSyncError("the disk is full")))
+    monkeypatch.setattr(LocalDb, "set_value", lambda *_: (_ for _ in ()).throw(MetaSyncError("the disk is full")))
     with pytest.raises(MetaSyncError, match="the disk is full"):
         w.close()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
