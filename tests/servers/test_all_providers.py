@@ -63,4 +63,4 @@ def test_one_workspace_on_all_of_them(providers: dict[str, Any], tmp_path: Path)
 
 
 def test_eight_processes_push_at_once_into_all_of_them(providers: dict[str, Any], tmp_path: Path) -> None:
-    crowd(tmp_path, [*urls_of(providers, tmp_path).values()], enter=True, limit_s=180)
+    crowd(tmp_path, [*urls_of(providers, tmp_path).values()], enter=True)

@@ -80,11 +80,9 @@ def test_a_server_that_falls_silent(own_ssh_server: openssh.SshServer, monkeypat
         os.kill(pid, signal.SIGSTOP)
     try:
         for _ in range(2):  # on the line there was, then on none
-            began = time.monotonic()
             with pytest.raises(UnreachableError, match="in time") as caught:
                 backend.get("d/a", max_bytes=9)
             assert caught.value.retryable
-            assert time.monotonic() - began < 5
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
