@@ -32,13 +32,13 @@ from metasync.errors import (
     UnreachableError,
     UsageError,
 )
+from metasync.runtime.sizes import KNOWN_FOLDERS_MAX
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: a pipe with that name must not hang the open that finds out it is one.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IO_BYTES = 1 << 23  # per system call; Linux moves at most 2 GiB in one anyway
-_KNOWN_FOLDERS_MAX = 1 << 14  # a workspace uses a few hundred; beyond this the set starts anew
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _GONE = {errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.ETIMEDOUT}
@@ -191,7 +191,7 @@ class FolderBackend:
                 return self._descend(parts, make=False)
         with self._making:
             folder = self._descend(parts, make=True)
-            if len(self._known) >= _KNOWN_FOLDERS_MAX:
+            if len(self._known) >= KNOWN_FOLDERS_MAX:
                 self._known.clear()
             self._known.add(parts)
         return folder

@@ -50,13 +50,12 @@ from metasync.local.state_keys import (
     Unplaced,
 )
 from metasync.objects.model import Entry, Kind
+from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
 from metasync.worktree.index import Row, store_rows
 from metasync.worktree.tree import WorkTree, failed
 
 __all__ = ["Applied", "Change", "Checkout"]
-
-FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
 
 
 class Checkout:
@@ -318,7 +317,7 @@ class Checkout:
         return i, entry
 
     def _check_space(self, staged: list[Change]) -> None:
-        needed = sum(change.new.size + FILE_BYTES for change in staged if change.new is not None)
+        needed = sum(change.new.size + SMALL_FILE_BYTES for change in staged if change.new is not None)
         try:
             check_room(self.tree, needed, lambda: self._left.bytes_of(staged) if self._left is not None else 0)
         except WorkspaceError:

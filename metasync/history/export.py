@@ -27,6 +27,7 @@ from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
 from metasync.reports.history import Cause, NotRestored, RestoreReport
+from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.session import Session
 from metasync.sync.fetch import PIECE_BYTES, ChangedMeanwhile, deliver
 from metasync.sync.pull import summary
@@ -36,7 +37,6 @@ from metasync.worktree.names import folds_to_state
 from metasync.worktree.tree import DirTree
 
 STAGING = b"~$metasync.restore."  # no workspace takes such names in
-FILE_BYTES = 4096  # what a small file takes on a disk, for the look at free space
 NAMED_MAX = 5  # paths named in an error
 
 _STOPS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})  # the disk, and not one path
@@ -211,7 +211,7 @@ def _compared(s: Session, there: DirTree, path: bytes, entry: Entry) -> bool | N
 
 
 def _check_space(disk: Disk, where: Path, new: Mapping[bytes, Entry]) -> None:
-    needed = sum(e.size + FILE_BYTES for e in new.values())
+    needed = sum(e.size + SMALL_FILE_BYTES for e in new.values())
     nearest = next(folder for folder in (where, *where.parents) if folder.exists())
     fd = os.open(nearest, os.O_RDONLY | os.O_CLOEXEC)
     try:

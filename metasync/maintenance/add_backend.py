@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from metasync.backends.api import Probes
 from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
+from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import open_backend
 from metasync.session.folder import Link
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from metasync.session.connections import Connections
     from metasync.session.open_backend import NewBackend
     from metasync.session.session import Session
-
-BIRTH_ANSWER_MAX: Final = 1024
 
 
 class BackendChanges:
@@ -279,7 +278,9 @@ def _is_root_of(backend: Backend, folder: str, entry: BackendEntry) -> bool:
         where.append((entry.acceptor.acceptor_id, entry.acceptor.birth))
     for place, birth in where:
         try:
-            if birth_matches(backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_MAX), place, birth):
+            if birth_matches(
+                backend.get(f"{folder}/{birth_path(place)}", max_bytes=BIRTH_ANSWER_BYTES_MAX), place, birth
+            ):
                 return True
         except BackendError as e:
             if e.retryable:

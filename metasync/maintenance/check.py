@@ -13,6 +13,7 @@ from metasync.events import Phase, Progress
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
 from metasync.runtime.effects import Task
+from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import health, space
 from metasync.session.session import Agreed, Session
 from metasync.store.index import PackRecord
@@ -20,7 +21,6 @@ from metasync.transfer import late_copies
 from metasync.transfer.verify import check_pack
 
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
-PACKS_IN_FLIGHT = 16  # sizes are asked for
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
 
 
@@ -45,7 +45,7 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     while True:
         for record in todo:
             running[s.runtime.start(_task(s, record, pieces, read_data))] = record
-            if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_IN_FLIGHT):
+            if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_ASKED_AT_ONCE):
                 break
         if not running:
             break

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.config import CHANGED_TAG, MOVING_TAG, BackendEntry, Config, Storage, byzantine_f
@@ -35,14 +35,12 @@ from metasync.members import key_copies
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
 from metasync.runtime.effects import Op, Reply, each, named
+from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
 from metasync.session.agreement import BASE_KEY, META_KIND
 from metasync.session.session import Agreed, Session
 from metasync.store import placement
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place, pack_path
-
-ATTEMPTS_MAX: Final = 50  # lost as often, others never stop
-PACKS_IN_FLIGHT: Final = 16  # whose other copies are asked for
 
 Make = Callable[[Config], Config]
 """The wanted backends, from those agreed now. Pure; `UsageError` if they cannot be. May return its argument."""
@@ -69,7 +67,7 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
         s.settle_journal()
     base = s.newest()
     op_id = s.entropy(ID_BYTES)
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(LOST_ROUNDS_MAX):
         old, raw = base.config, wanted.make(base.config)
         if raw == old:
             return _report(wanted, old, old, None, base.state, dry_run=dry_run)
@@ -89,7 +87,7 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
             return _report(wanted, old, new, decided.state.v, after, dry_run=False, moving=_moving(base, old, new))
         base = s.load(decided.state)
     raise WorkspaceError(
-        f"others pushed {ATTEMPTS_MAX} times while the backends were to be changed; nothing was changed",
+        f"others pushed {LOST_ROUNDS_MAX} times while the backends were to be changed; nothing was changed",
         next_step="Run again.",
     )
 
@@ -219,7 +217,7 @@ def where_not(s: Session, tasks: Iterable[tuple[PackRecord, Generator[Any, Any, 
     while True:
         for record, task in todo:
             running[s.runtime.start(task)] = record
-            if len(running) >= PACKS_IN_FLIGHT:
+            if len(running) >= PACKS_ASKED_AT_ONCE:
                 break
         if not running:
             return out

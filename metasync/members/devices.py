@@ -22,11 +22,11 @@ from metasync.keys.invitation import invitation_name
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_store
 from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
+from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session.agreement import BASE_KEY
 from metasync.session.session import Session
 
 ID_DIGITS_LEAST: Final = 4  # of a device id given in place of a name
-ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
 
 _LOGINS: Final = {
     "file": "access to the folder or disk, if the device can still reach it",
@@ -194,7 +194,7 @@ def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *,
     s.settle_journal()
     op_id = s.entropy(16)
     state = s.ask_newest()
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(LOST_ROUNDS_MAX):
         new = make(state, s.devices_of(state))
         if dry_run:
             return None
@@ -206,4 +206,4 @@ def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *,
             s.db.set(JOURNAL_KEY, None)
             return decided.state
         state = s.ask_newest()
-    raise WorkspaceError(f"others were faster {ATTEMPTS_MAX} times; nothing was changed", next_step="Run again.")
+    raise WorkspaceError(f"others were faster {LOST_ROUNDS_MAX} times; nothing was changed", next_step="Run again.")

@@ -52,10 +52,10 @@ from metasync.members import key_copies, key_store
 from metasync.members.devices import chosen, withdrawals
 from metasync.members.key_store import Opened, open_admin_key
 from metasync.reports.members import RotationReport
+from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session.agreement import BASE_KEY
 from metasync.session.session import Session
 
-ATTEMPTS_MAX: Final = 50  # losing as often means that others never stop
 PHRASE_ENTROPY_BYTES: Final = 16
 FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
 
@@ -109,7 +109,7 @@ def rotate(
         return _preview(s, opened, revoke, new_passphrase)
     slots = _new_slots(s, opened, new_passphrase or passphrase, cost)
     op_id = s.entropy(16)
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(LOST_ROUNDS_MAX):
         config = s.config_of(opened.state)
         made = _make(s, opened, slots, chosen(s, opened.devices, revoke), config)
         files = {ring_path(made.ring): made.ring, **slots.files}
@@ -124,7 +124,9 @@ def rotate(
         except BaseException:
             key_store.remove(s, {path.rpartition("/")[2]: s.names.values() for path in slots.files})
             raise
-    raise WorkspaceError(f"others were faster {ATTEMPTS_MAX} times; the keys were not changed", next_step="Run again.")
+    raise WorkspaceError(
+        f"others were faster {LOST_ROUNDS_MAX} times; the keys were not changed", next_step="Run again."
+    )
 
 
 def _reopened(s: Session, opened: Opened, state: State, passphrase: str) -> Opened:

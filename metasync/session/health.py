@@ -12,7 +12,7 @@ from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path
 from metasync.consensus.records.head import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each
-from metasync.runtime.sizes import patience_s
+from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX, patience_s
 from metasync.session.agreement import LOOK_S, together
 from metasync.session.eras import note_retired
 from metasync.session.session import Session
@@ -20,7 +20,6 @@ from metasync.session.session import Session
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
 PLACES_TIMEOUT_S: Final = 10.0  # for one small object of each backend
 AGAIN_S: Final = 2.0  # an answer that failed as quickly as this is asked for once more
-BIRTH_ANSWER_MAX: Final = 1024
 Heads: TypeAlias = tuple[tuple[Head, ...], tuple[Head, ...]]
 """Those of versions after a state, and those that are not in its chain."""
 
@@ -50,7 +49,7 @@ def _births(s: Session, names: Sequence[str], votes: bool) -> dict[str, tuple[by
 
 def _asking(births: Mapping[str, tuple[bytes, bytes]], timeout_s: float) -> dict[str, Task]:
     return {
-        key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_MAX, timeout_s=timeout_s))
+        key: _asked(Op(key.split()[0], "get", birth_path(place), max_bytes=BIRTH_ANSWER_BYTES_MAX, timeout_s=timeout_s))
         for key, (place, _) in births.items()
     }
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from metasync.checkout.checkout import FILE_BYTES, Applied, Change, Checkout, check_room
+from metasync.checkout.checkout import Applied, Change, Checkout, check_room
 from metasync.consensus import State
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
@@ -28,6 +28,7 @@ from metasync.local.state_keys import EXACT_KEY, PARTS_UPTO_KEY, PLAN_KEY, TREE_
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk_large import gather
 from metasync.reports.sync import ConflictReport, PullReport
+from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.agreement import BASE_KEY, PARTS_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import pull
@@ -201,7 +202,7 @@ class _Parts:
         if self.s.db.has(PLAN_KEY):
             return  # some of it lies there already: each part looks for itself
         files, size = self.tree.files - self.files_here, self.tree.size_bytes - self.bytes_here
-        check_room(self.s.tree, size + files * FILE_BYTES)
+        check_room(self.s.tree, size + files * SMALL_FILE_BYTES)
 
     def _cut(self) -> Iterator[tuple[dict[bytes, Entry], bool]]:
         """What is not here yet, in parts; and whether a part is the last one."""

@@ -20,16 +20,15 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, text16, u8, u16, u32, u64
+from metasync.config import BACKENDS_MAX, NAME_BYTES_MAX
 from metasync.runtime.effects import Now, Op, Reply
+from metasync.runtime.sizes import PROMPT_BYTES_MAX
 
 FORMAT: Final = 1
 SAMPLES: Final = 5  # K of eq. 4
-SMALL_BYTES_MAX: Final = 16 << 10  # an answer of so many bytes is as slow as an empty one: 3 ms on a line of 5 MB/s
 LARGE_BYTES_LEAST: Final = 256 << 10  # one of fewer is mostly latency, and says little of the bandwidth
 DATA_SHARE_LEAST: Final = 0.1  # of a call's time that is its bytes', however long the latency is thought to be
 RECENT_MAX: Final = 64  # ended calls that others may have shared the line with: eight connections, eight calls each
-BACKENDS_MAX: Final = 256  # in a note: more than any config has, with those of earlier ones
-NAME_BYTES_MAX: Final = 255
 LATENCY_MAX_S: Final = 3600.0
 BYTES_PER_S_MAX: Final = 1 << 50
 
@@ -99,7 +98,7 @@ class Estimates:
         del line.under_way[call.number]
         if not 0 < seconds <= LATENCY_MAX_S:
             return  # nobody measured it
-        if size <= SMALL_BYTES_MAX:
+        if size <= PROMPT_BYTES_MAX:
             line.latencies = (*line.latencies, seconds)[-SAMPLES:]
         latency = _harmonic(line.latencies) or 0.0
         span = _Span(now - max(seconds - latency, seconds * DATA_SHARE_LEAST), now, size)

@@ -71,7 +71,7 @@ def test_a_connection_that_breaks_in_the_midst_of_a_write(own_ssh_server: openss
 
 
 def test_a_server_that_falls_silent(own_ssh_server: openssh.SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metasync.backends.sftp._SMALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("metasync.backends.sftp.SMALL_TIMEOUT_S", 0.5)
     monkeypatch.setattr("metasync.backends.sftp.connection._LOGIN_TIMEOUT_S", 1)
     backend = open_url(own_ssh_server.url("x"))
     backend.put("d/a", b"12")

@@ -22,6 +22,7 @@ from metasync.local import spill
 from metasync.local.state_keys import CONFLICTS, EXACT_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.members import admission
 from metasync.objects import walk_large
+from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.agreement import PARTS_KEY
 from metasync.sync import first_checkout
 from metasync.workspace import CloneReport, Workspace
@@ -357,7 +358,7 @@ def test_no_room_is_told_before_anything_comes(lab: Lab, monkeypatch: pytest.Mon
     w = published(lab)
     small_parts(monkeypatch)
     files = [n for n in tree_of(w.directory).values() if n.kind != "dir"]
-    needed = sum(len(n.data) + checkout.FILE_BYTES for n in files)
+    needed = sum(len(n.data) + SMALL_FILE_BYTES for n in files)
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: needed - 1)
     with pytest.raises(WorkspaceError, match=f"need {needed:,} bytes"):
         cloned(lab)

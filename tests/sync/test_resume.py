@@ -16,9 +16,10 @@ import pytest
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.checkout import checkout
-from metasync.checkout.checkout import FILE_BYTES, Checkout
+from metasync.checkout.checkout import Checkout
 from metasync.errors import WorkspaceError
 from metasync.events import Notice
+from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.workspace import CloneReport, Workspace
 from metasync.worktree.disk import Disk
 
@@ -247,7 +248,7 @@ def test_no_room_is_no_reason_to_keep_it(lab: Lab, monkeypatch: pytest.MonkeyPat
 def test_what_is_staged_already_needs_no_room_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = files(10)
     w = published(lab, tree)
-    total = sum(map(len, tree.values())) + len(tree) * FILE_BYTES
+    total = sum(map(len, tree.values())) + len(tree) * SMALL_FILE_BYTES
     undo = stop_after(monkeypatch, len(tree))
     with pytest.raises(Stop):
         cloned(lab)

@@ -16,7 +16,7 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
 from metasync.runtime.effects import Urgency
-from metasync.runtime.sizes import LARGE_TIMEOUT_S
+from metasync.runtime.sizes import TRANSFER_TIMEOUT_S
 from metasync.runtime.tasks import Runtime
 from metasync.session.session import ESTIMATES_KEY
 from metasync.store.pack_format import HEADER_BYTES, Located
@@ -94,7 +94,7 @@ def test_one_that_hangs_costs_no_timeout_and_is_asked_last_from_then_on(dies_at_
     far = Far(PACKS, with_last(dies_at_s=dies_at_s), 2)
     lines = far.fetch()
     assert far.got == ALL
-    assert far.seconds < LARGE_TIMEOUT_S / 2
+    assert far.seconds < TRANSFER_TIMEOUT_S / 2
     assert lines.lines["three"].requests > 0
     assert far.transfer.silent == {"three"}
     assert far.transfer.faults == [], "late is no fault of the copy"

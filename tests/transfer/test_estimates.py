@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from metasync.errors import BackendError, FormatError
 from metasync.runtime.effects import Now, Op, Reply
+from metasync.runtime.sizes import PROMPT_BYTES_MAX
 from metasync.session.session import ESTIMATES_KEY
 from metasync.transfer.estimates import (
     BACKENDS_MAX,
     LARGE_BYTES_LEAST,
     RECENT_MAX,
     SAMPLES,
-    SMALL_BYTES_MAX,
     Direction,
     Estimate,
     Estimates,
@@ -88,7 +88,7 @@ def test_small_answers_teach_latency_and_large_ones_bandwidth() -> None:
     assert e.of("a", DOWN) == Estimate(pytest.approx(0.5), pytest.approx(5e6)), "latency is taken off"
     assert e.of("a", UP) == Estimate()
     assert e.of("b", DOWN) == Estimate()
-    one(e, (SMALL_BYTES_MAX + LARGE_BYTES_LEAST) // 2, 60.0)
+    one(e, (PROMPT_BYTES_MAX + LARGE_BYTES_LEAST) // 2, 60.0)
     assert e.of("a", DOWN) == Estimate(pytest.approx(0.5), pytest.approx(5e6)), "what lies between teaches neither"
 
 

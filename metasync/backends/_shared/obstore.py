@@ -25,12 +25,7 @@ from metasync.backends._shared.race_probe import is_anothers, keeps_creates
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, split_folder, split_path
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
-
-_CONNECT_TIMEOUT_S = 5
-_SILENT_TIMEOUT_S = 60  # without a byte of an answer, from the request's beginning on
-# A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
-_TIMEOUT_S = 600
+from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 # Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
@@ -225,19 +220,19 @@ class ObjectStoreBackend(ABC):
         with self._making:
             store = self._stores.get(large)
             if store is None:
-                store = self._stores[large] = self._made(None if large else _SILENT_TIMEOUT_S)
+                store = self._stores[large] = self._made(None if large else SMALL_TIMEOUT_S)
             return store
 
     def _made(self, silent_timeout_s: int | None) -> Any:
         _process[:] = _process or [os.getpid()]
         client_options = {
-            "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
-            "timeout": timedelta(seconds=_TIMEOUT_S),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "timeout": timedelta(seconds=LARGE_TIMEOUT_S),
             "allow_http": self._url.startswith("http://"),
         }
         if silent_timeout_s is not None:
             client_options["read_timeout"] = timedelta(seconds=silent_timeout_s)
-        retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=_TIMEOUT_S)}
+        retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=LARGE_TIMEOUT_S)}
         try:
             return self._new_store(client_options, retry_config)
         except self._failures:

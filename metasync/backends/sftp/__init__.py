@@ -42,19 +42,15 @@ from metasync.backends.sftp.folders import (
 )
 from metasync.backends.sftp.packets import HARDLINK, POSIX_RENAME, STATVFS, ProtocolError, StatusError
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.runtime.sizes import LARGE_TIMEOUT_S, LEFT_OVER_MAX, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from metasync.backends.sftp.connection import Line
     from metasync.backends.sftp.session import Session
 
-_SMALL_TIMEOUT_S = 60
-# A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
-_LARGE_TIMEOUT_S = 600
 _LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for before the bytes are sent
 _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
-_LEFT_OVER_MAX = 64  # temporary files remembered, of writes that broke off: as many as a command has under way, twice
 
 _HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 
@@ -74,7 +70,7 @@ class SftpBackend:
         self._shown = f"{readable(root)} at {line.server.host}"
         self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{readable(root)}")
         self._closed = False
-        self._left_over: deque[bytes] = deque(maxlen=_LEFT_OVER_MAX)
+        self._left_over: deque[bytes] = deque(maxlen=LEFT_OVER_MAX)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown})"
@@ -109,7 +105,7 @@ class SftpBackend:
         line = Line(server_of(host, int(match[3]) if match[3] else None, match[1]))
         asked = url.path.removeprefix("/~/").lstrip("/") if url.path.startswith("/~/") else url.path
         try:
-            with line.session(_SMALL_TIMEOUT_S, f"cannot open {url.path}") as session:
+            with line.session(SMALL_TIMEOUT_S, f"cannot open {url.path}") as session:
                 root, fsid = find_root(session, os.fsencode(asked), line.server.host, create=create_root)
                 powers = session.powers
         except BaseException:
@@ -257,7 +253,7 @@ class SftpBackend:
         """
         assert not self._closed, "the backend was closed"
         what = f"{path} in {self._shown}" if path else self._shown
-        timeout_s = _SMALL_TIMEOUT_S if size_bytes <= SMALL_BYTES_MAX else _LARGE_TIMEOUT_S
+        timeout_s = SMALL_TIMEOUT_S if size_bytes <= SMALL_BYTES_MAX else LARGE_TIMEOUT_S
         with self._line.session(timeout_s, f"cannot {verb} {what}") as session:
             while self._left_over:
                 with contextlib.suppress(IndexError):  # another thread had it

@@ -26,8 +26,8 @@ from metasync.backends.sftp.hosts import Server, by_known, check_key, fingerprin
 from metasync.backends.sftp.login import log_in
 from metasync.backends.sftp.session import PIECE_BYTES, SMALL_PIECE_BYTES, LostError, Session
 from metasync.errors import BackendError, RefusedError, UnreachableError
+from metasync.runtime.sizes import CONNECT_TIMEOUT_S
 
-_CONNECT_TIMEOUT_S = 5
 _LOGIN_TIMEOUT_S = 20  # key exchange, login: a server that looks up names waits 10 s for those it cannot find
 _SESSION_TIMEOUT_S = 10
 _SILENT_S = 30  # what was sent and not even acknowledged for so long: the connection is dead
@@ -298,7 +298,7 @@ def _way_to(server: Server) -> tuple[socket.socket, subprocess.Popen[bytes] | No
             its.close()
         return ours, process
     try:
-        way = socket.create_connection((server.host, server.port), _CONNECT_TIMEOUT_S)
+        way = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT_S)
     except (OSError, UnicodeError) as error:
         raise _no_connection(server, error) from error
     way.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -28,10 +28,10 @@ from metasync.backends._shared.race_probe import is_anothers
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.backends.swift.errors import answered, not_swift
-from metasync.backends.swift.http import SMALL_TIMEOUT_S, Reply, Wires, timeout_s
+from metasync.backends.swift.http import Reply, Wires, timeout_s
 from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.runtime.sizes import SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
 # How long a container that was seen counts as being there. It is in one test's way, and saves a request, one after the
 # other, for every object that is not there. A container can be deleted only when it is empty already.

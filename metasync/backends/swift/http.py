@@ -18,12 +18,7 @@ from typing import Any
 from metasync.backends._shared.http import proxies_for
 from metasync.backends.swift.errors import BODY_BYTES_MAX, Answer, broken
 from metasync.errors import BackendError, RefusedError, UnreachableError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
-
-CONNECT_TIMEOUT_S = 5
-SMALL_TIMEOUT_S = 60
-# A whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for.
-LARGE_TIMEOUT_S = 600
+from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
 _IDLE_MAX = 32  # as many calls as the runtime ever has under way at one backend
 _IDLE_S = 50.0  # servers, and what stands before them, forget a connection after a minute, and some do so silently

@@ -22,12 +22,10 @@ from metasync.backends.webdav.errors import no_answer, no_folder, no_room, not_t
 from metasync.backends.webdav.http import Answer, Connection, NoAnswerError, cause
 from metasync.backends.webdav.xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.runtime.sizes import KNOWN_FOLDERS_MAX, LEFT_OVER_MAX, SMALL_BYTES_MAX
 
 ROOT_SEEN_S: Final = 2.0  # so long is the folder taken to be there after something in it was seen
-_KNOWN_FOLDERS_MAX: Final = 1 << 14  # a workspace uses a few hundred; beyond this the set starts anew
 _ROOM_BYTES: Final = 1 << 16  # that a server takes beside an object: folders, blocks that are not full
-_LEFT_OVER_MAX: Final = 64  # as many as writes can break off at once, and some more
 _LIST_BYTES_MAX: Final = 1 << 28  # a million names with what servers tell of each
 
 _XML: Final = {"Content-Type": "application/xml; charset=utf-8"}
@@ -189,7 +187,7 @@ class RemoteFolder:
             yield temp
         except UnreachableError:
             with self._lock:
-                self._left_over = [*self._left_over, temp][-_LEFT_OVER_MAX:]
+                self._left_over = [*self._left_over, temp][-LEFT_OVER_MAX:]
             raise
         except BackendError:
             self.discard(temp)
@@ -296,7 +294,7 @@ class RemoteFolder:
     def _knows(self, folder: tuple[str, ...]) -> None:
         if folder not in self._known:
             with self._lock:
-                if len(self._known) >= _KNOWN_FOLDERS_MAX:
+                if len(self._known) >= KNOWN_FOLDERS_MAX:
                     self._known.clear()
                 self._known.add(folder)
 

@@ -16,11 +16,8 @@ from typing import Any, Final
 from metasync.backends._shared.http import proxies_for
 from metasync.backends.webdav.login import Showing
 from metasync.errors import RefusedError
-from metasync.runtime.sizes import SMALL_BYTES_MAX
+from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
-CONNECT_TIMEOUT_S: Final = 5
-SMALL_TIMEOUT_S: Final = 60
-LARGE_TIMEOUT_S: Final = 600  # a whole pack of 16 MiB at 0.25 Mbit/s: slower lines than that are not waited for
 _CONNECTIONS_MAX: Final = 32  # kept; beyond that they are closed after use
 _PIECE_BYTES: Final = 1 << 18
 _DRAINED_BYTES_MAX: Final = 1 << 16  # of an answer nobody wants, so that its connection can be kept

@@ -34,7 +34,7 @@ from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, UnreachableError
 from metasync.runtime.effects import CARRIED, Carried
-from metasync.runtime.sizes import CALLS_MAX, LARGE_TIMEOUT_S, SLOWEST_BYTES_PER_S, SMALL_BYTES_MAX
+from metasync.runtime.sizes import CALLS_MAX, SLOWEST_BYTES_PER_S, SMALL_BYTES_MAX, TRANSFER_TIMEOUT_S
 from metasync.runtime.threads import Alone
 
 FAILURES_MAX: Final = 5
@@ -80,7 +80,7 @@ class Circuit:
         """How long a call may take that begins now, beside others of so many bytes."""
         own = max(call.up_bytes, call.down_bytes_max)
         if own > SMALL_BYTES_MAX:
-            return max(LARGE_TIMEOUT_S, self._patience_s) + (own + under_way_bytes) / SLOWEST_BYTES_PER_S
+            return max(TRANSFER_TIMEOUT_S, self._patience_s) + (own + under_way_bytes) / SLOWEST_BYTES_PER_S
         least = PATIENCE_SHORT_S if self._suspected or self.state == "half-open" else self._patience_s
         return least + under_way_bytes / SLOWEST_BYTES_PER_S
 

@@ -208,7 +208,7 @@ def test_large_answers_share_the_connections_of_small_ones(script: Script) -> No
 
 
 def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstore, "_SILENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(obstore, "SMALL_TIMEOUT_S", 1)
     release = threading.Event()
     backend = script.open()
     script.answer = lambda *_: Answer(200, b"slow", META, drip_s=0.5)
@@ -228,7 +228,7 @@ def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: 
 def test_a_large_write_may_take_longer_than_silence_may(
     script: Script, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
-    monkeypatch.setattr(obstore, "_SILENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(obstore, "SMALL_TIMEOUT_S", 1)
 
     def late(*_: str) -> Answer:
         time.sleep(2)

@@ -27,7 +27,7 @@ from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, layers
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.runtime.effects import Op, Task
-from metasync.runtime.sizes import CALLS_MAX, LARGE_TIMEOUT_S, SLOWEST_BYTES_PER_S
+from metasync.runtime.sizes import CALLS_MAX, SLOWEST_BYTES_PER_S, TRANSFER_TIMEOUT_S
 from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import FaultyBackend
 
@@ -104,7 +104,7 @@ def test_a_trial_that_says_nothing_is_followed_by_another() -> None:
 def test_patience_grows_with_bytes() -> None:
     c = Circuit()
     assert c.patience_s(SMALL, 0) == PATIENCE_S
-    assert c.patience_s(PACK, 0) == LARGE_TIMEOUT_S + (4 << 20) / SLOWEST_BYTES_PER_S
+    assert c.patience_s(PACK, 0) == TRANSFER_TIMEOUT_S + (4 << 20) / SLOWEST_BYTES_PER_S
     assert c.patience_s(SMALL, 4 << 20) == PATIENCE_S + (4 << 20) / SLOWEST_BYTES_PER_S, "on a line that is busy"
 
 
