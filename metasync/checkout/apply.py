@@ -19,9 +19,9 @@ from metasync.local.state import State
 from metasync.objects.model import Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, twin_here
-from metasync.worktree.deletions import Noted
 from metasync.worktree.disk import NO_LINKS, check_path
 from metasync.worktree.index import is_unchanged, rows_at, same_file, same_stat
+from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import is_spelling
 from metasync.worktree.tree import WorkTree, failed
 

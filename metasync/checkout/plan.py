@@ -16,10 +16,9 @@ from metasync.local.state_keys import Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
 from metasync.worktree.case import Presence, _shown
-from metasync.worktree.deletions import Noted
-from metasync.worktree.index import Row, pack_entry, pack_row, unpack_row
+from metasync.worktree.index import Row, children, pack_entry, pack_row, unpack_row
+from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import clashes, key, problem
-from metasync.worktree.quick_scan import children
 from metasync.worktree.tree import WorkTree
 
 

@@ -16,9 +16,10 @@ from metasync.objects.model import Entry, Kind
 from metasync.reports.history import DiffReport, Listed, Listing, PathChange, TextDiff
 from metasync.session.session import Session
 from metasync.sync.fetch import read_here, whole
-from metasync.sync.pull import changed, noted
-from metasync.worktree.scan import Scan
-from metasync.worktree.survey import survey
+from metasync.sync.pull import noted
+from metasync.worktree.merge_walk import walk_folder, walk_index
+from metasync.worktree.overlay import changed
+from metasync.worktree.scan import Scan, scan
 
 TEXTS_BATCH_BYTES = 8 << 20  # of texts in memory at a time, each side
 HERE = "the folder"
@@ -70,12 +71,12 @@ def _against_folder(history: History, old: Version, tops: Sequence[bytes]) -> tu
     """A version and the folder: the folder is only read where it is not what the base has."""
     s = history.s
     base = s.base()
-    base_tree = s.flat(base, history.contents)
-    seen = survey(s.tree, s.db, base_tree, s.ingest())
+    walked = walk_index(s.tree, s.db, base.tree_root)
+    seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, history.contents)), s.ingest())
     since = history.contents.walk(walk.diff(old.root, base.tree_root))
     before = {path: x for path, (x, _) in since.items()}
-    differing = {*since, *changed(base_tree, seen.tree)}
-    pairs = [(p, before[p] if p in before else base_tree.get(p), seen.tree.get(p)) for p in differing]
+    differing = {*since, *changed(seen.tree)}
+    pairs = [(p, before[p] if p in before else seen.base.get(p), seen.tree.get(p)) for p in differing]
     return seen, [pair for pair in pairs if any(is_below(pair[0], top) for top in tops)]
 
 

@@ -35,8 +35,8 @@ from metasync.sync.fetch import ChangedMeanwhile, deliver
 from metasync.sync.pull import ROUNDS_MAX, noted, summary
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.index import Row, is_unchanged, load_rows, row_of
-from metasync.worktree.scan import Scan
-from metasync.worktree.survey import store_survey, survey
+from metasync.worktree.merge_walk import walk_folder
+from metasync.worktree.scan import Scan, scan, store_scan
 
 IN_THE_WAY = "unsaved, and in the way of what was restored"
 
@@ -49,6 +49,7 @@ class Here:
     rows: dict[bytes, Row]
     base: Mapping[bytes, Entry]
     restored: Mapping[bytes, bytes]  # path -> content
+    held: Sequence[bytes] = ()  # ignored now
 
     def expected(self, path: bytes, new: Entry | None) -> Row | None:
         """The row of what a checkout may replace at a path."""
@@ -88,14 +89,10 @@ def restore(s: Session, version: str, paths: Sequence[bytes], *, delete: bool, d
 def look(s: Session, base: Agreed, history: History) -> Here:
     """Scans the folder; the rows are stored, for they are true whatever comes of it."""
     s.listener(Phase("scan"))
-    rows = load_rows(s.db)
     base_tree = s.flat(base, history.contents)
-    seen = survey(s.tree, s.db, base_tree, s.ingest(), rows)
-    store_survey(s.db, seen)
-    rows.update(seen.put_rows)
-    for path in seen.delete_rows:
-        rows.pop(path, None)
-    return Here(seen, rows, base_tree, _restored(s, base))
+    seen = scan(walk_folder(s.tree, s.db, base_tree), s.ingest())
+    store_scan(s.db, seen)
+    return Here(seen, load_rows(s.db), base_tree, _restored(s, base), seen.held())
 
 
 def take_in(s: Session, here: Here, path: bytes) -> bool:
@@ -137,7 +134,7 @@ def _restore_once(
     s = history.s
     base = s.base()
     here = look(s, base, history)
-    for path in here.scan.held:
+    for path in here.held:
         if any(is_below(path, top) for top in tops):
             take_in(s, here, path)
     target = _target(history, version, base, here, tops)
@@ -156,7 +153,7 @@ def _restore_once(
         unchanged=plan.unchanged,
         unreadable=noted(here.scan.unreadable),
         skipped=noted(here.scan.skipped)
-        + noted((p, "ignored, so the next push does not take it") for p in here.scan.held if p in plan.new),
+        + noted((p, "ignored, so the next push does not take it") for p in here.held if p in plan.new),
         unsaved=tuple(sorted(plan.unsaved)),
         down=dict(s.down),
     )
@@ -218,9 +215,8 @@ def _plan_deletions(
     A directory in the place of which the version has something else moves aside with what stays in it.
     """
     filled: set[bytes] = set()  # directories with something in them that stays
-    held = set(here.scan.held)  # ignored now: their going could not be pushed, and the next pull would bring them again
-    for path in sorted(here.scan.tree, reverse=True):  # what is in a directory comes before it
-        ours = here.scan.tree[path]
+    held = set(here.held)  # ignored now: their going could not be pushed, and the next pull would bring them again
+    for path, ours in sorted(here.scan.tree.items(), reverse=True):  # what is in a directory comes before it
         known = same_bytes(here.base.get(path), ours) or here.restored.get(path) == ours.content
         wanted = path not in target and any(is_below(path, top) for top in tops)
         if delete and wanted and known and path not in filled and path not in held and path in here.rows:

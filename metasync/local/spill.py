@@ -11,7 +11,8 @@ import os
 import sqlite3
 import weakref
 import zlib
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, MutableMapping, Sequence, ValuesView
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from typing import Generic, TypeVar, overload
 
 from metasync.errors import WorkspaceError
@@ -27,7 +28,45 @@ _INSERT = "INSERT OR REPLACE INTO large VALUES (?, ?)"
 _DELETE = "DELETE FROM large WHERE key = ?"
 
 
-class Large(MutableMapping[bytes, V], Generic[V]):
+class Streamed(Mapping[bytes, V], Generic[V]):
+    """A mapping that gives its items one after the other at little cost, and a single one at more."""
+
+    @abstractmethod
+    def pairs(self) -> Iterator[tuple[bytes, V]]:
+        """All keys with their values."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (key for key, _ in self.pairs())
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def items(self) -> ItemsView[bytes, V]:
+        return _Items(self)
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+
+class _Items(ItemsView[bytes, V]):
+    def __init__(self, mapping: Streamed[V]) -> None:
+        super().__init__(mapping)
+        self._pairs = mapping.pairs
+
+    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+        return self._pairs()
+
+
+class _Values(ValuesView[V]):
+    def __init__(self, mapping: Streamed[V]) -> None:
+        super().__init__(mapping)
+        self._pairs = mapping.pairs
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for _, value in self._pairs())
+
+
+class Large(Streamed[V], MutableMapping[bytes, V]):
     """Iteration ascends, and shows what was there when it began, or later. `close` it. For one thread.
 
     `pack` and `unpack` make bytes of a value and a value of bytes. `WorkspaceError` where the temporary file fails.
@@ -136,33 +175,6 @@ class Large(MutableMapping[bytes, V], Generic[V]):
                 yield part
         except sqlite3.Error as e:
             raise _failed(e) from e
-
-    def keys(self) -> KeysView[bytes]:
-        return KeysView(self)
-
-    def items(self) -> ItemsView[bytes, V]:
-        return _Items(self)
-
-    def values(self) -> ValuesView[V]:
-        return _Values(self)
-
-
-class _Items(ItemsView[bytes, V]):
-    def __init__(self, large: Large[V]) -> None:
-        super().__init__(large)
-        self._pairs = large.pairs
-
-    def __iter__(self) -> Iterator[tuple[bytes, V]]:
-        return self._pairs()
-
-
-class _Values(ValuesView[V]):
-    def __init__(self, large: Large[V]) -> None:
-        super().__init__(large)
-        self._pairs = large.pairs
-
-    def __iter__(self) -> Iterator[V]:
-        return (value for _, value in self._pairs())
 
 
 def grown(

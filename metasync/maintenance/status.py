@@ -19,9 +19,11 @@ from metasync.reports.sync import ConflictReport
 from metasync.session import evidence, health
 from metasync.session.session import Session
 from metasync.store.placement import survives
-from metasync.sync.pull import changed, noted, summary
+from metasync.sync.pull import noted, summary
 from metasync.transfer import late_copies
-from metasync.worktree.survey import survey
+from metasync.worktree.merge_walk import walk_folder, walk_index
+from metasync.worktree.overlay import changed
+from metasync.worktree.scan import scan
 from metasync.worktree.tree import WorkTree
 
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
@@ -36,7 +38,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     problem, error = "", None
     try:
         agreed = s.base()
-        before = s.flat(agreed)
+        walk = walk_index(s.tree, s.db, agreed.tree_root) or walk_folder(s.tree, s.db, s.flat(agreed))
     except MetaSyncError as e:
         return Status(
             s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
@@ -49,9 +51,10 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
     ailing = health.standings(s) if error is None else health.noted_standings(s)
     heads = health.check_heads(s, s.newest_state()) if error is None else ()
     backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
-    seen = survey(s.tree, s.db, before, s.ingest())
+    seen = scan(walk, s.ingest())
+    before, held = seen.base, seen.held()
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen.tree or _is_there(s.tree, c.copy)]
-    differing = changed(before, seen.tree)
+    differing = changed(seen.tree)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     return Status(
         name=s.name,
@@ -70,7 +73,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         error=error,
         ignored=tuple(seen.ignored[:IGNORED_MAX]),
         ignored_total=len(seen.ignored),
-        ignored_agreed=len(seen.held),
+        ignored_agreed=len(held),
         evidence=evidence.of(s.db, names),
         moving=still_moving(s, agreed),
         warnings=(

@@ -11,6 +11,7 @@ ObjectId = NewType("ObjectId", bytes)
 """32 bytes: the keyed BLAKE3 of an object's plaintext, with a key of its kind."""
 
 ID_BYTES = 32
+PATH_BYTES_MAX = 1 << 20  # 4,000 names of 255 bytes; a chain of directories says a path per node, each longer by a name
 NAME_BYTES_MAX = 4096  # no file system holds a longer name; a bound for hostile records
 TARGET_BYTES_MAX = 0xFFFF  # PATH_MAX is 4,096 on Linux
 MESSAGE_BYTES_MAX = 0xFFFF

@@ -14,14 +14,13 @@ from metasync.errors import FormatError
 from metasync.objects import directory, file
 from metasync.objects.ids import Ids
 from metasync.objects.leaves import Beside, Bytes, Needs, above_leaves, check_leaf, listed, load
-from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
+from metasync.objects.model import PATH_BYTES_MAX, Chunk, Entry, Kind, ObjectKind
 from metasync.objects.split import LEVELS_MAX
 
 Tree: TypeAlias = dict[bytes, Entry]
 """A flat tree: path -> entry; directories carry content b""."""
 
-# Equal directories are one object, so a few nodes can say more paths than any memory holds. Both bounds are for that.
-PATH_BYTES_MAX = 1 << 20  # 4,000 names of 255 bytes; a chain of directories says a path per node, each longer by a name
+# Equal directories are one object, so a few nodes can say more paths than any memory holds.
 TREE_BYTES_MAX = 8 << 30  # of a flat tree in memory: 20 million files with paths of 130 bytes
 ENTRY_BYTES = 300  # what a path and its entry take, without the path's bytes
 CHUNKS_AGAIN_MAX = 1 << 22  # of nodes that one walk meets again: 16 TiB of zeros in chunks of 4 MiB

@@ -35,8 +35,9 @@ from metasync.sync import pull
 from metasync.sync.fetch import ChangedMeanwhile, deliver
 from metasync.transfer.contents import Contents
 from metasync.worktree.index import CONTENT_AT, pack_entry, unpack_entry
+from metasync.worktree.merge_walk import walk_folder
 from metasync.worktree.names import STATE_NAME
-from metasync.worktree.survey import store_survey, survey
+from metasync.worktree.scan import scan, store_scan
 
 WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
@@ -159,7 +160,7 @@ class _Parts:
     def bring(self, before: Callable[[], None]) -> Brought:
         s, applied = self.s, self.applied
         if not self.last:
-            store_survey(s.db, survey(s.tree, s.db, {}, s.ingest(), {}))  # there is nothing but the folder itself
+            store_scan(s.db, scan(walk_folder(s.tree, s.db, {}), s.ingest()))  # there is nothing but the folder itself
         self._look_at_tree()
         self._check_room()
         s.listener(Phase("checkout"))

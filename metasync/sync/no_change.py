@@ -33,7 +33,7 @@ from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.session.agreement import Seat
 from metasync.transfer.late_copies import TRAILING_KEY
-from metasync.worktree.quick_scan import Differing, differences
+from metasync.worktree.merge_walk import Walk, walk_index
 
 if TYPE_CHECKING:
     from metasync.consensus import State
@@ -53,12 +53,6 @@ def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
     if (db.get(KEY_COPIES_KEY) or KeyCopies(0 if db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})) != (epoch, {}):
         return False
     return not tree.disk.names(tree.state_dir(b"tmp"))
-
-
-class Walk(NamedTuple):
-    """What a walk through the folder found: see `settled.differences`."""
-
-    differing: Differing | None
 
 
 class Begun(NamedTuple):
@@ -86,9 +80,9 @@ def push(s: Seat, look: Callable[[], State]) -> PushReport | Begun:
     if root is None or not _is_in(s, base):
         return Begun(look, None)
     s.listener(Phase("scan"))
-    differing = differences(s.tree, s.db, root)
-    if differing is None or differing or s.told(look).hash != base.hash:
-        return Begun(look, Walk(differing))
+    walk = walk_index(s.tree, s.db, root)
+    if walk is None or not walk.is_quiet or s.told(look).hash != base.hash:
+        return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))
 
 

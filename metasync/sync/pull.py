@@ -7,9 +7,9 @@ what a pull does with news, and what a push does when another was faster.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable
@@ -31,14 +31,21 @@ from metasync.sync.fetch import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
 from metasync.worktree import case
-from metasync.worktree.index import Row, files_with, load_rows, rows_at
-from metasync.worktree.quick_scan import Edited, FromRows, base_from_rows, differences, note_settled
-from metasync.worktree.scan import Ingest, Scan
-from metasync.worktree.survey import store_survey, survey, survey_part
+from metasync.worktree.index import Row, files_with, rows_at
+from metasync.worktree.merge_walk import walk_folder, walk_index
+from metasync.worktree.overlay import Tree, changed, note_index_of
+from metasync.worktree.scan import Ingest, Scan, scan, store_scan
 
 OnTree: TypeAlias = Callable[[Mapping[bytes, Entry]], None]
-NEWS_SHARE = 4  # where more than one in so many paths is new, a look at everything costs less
 ROUNDS_MAX = 3  # a folder that changes under every one of these merges is too busy to be merged now
+
+
+class _Looked(NamedTuple):
+    """What a look at the folder has found. `is_settled`: the rows were the tree of the base."""
+
+    seen: Scan
+    theirs: Tree
+    is_settled: bool
 
 
 @dataclass
@@ -46,25 +53,13 @@ class Plan:
     """What a merge came to: the changes to the folder, and where their bytes are. `left`: what the agreed state would
     lose if the merged tree were agreed next."""
 
-    base: Mapping[bytes, Entry]
     scan: Scan
     rows: Mapping[bytes, Row]  # where a checkout may write some
-    theirs: Mapping[bytes, Entry]
+    theirs: Tree
     differing: set[bytes] | None  # paths at which `theirs` may not be what the rows say; None: at any
     merge: Merge
     left: guard.Loss
     texts: dict[bytes, MergedText] = field(default_factory=dict)
-
-
-def changed(base: Mapping[bytes, Entry], tree: Mapping[bytes, Entry]) -> Collection[bytes]:
-    """Paths at which two trees differ. Entries that are one object are equal at no cost."""
-    if isinstance(tree, Edited) and tree.base is base:
-        return [p for p, e in tree.changes.items() if base.get(p) != e]
-    if not base:
-        return tree.keys()
-    out = [p for p, e in tree.items() if base.get(p) is not e and base.get(p) != e]
-    out += [p for p in base if p not in tree]
-    return out
 
 
 def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
@@ -179,54 +174,30 @@ def _integrate_once(
     )
 
 
-@dataclass
-class _Looked:
-    """What a look at the folder has found. `rows`: as the scan leaves them; None: they are stored, and not loaded."""
-
-    base: Mapping[bytes, Entry]
-    seen: Scan
-    theirs: Mapping[bytes, Entry]
-    rows: dict[bytes, Row] | None
-    settled: bool  # the rows were the tree of the base
-
-
 def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents, ingest: Ingest) -> _Looked:
-    """Scans the folder; where its rows are the agreed tree, stats tell what differs, and news are few, that alone is
-    looked at.
-
-    The rows of the scan are stored: they are true of the disk, whatever becomes of the merge.
-    """
+    """Scans the folder. The rows of the scan are stored: they are true of the disk, whatever becomes of the merge."""
     s.listener(Phase("scan"))
-    are_few = len(news) * NEWS_SHARE <= s.db.count_rows()
-    if are_few and (differing := differences(s.tree, s.db, base.tree_root)) is not None:
-        seen, before, _ = survey_part(s.tree, s.db, differing, ingest)
-        store_survey(s.db, seen)
-        before.hold(news)
-        return _Looked(before, seen, Edited(before, {path: entry for path, (_, entry) in news.items()}), None, True)
-    rows = load_rows(s.db)
-    from_rows = base_from_rows(s.db, base.tree_root, rows)
-    base_tree = s.flat(base, contents) if from_rows is None else from_rows
-    seen = survey(s.tree, s.db, base_tree, ingest, rows)
-    store_survey(s.db, seen)
-    rows.update(seen.put_rows)
-    for path in seen.delete_rows:
-        rows.pop(path, None)
-    theirs = dict(base_tree)
+    walked = walk_index(s.tree, s.db, base.tree_root)
+    is_settled = walked is not None
+    seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, contents)), ingest)
+    store_scan(s.db, seen)
+    seen.base.hold(news)
+    theirs = Tree(seen.base)
     for path, (_, entry) in news.items():
-        if entry is None:
-            theirs.pop(path, None)
-        else:
+        if entry is not None:
             theirs[path] = entry
-    return _Looked(base_tree, seen, theirs, rows, from_rows is not None)
+        else:
+            theirs.pop(path, None)
+    return _Looked(seen, theirs, is_settled)
 
 
 def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents) -> Plan:
     """Scans and merges."""
     ingest = s.ingest()
     here = _look(s, base, news, contents, ingest)
-    seen, theirs = here.seen, here.theirs
-    paths = {*changed(here.base, seen.tree), *news}
-    task = merge(here.base, seen.tree, theirs, sorted(paths), case.taken(s.tree, seen.tree, theirs))
+    seen, theirs, base_tree = here.seen, here.theirs, here.seen.base
+    paths = {*changed(seen.tree), *news}
+    task = merge(base_tree, seen.tree, theirs, sorted(paths), case.taken(s.tree, seen.tree, theirs))
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)
@@ -237,25 +208,20 @@ def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
     touched = {*paths, *seen.put_rows, *seen.delete_rows}
-    rows = here.rows
-    if rows is None:
-        assert isinstance(here.base, FromRows)
-        asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
-        here.base.hold(asked)
-        rows = rows_at(s.db, {b"", *asked})
+    asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
+    base_tree.hold(asked)
     merged = {t.path: texts[t.path] for t in result.text}
-    return Plan(here.base, seen, rows, theirs, touched if here.settled else None, result, left, merged)
+    return Plan(seen, rows_at(s.db, {b"", *asked}), theirs, touched if here.is_settled else None, result, left, merged)
 
 
 def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, bytes]:
     """Where in the folder the contents of these files may be found, by their hash."""
-    tree, busy = seen.tree, seen.busy
-    if not isinstance(tree, Edited):
-        return {e.content: p for p, e in tree.items() if e.kind is Kind.FILE and p not in busy}
-    found = tree.changes
-    here = {e.content: p for p, e in found.items() if e is not None and e.kind is Kind.FILE and p not in busy}
+    found, busy = seen.tree.put, set(seen.busy)
+    here = {e.content: p for p, e in found.items() if e.kind is Kind.FILE and p not in busy}
     rest = {e.content for e in wanted} - here.keys()
-    here.update((content, p) for content, p in files_with(s.db, rest) if p not in found and p not in busy)
+    gone = seen.tree.gone
+    files = ((c, p) for c, p in files_with(s.db, rest) if p not in found and p not in gone and p not in busy)
+    here.update(files)
     return here
 
 
@@ -282,7 +248,7 @@ def _check_out(
     s.note_agreed(
         was.content
         for p in merged
-        if (was := plan.base.get(p)) is not None and was.kind is not Kind.DIR and same_bytes(was, tree.get(p))
+        if (was := plan.scan.base.get(p)) is not None and was.kind is not Kind.DIR and same_bytes(was, tree.get(p))
     )
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, commit, version=target.state.v)
@@ -306,7 +272,8 @@ def _check_out(
         s.db.delete_records(UNPLACED, stale)
         if target.tree_root is not None:
             put, gone = checkout.rows
-            note_settled(s.db, target.tree_root, plan.theirs, plan.rows, put, gone, plan.differing)
+            touched = {*plan.differing, *put, *gone} if plan.differing is not None else None
+            note_index_of(s.db, target.tree_root, plan.theirs, touched)
 
     return checkout.apply(commit_too)
 

@@ -20,7 +20,7 @@ from metasync.errors import MetaSyncError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.spill import Large
-from metasync.local.state_keys import CARRIED_KEY, KEPT_KEY, TREE_KEY
+from metasync.local.state_keys import CARRIED_KEY, KEPT_KEY
 from metasync.members import admission
 from metasync.merge import guard
 from metasync.objects import walk
@@ -33,18 +33,18 @@ from metasync.session.agreement import BASE_KEY
 from metasync.session.eras import rebased
 from metasync.session.session import Agreed, Session
 from metasync.session.write_index import storing_index
-from metasync.sync.no_change import Begun, Walk
-from metasync.sync.pull import changed, integrate, noted, summary, summary_of_new
+from metasync.sync.no_change import Begun
+from metasync.sync.pull import integrate, noted, summary, summary_of_new
 from metasync.transfer import late_copies
 from metasync.transfer import resume as kept
 from metasync.transfer.upload import Upload, known_in
 from metasync.worktree.disk import READ_FLAGS
-from metasync.worktree.index import Row, load_rows, store_rows
+from metasync.worktree.index import Row, store_rows
 from metasync.worktree.ingest import Ingest
+from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
 from metasync.worktree.names import unportable
-from metasync.worktree.quick_scan import Differing, Some, base_from_rows, differences, near, note_settled
-from metasync.worktree.scan import Reading, Scan
-from metasync.worktree.survey import store_survey, survey, survey_part
+from metasync.worktree.overlay import Some, changed, note_index_of
+from metasync.worktree.scan import Scan, scan, store_scan
 
 ATTEMPTS_MAX = 200  # losing as often means that others never stop; each lost round another device's push went through
 OP_ID_BYTES = 16
@@ -70,7 +70,7 @@ class _Attempts:
     asked: bool = True  # whether the state it is pushed on was looked for, or is known by having decided it
     ahead: Callable[[], State] | None = None  # a look for it that is under way
     news: Agreed | None = None  # what it came to while packs were made, if that is another state
-    walk: Walk | None = None  # what stats alone have told already
+    walked: Walk | None = None  # the folder, by `quiet`
     chunks: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     turns: Turns | None = None  # who lets others go first
 
@@ -157,7 +157,7 @@ def push(
     elif (known := s.newest_state()).hash != base.state.hash:  # `quiet` has waited for it
         newest = s.load(known)
     else:
-        newest, a.asked, a.ahead, a.walk = base, False, begun.look, begun.walk
+        newest, a.asked, a.ahead, a.walked = base, False, begun.look, begun.walk
     if turns is not None:
         a.chunks.update(turns.chunks)
     for _ in range(ATTEMPTS_MAX):
@@ -207,8 +207,8 @@ def _found_again(s: Session, base: Agreed, newest: Agreed, a: _Attempts) -> Agre
 def preview(s: Session, base: Agreed) -> PushReport:
     """What a push would take, without storing anything."""
     s.listener(Phase("scan"))
-    seen, before, _ = _scan(s, base, s.ingest(), differences(s.tree, s.db, base.tree_root))
-    differing = changed(before, seen.tree)
+    seen = scan(_walk(s, base), s.ingest())
+    before, differing = seen.base, changed(seen.tree)
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     files = [seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE]
@@ -229,18 +229,11 @@ def preview(s: Session, base: Agreed) -> PushReport:
     return report if stop is None else replace(report, warnings=(*report.warnings, guard.warning(stop)))
 
 
-def _found(
-    before: Mapping[bytes, Entry], seen: Scan, differing: Iterable[bytes]
-) -> Iterable[tuple[bytes, Entry | None]]:
-    """What is here at the differing paths. Where nothing was agreed these are all, and one by one they cost more."""
-    return seen.tree.items() if not before else ((path, seen.tree.get(path)) for path in differing)
-
-
 def _unportable(new: Iterable[bytes], seen: Scan) -> tuple[Skipped, ...]:
-    if isinstance(seen.tree, Large):
-        return noted(unportable(new, seen.tree, ascending=True))
+    if isinstance(seen.tree.put, Large) and not seen.base:
+        return noted(unportable(new, seen.tree.put, ascending=True))
     fresh = list(new)
-    return noted(unportable(fresh, near(seen.tree, fresh)))
+    return noted(unportable(fresh, seen.tree.near(fresh)))
 
 
 def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
@@ -256,17 +249,9 @@ def _report(s: Session, seen: Scan, version: int | None, changes: Changes) -> Pu
     )
 
 
-def _scan(
-    s: Session, base: Agreed, ingest: Ingest, differing: Differing | None, reading: Reading | None = None
-) -> tuple[Scan, Mapping[bytes, Entry], Mapping[bytes, Row]]:
-    """What is here, the agreed tree, and the rows: all of them, or of what may differ where that is known."""
-    if differing is not None:
-        seen, tree, part = survey_part(s.tree, s.db, differing, ingest, reading)
-        return seen, tree, part.rows
-    rows = load_rows(s.db)
-    before = base_from_rows(s.db, base.tree_root, rows)
-    before = s.flat(base) if before is None else before
-    return survey(s.tree, s.db, before, ingest, rows, reading), before, rows
+def _walk(s: Session, base: Agreed) -> Walk:
+    """A walk of the folder, beside the index alone if that is the agreed tree."""
+    return walk_index(s.tree, s.db, base.tree_root) or walk_folder(s.tree, s.db, s.flat(base))
 
 
 def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
@@ -277,15 +262,6 @@ def _news(s: Session, base: Agreed, a: _Attempts) -> Agreed | None:
         a.news = newest if newest.state.hash != base.state.hash else None
     news, a.news = a.news, None
     return news
-
-
-def _by_stats(s: Session, base: Agreed, a: _Attempts) -> Differing | None:
-    """Where the folder may differ from the agreed tree, told by stats: see `settled.differences`."""
-    known, a.walk = a.walk, None
-    if known is not None:
-        return known.differing
-    s.listener(Phase("scan"))
-    return differences(s.tree, s.db, base.tree_root)
 
 
 def _upload_of(s: Session, base: Agreed, a: _Attempts) -> Upload:
@@ -316,18 +292,20 @@ def _upload_of(s: Session, base: Agreed, a: _Attempts) -> Upload:
 
 def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     """One try on top of `base`: the report when it is agreed (or nothing is to be done), else the state that won."""
-    by_stats = _by_stats(s, base, a)
+    walked, a.walked = a.walked, None
+    if walked is None:
+        s.listener(Phase("scan"))
+        walked = _walk(s, base)
     joins = not admission.admitted(s, base.devices)
-    if by_stats is not None and not by_stats and a.upload is None and not s.db.has(KEPT_KEY) and not joins:
+    if walked.is_quiet and a.upload is None and not s.db.has(KEPT_KEY) and not joins:
         return _news(s, base, a) or replace(
             _report(s, Scan(), None, Changes()), pulled=a.pulled(), found_again=a.found_again
         )
     upload = _upload_of(s, base, a)
     ingest = s.ingest(sink=upload.add, known=_looking(known_in(base.index, upload), a))
     ingest.chunks = a.chunks
-    was_settled = s.db.get(TREE_KEY) == (base.tree_root or b"")
-    seen, before, rows = _scan(s, base, ingest, by_stats, _Read(s, upload, ingest))
-    differing = changed(before, seen.tree)
+    seen = scan(walked, ingest, _Read(s, upload, ingest))
+    before, differing = seen.base, changed(seen.tree)
     staged = s.db.get(KEPT_KEY) or b""
     loss = guard.loss(before, Some(differing, seen.tree))
     nothing = not differing and not staged and not joins
@@ -337,10 +315,9 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     if nothing:
         upload.finish()
         with s.db.transaction():
-            store_survey(s.db, seen)
+            store_scan(s.db, seen)
             if base.tree_root is not None:
-                known = differing if was_settled else None
-                note_settled(s.db, base.tree_root, seen.tree, rows, seen.put_rows, seen.delete_rows, known)
+                note_index_of(s.db, base.tree_root, seen.tree, _touched(walked, seen))
         return replace(_report(s, seen, None, Changes()), pulled=a.pulled(), found_again=a.found_again)
     if a.ahead is not None or a.news is not None:
         news = _news(s, base, a)
@@ -349,7 +326,9 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if news is not None:
             base = news
             s.db.set(BASE_KEY, base.state)
-    changes = summary((p, before.get(p), seen.tree.get(p)) for p in differing) if before else summary_of_new(seen.tree)
+    changes = (
+        summary((p, before.get(p), seen.tree.get(p)) for p in differing) if before else summary_of_new(seen.tree.put)
+    )
     tree_root = master = None
     if differing or staged:
         _complete(s, base, a, seen, before, differing)
@@ -357,9 +336,9 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
     s.listener(Phase("upload"))
     upload.seal()
     with storing_index(s, base, upload) as stored:
-        fresh = seen.tree if not before else (p for p in differing if p in seen.tree and p not in before)
+        fresh = seen.tree.put if not before else (p for p in differing if p in seen.tree and p not in before)
         odd = _unportable(fresh, seen)
-        store_survey(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
+        store_scan(s.db, seen)  # true of the disk whatever comes, and needed if we crash before the report
         upload.nearly_finish(s.runtime.clock)
         s.listener(Phase("agree"))
         with s.preparing(base.state):
@@ -384,8 +363,7 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         if master is not None:
             s.note_replaced(seen.tree)
         if tree_root is not None:
-            gone = {*seen.delete_rows, *seen.deleted}
-            note_settled(s.db, tree_root, seen.tree, rows, seen.put_rows, gone, differing if was_settled else None)
+            note_index_of(s.db, tree_root, seen.tree, _touched(walked, seen))
     policy = base.config.policy(0)
     return replace(
         _report(s, seen, decided.state.v if master is not None else None, changes),
@@ -400,6 +378,11 @@ def _attempt(s: Session, base: Agreed, a: _Attempts) -> PushReport | Agreed:
         down={**{name: e.message for name, e in upload.transfer.down.items()}, **s.down},
         unportable=odd,
     )
+
+
+def _touched(walked: Walk, seen: Scan) -> set[bytes] | None:
+    """Paths at which the rows may not be the tree any more; None: they were not the agreed tree."""
+    return {*seen.tree.put, *seen.tree.gone, *seen.put_rows, *seen.delete_rows} if walked.is_settled else None
 
 
 def _looking(known: Callable[[bytes], bool], a: _Attempts) -> Callable[[bytes], bool]:
@@ -445,7 +428,8 @@ def _complete(
         pieces = (entry.content,) if not entry.root else (entry.root, *a.chunks.get(entry.root, ()))
         return (not entry.root or entry.root in a.chunks or entry.root in base.index) and all(map(known, pieces))
 
-    found = _found(before, seen, differing)
+    # Where nothing was agreed these are all, and one by one they cost more.
+    found = ((p, seen.tree.get(p)) for p in differing) if before else seen.tree.put.items()
     unstored = {p: e for p, e in found if e is not None and e.kind is Kind.FILE and e.size and not is_stored(e)}
     if not unstored:
         return
@@ -460,7 +444,7 @@ def _complete(
             if was is None:
                 del seen.tree[path]
             else:
-                seen.tree[path] = was
+                seen.tree.revert(path)
 
 
 def reread(s: Session, path: bytes, entry: Entry, ingest: Ingest) -> bool:
@@ -486,7 +470,7 @@ def _add_trees(
     assert a.upload is not None
     upload, known = a.upload, known_in(base.index, a.upload)
     if base.tree_root is None or base.state.era:  # after a new start what else is there is made sure of, too
-        nodes = walk.build_nodes(_ascending(seen.tree), s.ids)
+        nodes = walk.build_nodes(seen.tree.ascending(), s.ids)
     else:
         nodes = iter(s.contents(base).walk(walk.rebuild(base.tree_root, seen.tree, differing, s.ids))[1].items())
     root = b""
@@ -507,8 +491,3 @@ def _add_trees(
     upload.add(ObjectKind.SNAPSHOT, snapshot_id, data)
     s.db.put_objects([(snapshot_id, int(ObjectKind.SNAPSHOT), data)])
     return root, snapshot_id
-
-
-def _ascending(tree: Mapping[bytes, Entry]) -> Iterable[tuple[bytes, Entry]]:
-    """A tree by its paths as bytes."""
-    return tree.items() if isinstance(tree, Large) else ((path, tree[path]) for path in sorted(tree))

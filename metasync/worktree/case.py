@@ -8,56 +8,40 @@ that twin's own file was never here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from metasync.local.state import State
 from metasync.objects.model import Entry
 from metasync.objects.paths import split
-from metasync.worktree.index import Row
+from metasync.worktree.index import children
 from metasync.worktree.names import is_spelling, key
 from metasync.worktree.tree import WorkTree
 
 
-def by_directory(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Names by the directory they are in."""
-    out: dict[bytes, list[bytes]] = {}
-    for path in paths:
-        parent, _, name = path.rpartition(b"/")
-        out.setdefault(parent, []).append(name)
-    return out
+def respelled(
+    work: WorkTree, db: State, base: Mapping[bytes, Entry], directory: bytes, names: list[bytes], fd: int
+) -> list[bytes]:
+    """The names listed in a directory, ascending; those that stand for another one's row as that one's.
 
-
-class Spellings:
-    """For a scan: the paths that listed names stand for. To be asked only where `Rules.has_twins`."""
-
-    def __init__(self, work: WorkTree, rows: Mapping[bytes, Row], base: Mapping[bytes, Entry]) -> None:
-        self.work = work
-        self.rows = rows
-        self.base = base
-        self._known: dict[bytes, list[bytes]] | None = None
-
-    def of(self, directory: bytes, names: list[bytes], fd: int) -> dict[bytes, bytes]:
-        """Of the names listed in a directory those that stand for another one: `{listed: meant}`."""
-        rules = self.work.rules
-        if not rules.has_twins:
-            return {}
-        if self._known is None:
-            self._known = by_directory(self.rows)
-        here = set(names)
-        missing = [name for name in self._known.get(directory, ()) if name and name not in here]
-        if not missing:
-            return {}
-        prefix = directory + b"/" if directory else b""
-        new = {key(name, rules): name for name in names if prefix + name not in self.rows}
-        out: dict[bytes, bytes] = {}
-        for meant in sorted(missing):
-            found = new.get(key(meant, rules))
-            if found is None or self.work.disk.look(meant, fd) is None:
-                continue
-            if prefix + found in self.base or is_spelling(meant, found, rules):
-                out[found] = meant
-                del new[key(meant, rules)]
-        return out
+    To be asked only where `Rules.has_twins`.
+    """
+    rules = work.rules
+    here = set(names)
+    prefix = directory + b"/" if directory else b""
+    known = {path[len(prefix) :] for path, _ in children(db, directory)}
+    missing = known - here
+    if not missing:
+        return names
+    new = {key(name, rules): name for name in names if name not in known}
+    for meant in sorted(missing):
+        found = new.get(key(meant, rules))
+        if found is None or work.disk.look(meant, fd) is None:
+            continue
+        if prefix + found in base or is_spelling(meant, found, rules):
+            here.remove(found)
+            here.add(meant)
+            del new[key(meant, rules)]
+    return sorted(here)
 
 
 class Presence:

@@ -13,39 +13,14 @@ their rows, so that their absence never says anything again, and the next checko
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from metasync.objects.model import Entry, Kind
+from metasync.objects.model import Kind
 from metasync.objects.paths import split
-from metasync.worktree.ignore_files import RuleFiles
-from metasync.worktree.index import Row
+from metasync.worktree.merge_walk import Noted, Walk
 from metasync.worktree.names import MACOS, is_spelling, key
-from metasync.worktree.tree import WorkTree
-
-
-class Noted(NamedTuple):
-    """A path the user should hear of, and why."""
-
-    path: bytes
-    reason: str
-
-
-class Seen(NamedTuple):
-    """What a walk found.
-
-    tree      entries of what was found and taken in
-    put_rows  rows of what is new or changed among it
-    listed    directories that were listed completely, each with its device
-    blocked   paths that are there, but were not taken in
-    """
-
-    tree: Mapping[bytes, Entry]
-    put_rows: Mapping[bytes, Row]
-    listed: Mapping[bytes, int]
-    blocked: set[bytes]
 
 
 @dataclass(slots=True)
@@ -75,48 +50,30 @@ class _NotHere(NamedTuple):
     device: int
 
 
-def judge(
-    work: WorkTree,
-    rows: Mapping[bytes, Row],
-    base: Mapping[bytes, Entry],
-    seen: Seen,
-    rules: RuleFiles,
-    *,
-    is_copy: bool,
-) -> Verdict:
-    """Judges all paths that rows or base know and the walk has not found. `is_copy`: the rows are of another folder."""
-    judging = _Judging(work, rows, base, seen, rules, is_copy)
-    missing = (base.keys() | rows.keys()) - seen.tree.keys()
-    missing.discard(b"")
-    for path in sorted(missing):  # a directory comes before what is in it
+def judge(found: Walk) -> Verdict:
+    """Judges all paths that rows or base know and the walk has not found, its files having been read."""
+    judging = _Judging(found)
+    for path in found.gone:  # a directory comes before what is in it
         judging.look(path)
     return judging.verdict
 
 
 class _Judging:
-    def __init__(
-        self,
-        work: WorkTree,
-        rows: Mapping[bytes, Row],
-        base: Mapping[bytes, Entry],
-        seen: Seen,
-        rules: RuleFiles,
-        is_copy: bool,
-    ) -> None:
-        self.work = work
-        self.rows = rows
-        self.base = base
-        self.seen = seen
-        self.rules = rules
-        self.is_copy = is_copy
+    def __init__(self, found: Walk) -> None:
+        self.found = found
+        self.work = found.work
+        self.base = found.base
+        self.rules = found.rules
+        self.is_copy = found.is_copy
         self.fates: dict[bytes, _Fate | _NotHere] = {}
         self.verdict = Verdict()
-        self._spellings: dict[tuple[bytes, object], bytes] | None = None
+        self._absent: set[bytes] = set()
+        self._spellings: dict[bytes, dict[object, bytes]] = {}
 
     def look(self, path: bytes) -> None:
         verdict = self.verdict
         above = self.fate(split(path)[0])
-        fate = _Fate.KEPT if path in self.seen.blocked else self.fate_at(path, above)
+        fate = self.fate_at(path, above)
         self.fates[path] = self.fate_of_kept(path, above) if fate is _Fate.KEPT else fate
         if fate is _Fate.GONE:
             (verdict.deleted if path in self.base else verdict.forgotten).append(path)
@@ -128,7 +85,7 @@ class _Judging:
     def fate_of_kept(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate | _NotHere:
         """Of what is not seen to be deleted: whether it is known all the same that nothing of it is here."""
         entry = self.base.get(path)
-        if entry is None or entry.kind is not Kind.DIR or path in self.rows or path in self.seen.blocked:
+        if entry is None or entry.kind is not Kind.DIR or path in self.found.rows:
             return _Fate.KEPT
         if isinstance(above, _Fate) or self.rules.may_ignore(path, True):
             return _Fate.KEPT
@@ -143,14 +100,14 @@ class _Judging:
 
     def fate(self, directory: bytes) -> _Fate | _NotHere | int:
         """What is known of a directory: the device it was listed on, or why it was not listed."""
-        device = self.seen.listed.get(directory)
+        device = self.found.listed.get(directory)
         if device is not None:
             return device
         if directory in self.fates:
             return self.fates[directory]
-        if directory in self.seen.blocked or not directory:  # the root is not listed where a part is looked at
+        if directory in self.found.blocked or not directory:
             return _Fate.KEPT
-        here = self.seen.tree.get(directory)
+        here = self.found.tree.get(directory)
         if here is not None:
             # A directory that was not walked keeps what is in it; a file in its place ends it.
             return _Fate.KEPT if here.kind is Kind.DIR else _Fate.GONE
@@ -159,7 +116,7 @@ class _Judging:
 
     def fate_at(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate:
         """What became of a path in a directory of which `above` is known."""
-        row = self.rows.get(path)
+        row = self.found.row(path) if path in self.found.rows else None
         if row is None or above is _Fate.KEPT:
             return _Fate.KEPT
         is_dir = row.entry.kind is Kind.DIR
@@ -197,29 +154,33 @@ class _Judging:
         except OSError:
             return False
         # A new spelling of the user's is a rename, if it is more than what the file system makes of every name (NFC).
-        found = self.spellings.get((parent, self.key(name))) or self.spellings.get((parent, (st.st_dev, st.st_ino)))
+        spellings = self.spellings(parent)
+        found = spellings.get(self.key(name)) or spellings.get((st.st_dev, st.st_ino))
         return found is not None and not is_spelling(name, found, MACOS)
 
-    @property
-    def spellings(self) -> Mapping[tuple[bytes, object], bytes]:
-        """Names that a file of another name may have got from the user, by directory and key (where names have twins)
-        and by directory and inode: some file systems (FAT by FUSE) give each spelling an inode of its own.
+    def spellings(self, directory: bytes) -> dict[object, bytes]:
+        """Names that a file of another name may have got from the user, by key (where names have twins) and by inode:
+        some file systems (FAT by FUSE) give each spelling an inode of its own.
 
         An agreed name that was never here is not among them: the file keeps the name it had, see `twins`. Nor is one
         with a row where names are not known to have twins: both may have been here side by side, before the disk
         came to fold case.
         """
-        if self._spellings is None:
-            self._spellings, has_twins = {}, self.work.rules.has_twins
-            for path in self.seen.tree:
-                before = self.rows.get(path)
-                row = self.seen.put_rows.get(path) or before
+        if directory not in self._spellings:
+            out = self._spellings[directory] = {}
+            found, has_twins = self.found, self.work.rules.has_twins
+            self._absent = self._absent or {*found.gone, *found.blocked}
+            for path in found.tree.inside(directory):
+                if path in self._absent:
+                    continue
+                before = found.row(path)
+                row = found.put_rows.get(path) or before
                 if row is not None and (path not in self.base or (before is not None and has_twins)):
-                    parent, name = split(path)
-                    self._spellings[parent, (row.dev, row.ino)] = name
+                    name = split(path)[1]
+                    out[row.dev, row.ino] = name
                     if has_twins:
-                        self._spellings[parent, self.key(name)] = name
-        return self._spellings
+                        out[self.key(name)] = name
+        return self._spellings[directory]
 
     def key(self, name: bytes) -> bytes:
         return key(name, self.work.rules)

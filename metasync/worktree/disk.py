@@ -14,8 +14,7 @@ import re
 import stat as stat_
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -174,10 +173,6 @@ class Disk:
 
     def names(self, fd: int) -> list[bytes]:
         return [name.encode(*ENCODING) for name in os.listdir(fd)]
-
-    def entries(self, fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        """What is in a directory, with what the system tells of each name at no further cost."""
-        return os.scandir(fd)
 
     def mkdir(self, name: bytes, dir_fd: int, mode: int = 0o700) -> None:
         os.mkdir(name, mode, dir_fd=dir_fd)

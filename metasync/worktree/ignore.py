@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 from metasync.merge.trees import copied_from
 from metasync.worktree.names import DEFAULT_NAMES, DEFAULT_PREFIX, OWN_PREFIX
 
-RULES_BYTES_MAX: Final = 1 << 16  # some 3,000 patterns; each costs every name of the folder a comparison
 WARNINGS_MAX: Final = 5  # bad lines told of one file: who sees these looks at the others as well
 PARSED_MAX: Final = 256  # rule files kept parsed, by content
 _BOM: Final = b"\xef\xbb\xbf"
@@ -323,7 +322,7 @@ class Ruling:
 
     def names(self, directory: bytes) -> Names | None:
         """The rules for the names in a directory that is not ignored; None: those that are always there, alone."""
-        stack = self._stack(directory)
+        stack = self._stack(directory) if self._files else self._plain
         return stack.names(directory) if stack is not self._plain else None
 
     def ignores(self, path: bytes, is_dir: bool) -> bool:

@@ -13,16 +13,20 @@ from __future__ import annotations
 import os
 import stat as stat_
 from collections.abc import Mapping
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from metasync.local.state import State
 from metasync.local.state_keys import RULES_KEY
 from metasync.worktree.disk import READ_FLAGS
-from metasync.worktree.ignore import RULES_BYTES_MAX, Names, Ruling, parse
 from metasync.worktree.index import is_unchanged
 from metasync.worktree.names import IGNORE_NAME
 from metasync.worktree.tree import WorkTree
 
+if TYPE_CHECKING:
+    from metasync.worktree.ignore import Names, Ruling
+
+RULES_BYTES_MAX: Final = 1 << 16  # some 3,000 patterns; each costs every name of the folder a comparison
 READS_MAX: Final = 3  # of a file that changes while it is read
 _NOTHING_NEW: Final = b"*"
 
@@ -41,8 +45,7 @@ class RuleFiles:
     def __init__(self, tree: WorkTree, remembered: Mapping[bytes, bytes]) -> None:
         self._tree = tree
         self.remembered = remembered
-        self._before = Ruling({directory: parse(text) for directory, text in remembered.items()})
-        self._now = Ruling()
+        self._found = False
         self._unknown: list[bytes] = []  # directories whose rule file can't be read, each with a slash behind it
         self.texts: dict[bytes, bytes] = {}
         self.warnings: list[str] = []
@@ -57,10 +60,25 @@ class RuleFiles:
                 text = self._last(directory, f"{shown} can't be used: {e}")
             else:
                 self.texts[directory] = text
+            from metasync.worktree.ignore import parse  # loaded where there is a rule file: most folders have none
+
             rules = parse(text)
             self.warnings += rules.warnings(shown)
             self._now.add(directory, rules)
-        return self._now.names(directory)
+            self._found = True
+        return self._now.names(directory) if self._found else None
+
+    @cached_property
+    def _now(self) -> Ruling:
+        from metasync.worktree.ignore import Ruling
+
+        return Ruling()
+
+    @cached_property
+    def _before(self) -> Ruling:
+        from metasync.worktree.ignore import Ruling, parse
+
+        return Ruling({directory: parse(text) for directory, text in self.remembered.items()})
 
     def ignores(self, path: bytes, is_dir: bool) -> bool:
         """Whether a path is ignored now. The rules of all directories that were walked must have been read."""

@@ -44,9 +44,10 @@ _STAT_AT = slice(20, 20 + _STAT.size)
 _pack_stat = _STAT.pack
 _TRUSTED_FILE, _TRUSTED_LINK = bytes([Kind.FILE, 1]), bytes([Kind.SYMLINK, 1])
 assert (_STAT_AT.start, _STAT_AT.stop) == (20, 64)
-_INODE = struct.Struct("<QQ")  # of that, which inode it is
-_INODE_AT = slice(20, 20 + _INODE.size)
+_DEVICE = struct.Struct("<Q")  # of that, the device
 _KINDS = (None, Kind.FILE, Kind.DIR, Kind.SYMLINK)
+PAGE_ROWS = 2000  # read at a time: half a megabyte
+AFTER_ALL = b"\xff" * 5000  # behind every path: no name has so many bytes
 _new = tuple.__new__  # a NamedTuple's own constructor costs three times as much, and there is one per file
 
 
@@ -144,9 +145,9 @@ def is_packed_dir(data: bytes, st: os.stat_result) -> bool:
     return data[0] == Kind.DIR and data[_STAT_AT] == _STAT.pack(st.st_dev, st.st_ino, 0, 0, 0, st.st_mode)
 
 
-def is_packed_inode(data: bytes, st: os.stat_result) -> bool:
-    """Whether a directory with this stat is the one of a packed row, whatever its mode."""
-    return data[0] == Kind.DIR and data[_INODE_AT] == _INODE.pack(st.st_dev, st.st_ino)
+def on_device(data: bytes, was: int, now: int) -> bytes:
+    """A packed row with the new number of its device, if it is on the one that was numbered `was`."""
+    return data[:20] + _DEVICE.pack(now) + data[28:] if data[20:28] == _DEVICE.pack(was) else data
 
 
 def _unpack_tags(data: bytes) -> Tags:
@@ -156,6 +157,30 @@ def _unpack_tags(data: bytes) -> Tags:
     if not tags:
         raise r.fail("no tags where some were said to be")
     return tags
+
+
+def pages(db: State) -> Iterator[list[tuple[bytes, bytes]]]:
+    """All packed rows but the root's, in the order of their paths as bytes, a page at a time."""
+    last = b""
+    while page := db.packed_rows_after(last, PAGE_ROWS):
+        yield page
+        last = page[-1][0]
+
+
+def children(db: State, directory: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The packed rows of what is in a directory itself, in the order of paths."""
+    prefix = directory + b"/" if directory else b""
+    end = directory + b"0" if directory else AFTER_ALL  # "0" comes after "/"
+    last, most = prefix, 2
+    while page := db.packed_rows_after(last, most, end):
+        most = min(2 * most, PAGE_ROWS)
+        for path, data in page:
+            at = path.find(b"/", len(prefix))
+            if at >= 0:
+                last, most = path[: at + 1] + AFTER_ALL, 2  # past all that is in that directory
+                break
+            yield path, data
+            last = path
 
 
 def load_rows(db: State) -> dict[bytes, Row]:
@@ -173,7 +198,11 @@ def files_with(db: State, contents: Collection[bytes]) -> Iterator[tuple[bytes, 
 
     All rows are looked at, none but theirs is unpacked.
     """
-    for path, data in db.packed_rows_with(_FIXED_BYTES, contents).items():
+    if len(contents) <= PAGE_ROWS:
+        found = iter(db.packed_rows_with(_FIXED_BYTES, contents).items())
+    else:  # each statement of the other kind looks at all rows
+        found = ((path, data) for page in pages(db) for path, data in page if data[CONTENT_AT] in contents)
+    for path, data in found:
         entry = unpack_row(data).entry
         if entry.kind is Kind.FILE and entry.content in contents:
             yield entry.content, path

@@ -338,8 +338,7 @@ NESTED: Final = "its own state"
 HAS_RULES: Final = "the rules for the names beside it"
 IGNORED: Final = "ignored"
 
-_ODD_FIRST: Final = ".T"
-ODD_FIRST: Final = _ODD_FIRST.encode()
+ODD_FIRST: Final = b".T"  # a name that begins so, or holds a "~", or is not ASCII, is asked about: `why_not_taken`
 _STATE: Final = STATE_NAME.decode()
 _RULES: Final = IGNORE_NAME.decode()
 
@@ -350,11 +349,6 @@ _IGNORED = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _SHORT_NAME = re.compile(r"metasy~[0-9]+")  # NTFS makes METASY~1 of `.metasync`
-
-
-def is_odd(name: str) -> bool:
-    """Whether a name is to be looked at by `why_not_taken`, which takes most others."""
-    return name[0] in _ODD_FIRST or "~" in name or not name.isascii()
 
 
 def why_not_taken(name: str, plain: bool) -> str:

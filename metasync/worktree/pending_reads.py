@@ -1,4 +1,4 @@
-"""What a scan has found and has yet to read: the names of a million files in a few megabytes."""
+"""What a walk has found and has yet to read: the names of a million files in a few megabytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat as stat_
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HELD_MAX = 20_000  # stats in memory: some 10 MB. What is known of more files than these lies in a temporary file
 PACKED_BYTES_LEAST = 4 << 10  # of names in one directory: of less, each call costs more than it saves
@@ -18,10 +18,14 @@ class _Names(NamedTuple):
     prefix: bytes
     files: bytes
     links: bytes
+    total: int
+    size_bytes: int
 
 
 class UnreadHere:
     """The same of one directory. `stats`: of the files, in order, unless they are more than can be held."""
+
+    __slots__ = ("files", "links", "size_bytes", "stats")
 
     def __init__(self) -> None:
         self.files: list[bytes] = []
@@ -29,11 +33,12 @@ class UnreadHere:
         self.links: list[bytes] = []
         self.size_bytes = 0
 
-    def add(self, path: bytes, st: os.stat_result) -> None:
+    def add(self, name: bytes, st: os.stat_result) -> None:
+        """Takes a name; those of a directory ascend."""
         if stat_.S_ISLNK(st.st_mode):
-            self.links.append(path)
+            self.links.append(name)
             return
-        self.files.append(path)
+        self.files.append(name)
         self.size_bytes += st.st_size
         if len(self.stats) < HELD_MAX:
             self.stats.append(st)
@@ -43,24 +48,31 @@ class Unread:
     """Paths of files and symlinks, the first `HELD_MAX` of them with the stats they had; `size_bytes` of the files."""
 
     def __init__(self) -> None:
-        self.size_bytes = 0
-        self._count = 0
         self._held: list[tuple[bytes, bool, os.stat_result | None]] = []
         self._listed: list[_Names] = []
 
+    @property
+    def growing(self) -> tuple[list[Any], list[Any]]:
+        """Its lists, which may be cut back to the lengths that they had."""
+        return self._held, self._listed
+
+    @property
+    def size_bytes(self) -> int:
+        held = sum(st.st_size for _, _, st in self._held if st is not None)
+        return held + sum(names.size_bytes for names in self._listed)
+
     def add(self, prefix: bytes, here: UnreadHere) -> None:
-        """Takes paths in one directory, which begin with `prefix`."""
+        """Takes what is in one directory, whose paths begin with `prefix`."""
         count = len(here.files) + len(here.links)
-        if self._count + count <= HELD_MAX:
-            self._held += ((path, False, st) for path, st in zip(here.files, here.stats, strict=True))
-            self._held += ((path, True, None) for path in here.links)
+        if not self._listed and len(self._held) + count <= HELD_MAX:
+            self._held += ((prefix + name, False, st) for name, st in zip(here.files, here.stats, strict=True))
+            self._held += ((prefix + name, True, None) for name in here.links)
         elif count:
-            self._listed.append(_Names(prefix, _joined(prefix, here.files), _joined(prefix, here.links)))
-        self._count += count
-        self.size_bytes += here.size_bytes
+            names = _joined(here.files), _joined(here.links)
+            self._listed.append(_Names(prefix, *names, count, here.size_bytes))
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._held) + sum(names.total for names in self._listed)
 
     def __iter__(self) -> Iterator[tuple[bytes, bool, os.stat_result | None]]:
         """Each path, whether it is a symlink, and the stat of a file if it is known: ascending while they are few.
@@ -68,13 +80,13 @@ class Unread:
         Where they are many those that came later do so directory by directory, files before symlinks.
         """
         yield from sorted(self._held, key=lambda item: item[0])
-        for prefix, files, links in sorted(self._listed):
-            yield from ((prefix + name, False, None) for name in _split(files))
-            yield from ((prefix + name, True, None) for name in _split(links))
+        for listed in sorted(self._listed):
+            yield from ((listed.prefix + name, False, None) for name in _split(listed.files))
+            yield from ((listed.prefix + name, True, None) for name in _split(listed.links))
 
 
-def _joined(prefix: bytes, paths: list[bytes]) -> bytes:
-    names = b"\0".join(sorted(path[len(prefix) :] for path in paths))
+def _joined(some: list[bytes]) -> bytes:
+    names = b"\0".join(some)
     return names if len(names) < PACKED_BYTES_LEAST else b"\0" + zlib.compress(names, 1)
 
 

@@ -43,7 +43,7 @@ def test_clones_into_an_empty_directory(work: Workspace) -> None:
     assert replaced(work) == []
     assert work.db.value("base") == b"new"
     found = work.scan()
-    assert (found.tree, found.counts.files_read) == (entries(NEW), 0)  # stats were read back and are trusted
+    assert (found.tree, found.files_read) == (entries(NEW), 0)  # stats were read back and are trusted
 
 
 def test_changes_of_every_kind(work: Workspace) -> None:

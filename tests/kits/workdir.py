@@ -21,8 +21,8 @@ from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind
 from metasync.worktree.disk import Disk
 from metasync.worktree.index import Row, load_rows
-from metasync.worktree.scan import Content, Scan
-from metasync.worktree.survey import store_survey, survey
+from metasync.worktree.merge_walk import walk_folder
+from metasync.worktree.scan import Content, Scan, scan, store_scan
 from metasync.worktree.tree import WorkTree
 
 MTIME_NS = 1_600_000_000_123_456_789
@@ -195,9 +195,9 @@ class Workspace:
         return self.root / os.fsdecode(path)
 
     def scan(self, *, store: bool = True, **kwargs: Any) -> Scan:
-        found = survey(self.tree, self.db, self.base, kwargs.pop("ingest", ingest), **kwargs)
+        found = scan(walk_folder(self.tree, self.db, self.base), kwargs.pop("ingest", ingest), **kwargs)
         if store:
-            store_survey(self.db, found)
+            store_scan(self.db, found)
         return found
 
     def scan_past(self) -> Scan:

@@ -13,8 +13,7 @@ import os
 import random
 import stat as stat_
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
 from metasync.worktree.disk import Disk
@@ -186,19 +185,6 @@ class Volume:
         return out
 
 
-class _Found:
-    """One name of a directory, as `os.scandir` gives it."""
-
-    __slots__ = ("name", "node")
-
-    def __init__(self, name: bytes, node: Node) -> None:
-        self.name = os.fsdecode(name)
-        self.node = node
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return self.node.stat()
-
-
 class SimDisk(Disk):
     """The system calls of one process on one volume."""
 
@@ -300,16 +286,6 @@ class SimDisk(Disk):
     def names(self, fd: int) -> list[bytes]:
         self._step()
         return [name for name, _ in self._dir(fd).entries.values()]
-
-    def entries(self, fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        self._step()
-        found = [_Found(name, node) for name, node in self._dir(fd).entries.values()]
-
-        @contextmanager
-        def listed() -> Iterator[Iterator[Any]]:
-            yield iter(found)
-
-        return listed()
 
     def mkdir(self, name: bytes, dir_fd: int, mode: int = 0o700) -> None:
         self._step()

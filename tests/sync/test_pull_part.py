@@ -20,7 +20,7 @@ from metasync.reports.sync import Changes
 from metasync.session.agreement import BASE_KEY
 from metasync.sync import pull as pulling
 from metasync.workspace import Workspace
-from metasync.worktree import index, quick_scan
+from metasync.worktree import index, merge_walk, overlay
 from metasync.worktree.index import load_rows
 from metasync.worktree.tree import WorkTree
 
@@ -33,18 +33,17 @@ HOT = [".", "d1", "d1/d2"]
 
 
 class Looks:
-    """Which folders were looked at by stats, and how often; those in `whole` never are."""
+    """Which folders were compared with their index alone, and how often; those in `whole` never are."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.whole: set[bytes] = set()
         self.asked: list[bytes] = []
         self.by_stats: list[bytes] = []
-        monkeypatch.setattr(pulling, "differences", self)
-        monkeypatch.setattr(pulling, "NEWS_SHARE", 0)  # so that news may be many
+        monkeypatch.setattr(pulling, "walk_index", self)
 
     def __call__(self, work: WorkTree, *others: Any) -> Any:
         name = os.path.basename(work.root)
-        found = None if name in self.whole else quick_scan.differences(work, *others)
+        found = None if name in self.whole else merge_walk.walk_index(work, *others)
         self.asked.append(name)
         if found is not None:
             self.by_stats.append(name)
@@ -249,7 +248,7 @@ def test_a_pull_of_one_file_loads_the_rows_of_few(lab: Lab, monkeypatch: pytest.
         return unpack_row(data)
 
     unpack_row = index.unpack_row
-    for module in (index, quick_scan):
+    for module in (index, overlay, merge_walk):
         monkeypatch.setattr(module, "unpack_row", unpack)
     assert reader.pull().changes == Changes(modified=(b"d3/f3",), deleted=(b"d4/f4",))
     assert len(unpacked) < 60

@@ -144,7 +144,7 @@ def test_the_folder_is_walked_while_news_are_asked_for(
     w.push()
     w = lab.reopen(w)
     walked = threading.Event()
-    really = no_change.differences
+    really = no_change.walk_index
 
     def differences(*args: object) -> object:
         watched.await_("/px/")
@@ -152,7 +152,7 @@ def test_the_folder_is_walked_while_news_are_asked_for(
         walked.set()
         return differing
 
-    monkeypatch.setattr(no_change, "differences", differences)
+    monkeypatch.setattr(no_change, "walk_index", differences)
     late: list[str] = []
 
     def hold(what: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from metasync.worktree.ignore import RULES_BYTES_MAX, WARNINGS_MAX, Rules, Ruling, parse
+from metasync.worktree.ignore import WARNINGS_MAX, Rules, Ruling, parse
+from metasync.worktree.ignore_files import RULES_BYTES_MAX
 from metasync.worktree.names import always_ignored
 
 NAMES = [b"a", b"b", b"f", b"foo", b"foo.o", b"bar", b"a b", b"x]y", b"-", b"[", b"!a", b"#a", b"tmp ", b"A", b"foo\\"]

@@ -19,9 +19,10 @@ from workspace_kit import Lab, tree_of, write
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import RULES_KEY
 from metasync.workspace import Workspace
-from metasync.worktree import ignore_files, survey
+from metasync.worktree import ignore_files
+from metasync.worktree import scan as scanning
 from metasync.worktree.disk import Disk
-from metasync.worktree.ignore import RULES_BYTES_MAX
+from metasync.worktree.ignore_files import RULES_BYTES_MAX
 from metasync.worktree.index import load_rows
 from metasync.worktree.names import IGNORE_NAME as RULES
 from metasync.worktree.scan import Scan
@@ -66,7 +67,7 @@ def test_rules_in_directories_and_what_they_leave(folder: Folder) -> None:
     found = folder.scan()
     assert set(found.tree) == {b"keep.o", b"d", b"d/top", b"d/build", b"d/x.o"}
     ignored = [RULES, b"build", b"d/.hidden", b"d/" + RULES, b"d/keep.o", b"top", b"x.o"]
-    assert (found.ignored, found.held, found.warnings, found.skipped) == (ignored, [], [], [])
+    assert (found.ignored, found.held(), found.warnings, found.skipped) == (ignored, [], [], [])
     assert set(found.rules) == {b"", b"d"}  # ignored themselves, and still rules: as git has it
 
 
@@ -99,7 +100,7 @@ def test_an_ignored_path_keeps_what_was_agreed(folder: Folder) -> None:
     found = folder.scan()
     assert found.tree.pop(RULES).size
     assert (found.tree, found.deleted, found.missing) == (folder.base, [], [])
-    assert found.held == [b"d/b.o", b"e.o", b"f.o", b"g.o", b"out/x"]
+    assert found.held() == [b"d/b.o", b"e.o", b"f.o", b"g.o", b"out/x"]
     assert found.ignored == []
 
 
@@ -453,7 +454,7 @@ def test_missing_paths_are_not_brought_over_what_stands_there(lab: Lab) -> None:
     (w.directory / "p").unlink()
     (w.directory / NAME).unlink()
     w.push()
-    assert w._db.unplaced() == {b"p": survey.MISSING}
+    assert w._db.unplaced() == {b"p": scanning.MISSING}
     write(w.directory, {"p": b"mine"})
     w.pull()
     assert (w.directory / "p").read_bytes() == b"mine"

@@ -34,9 +34,10 @@ from metasync.errors import WorkspaceError
 from metasync.objects.model import Kind
 from metasync.worktree.disk import check_name, check_path
 from metasync.worktree.index import load_rows, store_rows
+from metasync.worktree.merge_walk import Noted
 from metasync.worktree.names import IGNORE_NAME as RULES
 from metasync.worktree.names import folds_to_state
-from metasync.worktree.scan import READS_MAX, Content, Noted, Scan
+from metasync.worktree.scan import READS_MAX, Content, Scan
 from metasync.worktree.tree import WorkTree
 
 TREE: dict[bytes, Any] = {
@@ -75,7 +76,7 @@ def never(fd: int, st: os.stat_result) -> Content:
 def test_takes_in_every_kind(work: Workspace) -> None:
     found = agreed(work)
     assert found.tree == entries(TREE)
-    assert (found.counts.files, found.counts.dirs, found.counts.symlinks) == (4, 3, 1)
+    assert found.files_read == 4
     assert (found.deleted, found.unreadable, found.busy, found.skipped) == ([], [], [], [])
 
 
@@ -83,7 +84,7 @@ def test_a_second_scan_reads_nothing(work: Workspace) -> None:
     found = agreed(work)
     again = work.scan(ingest=never)
     assert again.tree == found.tree
-    assert (again.put_rows, again.delete_rows, again.counts.files_read) == ({}, [], 0)
+    assert (again.put_rows, again.delete_rows, again.files_read) == ({}, [], 0)
 
 
 def test_names_are_bytes(work: Workspace) -> None:
@@ -179,7 +180,7 @@ def test_a_write_in_the_same_tick_is_found(work: Workspace) -> None:
 def test_a_time_in_the_future_is_never_trusted(work: Workspace) -> None:
     write(work.root, {b"a": File(b"one", 0o644, 4 * 10**18)})
     assert not work.scan_past().put_rows[b"a"].trusted
-    assert work.scan_past().counts.files_read == 1
+    assert work.scan_past().files_read == 1
 
 
 # ---- what is read while it changes
@@ -333,34 +334,53 @@ def test_unreadable_directories_keep_all_below(work: Workspace) -> None:
     assert work.scan(ingest=never).tree == entries(TREE)  # the rows were kept
 
 
-def test_a_directory_that_fails_while_it_is_listed(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_fails_while_it_is_listed(work: Workspace) -> None:
     agreed(work)
-    inode = work.at(b"d").stat().st_ino
-    whole = os.scandir
 
-    class Half:
-        def __init__(self, fd: int) -> None:
-            self.inner, self.broken = whole(fd), os.fstat(fd).st_ino == inode
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.inner.close()
-
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            found = next(self.inner)
-            if self.broken:
+    class Failing(QuietDisk):
+        def names(self, fd: int) -> list[bytes]:
+            found = super().names(fd)
+            if b"b.txt" in found:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return found
 
-    monkeypatch.setattr(os, "scandir", Half)
+    work.tree.disk = Failing()
     found = work.scan()
     assert found.tree == entries(TREE)
     assert found.unreadable == [Noted(b"d", os.strerror(errno.EIO))]
+
+
+@pytest.mark.parametrize("at", [b"b.txt", b"c.txt", b"e", b"g", b"z"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ELOOP])
+def test_a_directory_that_fails_half_way_is_left_as_it_was(work: Workspace, at: bytes, code: int) -> None:
+    """All of it or nothing: neither what was seen before it failed counts, nor what is gone."""
+    agreed(work, {**TREE, b"d/g": DIR, b"d/g/h": b"h", b"d/z": b"z", b"o": b"o"})
+    work.at(b"d/b.txt").unlink()
+    work.at(b"d/e/c.txt").write_bytes(b"changed")
+    work.at(b"d/e/new").write_bytes(b"new")
+    work.at(b"d/g").rename(work.at(b"d/moved"))
+    write(work.root, {b"d/b.txt": b"other", b"d/a/b": b"new", b"d/g": b"a file now", b"d/.DS_Store": b""})
+    work.at(b"o").write_bytes(b"changed")
+
+    class Failing(QuietDisk):
+        def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
+            if name == at:
+                raise OSError(code, os.strerror(code))
+            return super().lstat(name, dir_fd)
+
+    work.tree.disk = Failing()
+    found = work.scan()
+    inside = b"d/e" if at == b"c.txt" else b"d"
+    assert found.busy == ([inside] if code == errno.ELOOP else [])
+    assert found.unreadable == ([] if code == errno.ELOOP else [Noted(inside, os.strerror(code))])
+    assert {p: e for p, e in found.tree.items() if p.startswith(inside + b"/")} == {
+        p: e for p, e in work.base.items() if p.startswith(inside + b"/")
+    }
+    assert [p for p in found.deleted if p.startswith(inside + b"/")] == []
+    assert [p for p in found.put_rows if p.startswith(inside)] == []
+    assert found.tree[b"o"].content == digest(b"changed")
+    work.tree.disk = QuietDisk()
+    assert work.scan().tree[b"d/e/c.txt"].content == digest(b"changed")
 
 
 def test_an_unreadable_root_is_an_error(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +389,7 @@ def test_an_unreadable_root_is_an_error(work: Workspace, monkeypatch: pytest.Mon
     def fails(fd: int) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "scandir", fails)
+    monkeypatch.setattr(os, "listdir", fails)
     with pytest.raises(OSError, match="Input/output"):
         work.scan()
 
@@ -419,7 +439,7 @@ def test_newly_ignored_keeps_the_entry(work: Workspace) -> None:
     assert found.tree.pop(RULES).size
     assert found.tree == entries(TREE)
     assert (found.deleted, found.skipped) == ([], [])
-    assert (found.held, found.ignored) == ([b"a.txt", b"d/e/c.txt"], [])
+    assert (found.held(), found.ignored) == ([b"a.txt", b"d/e/c.txt"], [])
 
 
 def test_deleted_and_newly_ignored_keeps_the_entry(work: Workspace) -> None:
@@ -428,7 +448,7 @@ def test_deleted_and_newly_ignored_keeps_the_entry(work: Workspace) -> None:
     work.at(RULES).write_bytes(b"/a.txt")
     found = work.scan()
     assert found.tree.pop(RULES).size
-    assert (found.tree, found.deleted, found.held) == (entries(TREE), [], [b"a.txt"])
+    assert (found.tree, found.deleted, found.held()) == (entries(TREE), [], [b"a.txt"])
 
 
 def test_a_workspace_inside_is_left_alone(work: Workspace) -> None:
@@ -619,7 +639,7 @@ def test_deep_trees_need_few_descriptors(work: Workspace) -> None:
     write(work.root, {deep + b"/f": b"deep", deep[:200] + b"x/f": b"beside"})
     found = work.scan()
     assert found.tree[deep + b"/f"] == entry(b"deep")
-    assert found.counts.dirs == 300 + 1
+    assert sum(e.kind is Kind.DIR for e in found.tree.values()) == 300 + 1
     assert len(work.tree._dirs) <= 64
 
 
@@ -667,7 +687,7 @@ def test_scan_sees_what_is_there(tmp_path_factory: pytest.TempPathFactory, first
 
 def test_a_directory_too_deep_for_any_tree_is_left_out(work: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     write(work.root, {b"d": DIR, b"d/e": DIR, b"d/e/f": b"1", b"d/g": b"2"})
-    monkeypatch.setattr("metasync.worktree.scan.DIR_PATH_BYTES_MAX", 2)
+    monkeypatch.setattr("metasync.worktree.merge_walk.DIR_PATH_BYTES_MAX", 2)
     found = work.scan_past()
     assert set(found.tree) == {b"d", b"d/g"}
     assert Noted(b"d/e", "its path is too long") in found.skipped

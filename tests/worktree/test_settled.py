@@ -13,23 +13,24 @@ from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import MetaSyncError
 from metasync.local.spill import Large
-from metasync.local.state import LocalDb
+from metasync.local.state import LocalDb, State
 from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.session.session import Session
 from metasync.sync import push as pushing
 from metasync.workspace import Workspace
-from metasync.worktree.index import Row, load_rows, pack_entry, pack_row, store_rows, unpack_entry, unpack_row
-from metasync.worktree.quick_scan import differences, note_settled
+from metasync.worktree.index import Row, load_rows, pack_entry, store_rows, unpack_entry
+from metasync.worktree.merge_walk import walk_index
+from metasync.worktree.overlay import Tree, note_index_of
 from metasync.worktree.tree import WorkTree
 
 FILES = {"a": b"aaaa", "b/c": b"c", "b/d/e": b"e", ".hidden": b"h", "päth~1": b"p", "Two": b"2"}
 
 
-def is_settled(tree: WorkTree, db: LocalDb, root: bytes | None) -> bool:
+def is_settled(tree: WorkTree, db: State, root: bytes | None) -> bool:
     """Whether stats tell that the folder is the tree of this root, and nothing else."""
-    found = differences(tree, db, root)
-    return found is not None and not found
+    found = walk_index(tree, db, root)
+    return found is not None and found.is_quiet
 
 
 def tick() -> None:
@@ -58,7 +59,7 @@ def no_scan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("scanned")
 
     with monkeypatch.context() as m:
-        m.setattr(pushing, "survey", refuse)
+        m.setattr(pushing, "scan", refuse)
         yield
 
 
@@ -134,10 +135,14 @@ def test_what_is_ignored_is_nobodys_change(pushed: Workspace) -> None:
     assert pushed.push().version is None
 
 
-def test_where_ignore_rules_are_a_scan_decides(pushed: Workspace) -> None:
+def test_in_a_folder_with_ignore_rules_it_is_told_as_well(pushed: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     (pushed.directory / ".metasyncignore").write_bytes(b"nothing\n")
+    (pushed.directory / "nothing").write_bytes(b"")
     tick()
     assert pushed.push().version == 2
+    with monkeypatch.context() as m:
+        m.setattr(pushing, "scan", None)
+        assert pushed.push().version is None
     (pushed.directory / ".metasyncignore").write_bytes(b"nothing\n*.o\n")
     (pushed.directory / "x.o").write_bytes(b"")
     r = pushed.push()
@@ -181,7 +186,7 @@ def test_what_a_pull_finds_changed_here_is_not_noted_as_agreed(pushed: Workspace
     assert tree_of(other.directory) == tree_of(pushed.directory)
 
 
-def test_a_folder_copied_with_its_state_is_scanned(pushed: Workspace) -> None:
+def test_rows_are_believed_by_their_root_alone(pushed: Workspace) -> None:
     with pushed._session("test") as s:
         root = s.base().tree_root
         assert is_settled(s.tree, s.db, root)
@@ -243,6 +248,7 @@ TOP = Row(Entry(Kind.DIR, 0o755, 0, 0, b""), 1, 1, 0, 0, 0, 0o40755, True)
 
 
 @pytest.mark.parametrize("differing", [None, [b"b"]])
+@pytest.mark.parametrize("below", [False, True])
 @pytest.mark.parametrize(
     ("before", "put", "gone", "noted"),
     [
@@ -257,13 +263,19 @@ TOP = Row(Entry(Kind.DIR, 0o755, 0, 0, b""), 1, 1, 0, 0, 0, 0o40755, True)
     ],
 )
 def test_rows_are_noted_as_the_tree_only_when_they_are(
-    before: dict[bytes, Row], put: dict[bytes, Row], gone: list[bytes], noted: bool, differing: list[bytes] | None
+    before: dict[bytes, Row],
+    put: dict[bytes, Row],
+    gone: list[bytes],
+    noted: bool,
+    differing: list[bytes] | None,
+    below: bool,
 ) -> None:
     db = SimDb(empty_tables())
     for rows in (before, put):
         store_rows(db, rows.items())
     db.delete_rows(gone)
-    note_settled(db, b"root", {b"a": ENTRY, b"b": ENTRY}, before, put, gone, differing)
+    tree = Tree(Tree({b"a": ENTRY}), {b"b": ENTRY}) if below else Tree({}, {b"a": ENTRY, b"b": ENTRY})
+    note_index_of(db, b"root", tree, [*differing, *put, *gone] if differing is not None else None)
     assert db.get(TREE_KEY) == (b"root" if noted else None)
 
 
@@ -272,7 +284,7 @@ def test_a_row_that_stays_behind_is_counted() -> None:
     db = SimDb(empty_tables())
     rows = {b"": TOP, b"a": ROW}
     store_rows(db, {**rows, b"stays": ROW}.items())
-    note_settled(db, b"root", {b"a": ENTRY}, rows, {}, [b"stays"], [])
+    note_index_of(db, b"root", Tree({b"a": ENTRY}), [b"stays"])
     assert db.get(TREE_KEY) is None
 
 
@@ -283,11 +295,12 @@ def test_a_row_that_stays_behind_is_counted() -> None:
         ({b"": TOP, b"a": ROW, b"b": OTHER}, False),
         ({b"": TOP, b"a": ROW, b"c": ROW}, False),
         ({b"x": TOP, b"a": ROW, b"b": ROW}, False),
+        ({b"": TOP, b"a": ROW}, False),
     ],
 )
 def test_very_many_rows_are_noted_as_the_tree_only_when_they_are(put: dict[bytes, Row], noted: bool) -> None:
     db = SimDb(empty_tables())
     store_rows(db, put.items())
-    tree = Large(pack_entry, unpack_entry, [(b"a", ENTRY), (b"b", ENTRY)])
-    note_settled(db, b"root", tree, {}, Large(pack_row, unpack_row, put.items()), [])
+    tree = Tree(Tree({}), Large(pack_entry, unpack_entry, [(b"a", ENTRY), (b"b", ENTRY)]))
+    note_index_of(db, b"root", tree, None)
     assert db.get(TREE_KEY) == (b"root" if noted else None)
