@@ -23,6 +23,7 @@ from metasync.local.state_keys import (
     KEY_COPIES_KEY,
     PLAN_KEY,
     REPLACED,
+    TRAILING_KEY,
     UNFINISHED_KEY,
     KeyCopies,
 )
@@ -32,7 +33,6 @@ from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.session.agreement import Seat
-from metasync.transfer.late_copies import TRAILING_KEY
 from metasync.worktree.merge_walk import Walk, walk_index
 
 if TYPE_CHECKING:
