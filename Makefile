@@ -41,7 +41,7 @@ RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
 	$(RUN_TESTS) -m "not servers and not long"
 
-test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 15 minutes on two cores
+test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 5 minutes on two cores
 	$(RUN_TESTS) -m "not servers and (long or hypothesis)" --hypothesis-profile=long
 
 test-servers: $(STAMP) ## the tests against real servers on loopback (fetches and starts them)
