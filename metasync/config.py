@@ -170,6 +170,16 @@ class Config:
         return tuple((b, b.acceptor) for b in self.backends if b.acceptor is not None)
 
     @property
+    def logs_suffice(self) -> bool:
+        """True when acceptors in log form make a quorum alone: a new device then enters by itself."""
+        return sum(a.form == "log" for _, a in self.acceptors) >= self.quorum
+
+    @property
+    def has_blocks(self) -> bool:
+        """True when a backend votes in block form."""
+        return any(a.form == "block" for _, a in self.acceptors)
+
+    @property
     def n(self) -> int:
         """How many vote."""
         return len(self.acceptors)

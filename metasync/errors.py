@@ -115,6 +115,12 @@ class BackendError(MetaSyncError):
         self.retryable = retryable
         self.retry_after_s = retry_after_s
 
+    def on(self, backend: str) -> BackendError:
+        """The same error, saying on which backend."""
+        out = type(self)(f"{backend}: {self.message}")
+        out.next_step = self.next_step
+        return out
+
 
 class NotFoundError(BackendError):
     """The object does not exist on this backend."""

@@ -1,107 +1,91 @@
 """The library's face: one class with the operations of the command line as methods, typed, without prints or prompts.
 
-Also the composition root: the one place that builds concrete classes from settings and reads entry points.
+Modules of the operations are loaded when one is used: a push does not pay for the others.
 
-    import metasync
     with metasync.Workspace.open("Documents") as w:
         print(w.push("notes").version)
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from metasync.backends.registry import parse_url
-from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.consensus import JOURNAL_KEY
-from metasync.errors import ExcludedError, UsageError, WorkspaceError
-from metasync.events import Notice, ignore
-from metasync.keys.slots import COST
-from metasync.local.lock import WAIT_S, GiveWay, Turns, WorkspaceLock
+from metasync.errors import ExcludedError
+from metasync.events import Listener, ignore
+from metasync.keys.slots import COST, Cost
+from metasync.local import settings as preferences
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import CLONING_KEY, NAME_KEY, SHORT_KEY, UNFINISHED_KEY
-from metasync.maintenance.add_backend import BackendChanges
-from metasync.membership import Membership
-from metasync.past import Past
-from metasync.preferences import Preferences
-from metasync.session import open_backend
-from metasync.session.agreement import BASE_KEY, Seat
+from metasync.session import agreement
 from metasync.session.connections import Connections, Machine
-from metasync.session.folder import DB_FILE, STATE_DIR, Link, forget, new_folder, write_local
-from metasync.sync import no_change
-from metasync.worktree.fs_probe import rules_of
-from metasync.worktree.tree import WorkTree
+from metasync.session.folder import DB_FILE, STATE_DIR, folder_above, forget
+from metasync.session.session import Operations, Session
+from metasync.sync import operations
+from metasync.worktree.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend
-    from metasync.consensus import State
-    from metasync.events import Listener
-    from metasync.keys.slots import Cost
-    from metasync.members.found import Lying
-    from metasync.reports.backends import BackendState, CheckReport, Moving, Status
-    from metasync.reports.sync import ConflictReport, PullReport, PushReport, Skipped, Trailing
-    from metasync.session.session import Session
-    from metasync.transfer.late_copies import Finishing
+    from metasync.history import conflicts, diff, export, log, restore
+    from metasync.maintenance import add_backend, check, reconfigure, recover, status
+    from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
+    from metasync.members import passphrase as secrets
+    from metasync.reports.backends import (
+        BackendChange,
+        BackendState,
+        CheckReport,
+        LogItem,
+        Moving,
+        RecoverReport,
+        Status,
+    )  # fmt: skip
+    from metasync.reports.history import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
+    from metasync.reports.members import (
+        DeviceList,
+        InviteReport,
+        KeyReport,
+        NoteReport,
+        PassphraseReport,
+        RotationReport,
+    )  # fmt: skip
+    from metasync.reports.start import CloneReport, InitReport
+    from metasync.reports.sync import PullReport, PushReport, Trailing
+    from metasync.session import health
+    from metasync.sync import first_checkout, push
+else:
 
-SYNC_ROUNDS_MAX: Final = 10
-COPYING_ENDS_S: Final = 5.0  # its calls have ended by then; what is left is a note in the local state
+    class _Lazy:
+        """A module that is loaded when something of it is used."""
+
+        def __init__(self, name: str) -> None:
+            self._name = f"metasync.{name}"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._name), name)
+
+    conflicts, diff, export = _Lazy("history.conflicts"), _Lazy("history.diff"), _Lazy("history.export")
+    log, restore, health = _Lazy("history.log"), _Lazy("history.restore"), _Lazy("session.health")
+    add_backend, check = _Lazy("maintenance.add_backend"), _Lazy("maintenance.check")
+    reconfigure, recover = _Lazy("maintenance.reconfigure"), _Lazy("maintenance.recover")
+    status, devices, found = _Lazy("maintenance.status"), _Lazy("members.devices"), _Lazy("members.found")
+    clone_invitation, clone_passphrase = _Lazy("members.clone_invitation"), _Lazy("members.clone_passphrase")
+    invitation, rotation, secrets = _Lazy("members.invitation"), _Lazy("members.rotation"), _Lazy("members.passphrase")
+    first_checkout, push = _Lazy("sync.first_checkout"), _Lazy("sync.push")
+
 JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
-@dataclass(frozen=True)
-class InitReport:
-    """A new workspace. The recovery phrase is kept nowhere else. `workspace` is open: close it, or use `with`.
-
-    `voters`: how many backends vote; `lying`: how many of these may lie.
-    """
-
-    directory: str
-    name: str
-    backends: tuple[str, ...]
-    survives: str
-    recovery_phrase: str
-    workspace: Workspace = field(repr=False)
-    voters: int = 1
-    lying: int = 0
-
-
-@dataclass(frozen=True)
-class CloneReport:
-    """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
-
-    `problem`: why it is not known whether `version` is the newest; "" when it is. `unplaced`: what cannot be held here.
-    """
-
-    directory: str
-    version: int
-    fingerprint: str
-    files: int
-    bytes: int
-    unlinked: tuple[str, ...]
-    read_only: bool
-    conflicts: tuple[ConflictReport, ...]
-    down: dict[str, str]
-    workspace: Workspace = field(repr=False)
-    problem: str = ""
-    unplaced: tuple[Skipped, ...] = ()
-    name: str = ""
-
-
-class Workspace(Past, BackendChanges, Membership, Preferences):
+class Workspace:
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
-    raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's.
+    raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's. Passphrases are arguments; nothing asks for
+    one here. Where one is wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
     """
 
     def __init__(
@@ -117,11 +101,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         self._db = db
         self._machine = machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened)
-        self._connections.on_event = lambda event: self.on_event(event)  # of whoever listens then
-        self._closed = False
-        self._copying: Finishing | None = None
-
-    # --- beginnings
+        self._work = Operations(self._connections, lambda event: self.on_event(event))  # whoever listens then
+        self._settings_path = self._work.settings_path
+        self._locked, self._session = self._work.locked, self._work.session
 
     @classmethod
     def open(
@@ -131,33 +113,22 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
 
         `now`: its transfers go on in spite of a pause.
         """
-        start = Path(directory).absolute()
-        for folder in (start, *start.parents):
-            if (folder / STATE_DIR / DB_FILE).is_file():
-                workspace = cls._open_at(folder, on_event)
-                workspace.now = now
-                return workspace
-        raise WorkspaceError(
-            f"{start} is not in a MetaSync workspace",
-            next_step="`metasync init` makes one here; `metasync clone` brings one here.",
-        )
+        workspace = cls._open_at(folder_above(Path(directory).absolute()), on_event)
+        workspace._work.now = now
+        return workspace
 
     @classmethod
     def _open_at(
         cls, folder: Path, on_event: Listener, opened: Mapping[str, Backend] = MappingProxyType({})
     ) -> Workspace:
         """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
-        try:
-            db = LocalDb.open(folder / STATE_DIR / DB_FILE)
-            try:
-                return cls(folder, db, on_event, opened=opened)
-            except BaseException:
-                db.close()
-                raise
-        except BaseException:
+        with ExitStack() as stack:
             for backend in opened.values():
-                backend.close()
-            raise
+                stack.callback(backend.close)
+            db = stack.enter_context(closing(LocalDb.open(folder / STATE_DIR / DB_FILE)))
+            workspace = cls(folder, db, on_event, opened=opened)
+            stack.pop_all()
+            return workspace
 
     @classmethod
     def init(
@@ -169,12 +140,12 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         passphrase: str,
         replicas: int | None = None,
         encryption: bool = True,
-        byzantine: Lying = None,
+        byzantine: found.Lying = None,
         by_space: bool | Callable[[Mapping[str, int]], bool] = False,
         device_name: str | None = None,
         on_event: Listener = ignore,
         kdf: Cost = COST,
-    ) -> InitReport:
+    ) -> InitReport[Workspace]:
         """Makes `directory` a workspace called `name` on the backends at these URLs. Nothing is pushed yet.
 
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
@@ -184,73 +155,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         there; or whom to ask that, shown these capacities (bytes, by name), where they are unequal. `UsageError`,
         `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
-        from metasync.members import search
-        from metasync.members.found import DEFAULT_COPIES, NS_BYTES, found, lying_wanted, refuse_shared
-        from metasync.session import space
-        from metasync.store.placement import survives
-
-        folder = new_folder(directory, name)
-        if not passphrase.strip():
-            raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
-        urls = open_backend.parsed_urls(backends)
-        open_backend.refuse_inside(folder, urls)
-        copies = replicas if replicas is not None else min(DEFAULT_COPIES, len(urls))
-        if copies > len(urls):
-            raise UsageError(
-                f"{copies} copies need {copies} backends, and there {'is' if len(urls) == 1 else 'are'} {len(urls)}",
-                next_step="Add backends, or lower --replicas.",
-            )
-        with contextlib.ExitStack() as stack:
-            opened = {
-                n: stack.enter_context(contextlib.closing(open_backend.opened_first(n, url, create=True)))
-                for n, url in urls.items()
-            }
-            new = open_backend.new_backends(opened, urls, on_event)
-            open_backend.refuse_twins(new)
-            runtime = stack.enter_context(open_backend.bare_runtime(opened))
-            if by_space:
-                given = {n: u.capacity_bytes for n, u in urls.items()}
-                new = space.offered(new, given, space.ask(runtime.run, opened), by_space)
-            if search.search(sorted(opened), name, passphrase, runtime.run).secret is not None:
-                raise WorkspaceError(
-                    f"a workspace named {name!r} is there already, and this passphrase opens it",
-                    next_step="`metasync clone` brings it here; or choose another name.",
-                )
-            folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
-            inner = stack.enter_context(
-                open_backend.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()})
-            )
-            made = found(
-                new,
-                name=name,
-                passphrase=passphrase,
-                copies=copies,
-                encrypted=encryption,
-                device_name=device_name or open_backend.default_device_name(),
-                entropy=os.urandom,
-                run=inner.run,
-                cost=kdf,
-                byzantine=lying_wanted(new, byzantine),
-            )
-            refuse_shared(runtime.run, inner.run, folders)
-            links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
-            for n, told in sorted(space.ask(inner.run, opened).items()):
-                if warning := space.warning(n, None, None, told):
-                    on_event(Notice(warning, warning=True))
-        write_local(
-            folder, name, made.keys, made.device, made.certificate, made.config, made.devices, links, made.state
+        wanted = found.NewWorkspace(
+            name, backends, passphrase, replicas, encryption, byzantine, by_space, device_name, kdf
         )
-        workspace = cls._open_at(folder, on_event)
-        return InitReport(
-            str(folder),
-            name,
-            tuple(sorted(links)),
-            survives(made.config),
-            made.recovery_phrase,
-            workspace,
-            voters=made.config.n,
-            lying=made.config.f,
-        )
+        return found.begin(directory, wanted, on_event, lambda folder: cls._open_at(folder, on_event))
 
     @classmethod
     def clone(
@@ -264,7 +172,7 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         expect: str | None = None,
         device_name: str | None = None,
         on_event: Listener = ignore,
-    ) -> CloneReport:
+    ) -> CloneReport[Workspace]:
         """Brings the workspace `name` into a new or empty folder, as a new device.
 
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
@@ -275,14 +183,10 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
             if invite is not None:
-                from metasync.members.clone_invitation import accept
-
-                accept(folder, invite, backends, on_event)
+                clone_invitation.accept(folder, invite, backends, on_event)
             else:
-                from metasync.members.clone_passphrase import begin
-
-                again = turn > 0
-                opened = begin(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
+                words, again = (name, backends, passphrase, device_name), turn > 0
+                opened = clone_passphrase.begin(folder, *words, expect, on_event, again=again)
             workspace = cls._open_at(folder, on_event, opened)
             try:
                 return workspace._finish_clone()
@@ -292,7 +196,9 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
                     raise  # else the keys were changed since this began: again, with those of today
         raise AssertionError
 
-    # --- operations
+    def _finish_clone(self) -> CloneReport[Workspace]:
+        with self._operation("clone") as s:
+            return first_checkout.finish_clone(s, self)
 
     def push(
         self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
@@ -307,84 +213,20 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         made in the background (`finish_copies` waits for them), or by whatever pushes next from this folder, and until
         then a backend that is lost may take with it what it alone has. None: what this device's settings say, else all.
         """
-        turns = Turns()
-        first = True
-        while True:
-            try:
-                return self._push(turns, message, dry_run, force, durability, first=first)
-            except GiveWay as way:
-                self.on_event(Notice("another operation in this folder goes first; this push goes on after it"))
-                with self._locked("push", first=False):
-                    way.save()
-                    self._disconnect()  # what connections know may be old by now
-                first = False
-
-    def _push(
-        self, turns: Turns, message: str, dry_run: bool, force: bool, durability: int | None, *, first: bool
-    ) -> PushReport:
-        """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
-        with self._seated("push", first=first) as seat, contextlib.ExitStack() as stack:
-            begun = None
-            if not dry_run and durability is None and no_change.may_be(seat):
-                look = stack.enter_context(seat.looking())
-                found = no_change.push(seat, look)
-                if not isinstance(found, no_change.Begun):
-                    return found
-                begun = found
-            from metasync.members import key_copies, newcomers
-            from metasync.session import space
-            from metasync.sync import push as pushing
-
-            s = stack.enter_context(self._taken_up("push", seat))
-            if dry_run:
-                return pushing.preview(s, s.base())
-            least = self._least_copies(durability, s.transfer.placement.copies)
-            at_hand: dict[bytes, bytes] = {}
-            found_again = s.settle_journal()
-            newcomers.let_in(s)
-            with newcomers.asking(s):
-                turn = turns.begin(s.others_wait, s.runtime.clock)
-                report = pushing.push(
-                    s, s.base(), message, force=force, least=least, at_hand=at_hand, turns=turn, begun=begun
-                )
-            newcomers.let_in(s, late=True)
-            space.note_sent(s)
-            space.put_back(s)
-            key_copies.bring(s)
-            s.db.set(SHORT_KEY, (s.db.get(SHORT_KEY) or 0) + report.under_replicated)
-            left = self._copy_on(s, at_hand, wait=least is None)
-            found_again = report.found_again or found_again
-            return dataclasses.replace(report, found_again=found_again, trailing=report.trailing or left)
+        return operations.push(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
     def pull(self, *, dry_run: bool = False, force: bool = False) -> PullReport:
         """Brings the folder up to the newest agreed version, merging with what changed here.
 
         Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
         """
-        with self._seated("pull") as seat, contextlib.ExitStack() as stack:
-            look = None
-            if no_change.may_be(seat):
-                look = stack.enter_context(seat.looking(on_news=partial(import_module, "metasync.sync.pull")))
-                if (nothing := no_change.pull(seat, look)) is not None:
-                    return nothing
-            from metasync.sync import pull as pulling
-
-            s = stack.enter_context(self._taken_up("pull", seat))
-            newest = s.newest() if look is None else s.load(s.newest_state())
-            s.settle_journal(newest.state)  # it may be a push of this device that never learned its end, or lie on one
-            return pulling.pull(s, s.base(), newest, dry_run=dry_run, force=force)
+        return operations.pull(self._work, dry_run=dry_run, force=force)
 
     def sync(
         self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
     ) -> tuple[PullReport, PushReport]:
         """Pulls and pushes until both sides agree. `force`, `durability`: see `push` and `pull`."""
-        pulled = self.pull(dry_run=dry_run, force=force)
-        pushed = self.push(message, dry_run=dry_run, force=force, durability=durability)
-        for _ in range(SYNC_ROUNDS_MAX):
-            if dry_run or pushed.version is not None or pushed.pulled is None:
-                break
-            pushed = self.push(message, force=force, durability=durability)
-        return pulled, pushed
+        return operations.sync(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
     def finish_copies(self) -> tuple[Trailing, ...]:
         """Waits until the copies are made that pushes with `durability` left open; returns what cannot be made now.
@@ -392,230 +234,264 @@ class Workspace(Past, BackendChanges, Membership, Preferences):
         May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
         """
         with self._session("push") as s:
-            return self._copy_on(s, {}, wait=True)
+            return push.copy_on(s, {}, wait=True)
 
     @property
     def copying(self) -> bool:
         """Whether copies are made in the background whose end nobody has waited for (`finish_copies`)."""
-        return self._copying is not None
+        return self._connections.copying is not None
 
     def status(self) -> Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
-        from metasync.maintenance import status as reporting
-
         with self._session("status") as s:
-            return dataclasses.replace(reporting.status(s, self.backends()), paused=self.settings().paused)
+            return dataclasses.replace(status.status(s, self.backends()), paused=self.settings().paused)
 
     def check(self, *, read_data: bool = False) -> CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
-        from metasync.maintenance import check as checking
-
         with self._session("check") as s:
-            report = checking.check(s, s.newest(), read_data=read_data)
-            s.db.set(SHORT_KEY, report.short)
-            return report
+            return check.check(s, agreement.newest(s), read_data=read_data)
 
     def backends(self) -> list[BackendState]:
         """The agreed backends, and how each fares as seen from this device now."""
         with self._session("backends") as s:
-            return self._connections.states(s, sorted(self._connections.agreed_names))
+            return health.backends_now(s, sorted(self._connections.agreed_names))
 
     def moving(self) -> Moving:
         """What lies where it was before the backends changed, and is read there until it is moved."""
-        from metasync.maintenance.reconfigure import still_moving
-
         with self._session("backends") as s:
-            return still_moving(s, None)
+            return reconfigure.still_moving(s, None)
 
     def link(self, name: str, url: str) -> BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
-        if name not in self._connections.agreed_names:
-            names = ", ".join(sorted(self._connections.agreed_names))
-            raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
-        parsed = parse_url(url)
-        open_backend.refuse_inside(self.directory, {name: parsed})
         with self._locked("backend link"):
-            self._connections.link(name, parsed)
+            self._connections.link(name, url)
         with self._session("backend link") as s:
-            return self._connections.states(s, [name])[0]
+            return health.backends_now(s, [name])[0]
 
-    # --- inside
+    # --- versions: named as on the command line (`history.versions`); paths are relative to `directory`
 
-    def _copy_on(self, s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> tuple[Trailing, ...]:
-        """Goes on with copies that are noted, in the background; `wait`: to their end, or until none can be made.
+    def log(
+        self, path: TreePath | None = None, limit: int | None = None, *, with_counts: bool = False
+    ) -> list[LogItem]:
+        """The agreed history, newest first, as of the newest version this device can learn of.
 
-        What is open: where it waited, what cannot be made now.
+        With a path (of a file or a directory, a deleted one too): the versions in which it changed, each with what
+        changed there, and what merges by lines replaced of it. `with_counts`: how much changed in each version; that
+        reads the trees of all of them.
         """
-        from metasync.transfer import late_copies
+        with self._session("log") as s:
+            where = None if path is None else tree_path(path)
+            return log.log(log.History(s), where, limit=limit, with_counts=with_counts)
 
-        if late_copies.load(s.db) and not s.db.has(JOURNAL_KEY):
-            late_copies.forget_unnamed(s.db, s.base().index)
-        begun = late_copies.summary(late_copies.load(s.db).values(), s.names)
-        self._copying = late_copies.go_on(self._copying, s.transfer, s.runtime, s.db, self.on_event, at_hand)
-        if not wait or self._copying is None:
-            return begun
-        self._copying.join()
-        self._copying = None
-        return late_copies.summary(late_copies.load(s.db).values(), s.names)
+    def diff(
+        self, a: str | None = None, b: str | None = None, paths: Sequence[TreePath] = (), *, text: bool = False
+    ) -> DiffReport:
+        """What differs between version `a` (this folder's base) and version `b` (the folder as it stands).
 
-    def _finish_clone(self) -> CloneReport:
-        from metasync.members import admission
-        from metasync.sync import first_checkout
-        from metasync.sync import pull as pulling
+        `paths`: only there and below. `text`: also the lines of texts. `UsageError`: no such version or path.
+        """
+        with self._session("diff") as s:
+            return diff.diff(s, a, b, [tree_path(p) for p in paths], text=text)
 
-        with self._operation("clone") as s:
-            read_only = self._connections.is_read_only
-            arrival = admission.arrive(s, read_only=read_only)
-            found: list[tuple[State, str]] = []
-            brought = first_checkout.bring(s, arrival.newest, lambda: found.append(arrival.finish()))
-            pulled = brought.report
-            newest, problem = found[-1]
-            if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule
-                s.db.set(BASE_KEY, newest)
-            else:
-                more = pulling.pull(s, brought.agreed, s.load(newest), force=True)  # nothing here is only here
-                pulled = dataclasses.replace(more, conflicts=pulled.conflicts + more.conflicts)
-            s.db.set(CLONING_KEY, None)
-            return CloneReport(
-                directory=str(self.directory),
-                version=newest.v,
-                fingerprint=newest.fingerprint,
-                files=brought.files,
-                bytes=brought.size_bytes,
-                unlinked=tuple(sorted(self._connections.agreed_names - self._connections.links.keys())),
-                read_only=read_only,
-                conflicts=pulled.conflicts,
-                unplaced=pulled.unplaced,
-                down=dict(s.down),
-                problem=problem,
-                workspace=self,
-                name=s.name,
-            )
+    def ls(self, version: str | None = None, path: TreePath = "", *, recursive: bool = False) -> Listing:
+        """What a version (the newest) holds at a path: a directory's names, or all below it; or the file itself."""
+        with self._session("ls") as s:
+            return diff.listing(s, version, tree_path(path), recursive=recursive)
 
-    @contextlib.contextmanager
-    def _locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
-        """With the workspace's lock. `first` is false where it had it before: then it waits for as long as it takes."""
+    def restore(
+        self,
+        version: str,
+        paths: Sequence[TreePath] = (),
+        to: str | os.PathLike[str] | None = None,
+        *,
+        delete: bool = True,
+        dry_run: bool = False,
+    ) -> RestoreReport:
+        """Brings the folder, or these paths in it, to what a version had; the next push takes that.
 
-        def waiting(who: str) -> None:
-            if first:
-                self.on_event(Notice(f"waiting: the workspace is {who}"))
+        What stands there and is in no agreed version is kept: under its name where it can be, else as a conflict copy.
+        `delete`: what the version lacks goes, if it is agreed and unchanged. `to`: writes to that directory instead,
+        where nothing that exists is replaced; what cannot be had is listed, and the rest is written.
 
-        wait_s = WAIT_S if first else math.inf
-        taken = self._machine.lock(self.directory, f"metasync {what}", waiting, wait_s, presses=what != "push")
-        with taken as lock, self._connections.guard.holding():
-            yield lock
+        `UsageError`: no such version or path. `DamagedError`, `NoQuorumError`: what is needed cannot be had, nothing
+        was changed. `WorkspaceError`: the disk is full; something else is in `to`.
+        """
+        wanted = [tree_path(p) for p in paths]
+        with self._operation("restore") if to is None else self._session("restore") as s:
+            if to is not None:
+                return export.extract(s, version, wanted, to, dry_run=dry_run)
+            return restore.restore(s, version, wanted, delete=delete, dry_run=dry_run)
 
-    @contextlib.contextmanager
-    def _seated(self, what: str, *, first: bool = True) -> Iterator[Seat]:
-        """A seat of an operation that may change things: under the lock."""
-        with self._locked(what, first=first) as lock, self._seat(what) as seat:
-            seat.others_wait = lock.wanted
-            self._connections.guard.tell(seat.config, self.on_event)
-            yield seat
+    def conflicts(self) -> tuple[ConflictItem, ...]:
+        """The conflicts that wait: those this device found, and copies by name that arrived from another one."""
+        with self._session("conflicts") as s:
+            return conflicts.conflicts(s)
 
-    @contextlib.contextmanager
-    def _operation(self, what: str) -> Iterator[Session]:
+    def resolve(self, path: TreePath, keep: Literal["mine", "theirs", "both"]) -> ResolveReport:
+        """Ends the conflict at `path`, the original or a copy.
+
+        `mine`: the copy takes the name; `theirs`: the copy goes; `both`: both stay. What loses is kept until an agreed
+        version holds it. `UsageError`: there is no conflict, or several copies and `mine` does not say which.
+        """
+        with self._operation("resolve") as s:
+            return conflicts.resolve(s, tree_path(path), keep)
+
+    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
+        """Adds a store to the agreed backends; this device is linked to it, others with `link`.
+
+        `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
+        New packs go there as it is due; what is stored already stays where it is until it is moved. `UsageError`: it is
+        one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
+        `NoQuorumError`.
+        """
+        with self._changing("backend add") as s:
+            return add_backend.add(s, url, replaces=replaces, dry_run=dry_run)
+
+    def backend_remove(self, name: str, *, dry_run: bool = False) -> BackendChange:
+        """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
+
+        `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
+        not moved yet. `NoQuorumError`.
+        """
+        with self._changing("backend remove") as s:
+            return add_backend.remove(s, name, dry_run=dry_run)
+
+    def backend_set(
+        self,
+        name: str,
+        *,
+        capacity_bytes: int | None = None,
+        new_name: str | None = None,
+        role: Literal["both", "storage"] | None = None,
+        dry_run: bool = False,
+    ) -> BackendChange:
+        """Changes what is agreed of a backend: its capacity, its name, whether it votes (`both`) or not (`storage`).
+
+        A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
+        """
+        with self._changing("backend set") as s:
+            return add_backend.alter(s, name, capacity_bytes, new_name, role, dry_run=dry_run)
+
+    def device_list(self) -> DeviceList:
+        """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
+        with self._session("device list") as s:
+            return devices.listing(s)
+
+    def device_revoke(
+        self,
+        names: Sequence[str],
+        passphrase: str,
+        *,
+        new_passphrase: str | None = None,
+        dry_run: bool = False,
+        kdf: Cost = COST,
+    ) -> RotationReport:
+        """Revokes devices, by name or by the beginning of their id: new keys, sealed to the others alone.
+
+        `new_passphrase` None keeps the passphrase. What the revoked devices had read they still have, and their logins
+        at the providers too: those are listed, here and by `status`, until `device_confirm`. `UsageError` for this
+        device itself.
+        """
+        with self._operation("device revoke") as s:
+            return rotation.revoke(s, names, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
+
+    def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
+        """Takes the user's word that the logins of a revoked device were withdrawn: at these backends, or at all."""
+        with self._operation("device confirm") as s:
+            return devices.confirm(s, name, backends, dry_run=dry_run)
+
+    def invite(
+        self,
+        name: str,
+        passphrase: str,
+        *,
+        expires_after: int | None = None,
+        dry_run: bool = False,
+    ) -> InviteReport:
+        """Makes an invitation for one new device called `name`; its `code` goes to `Workspace.clone(invite=...)`.
+
+        Whoever has the code before it is used is admitted. It ends after so many versions (0: never; 1,000 unless
+        said otherwise), when the keys are changed, and by `invitation_revoke`.
+        """
+        with self._operation("invite") as s:
+            return invitation.invite(s, passphrase, name, expires_after=expires_after, dry_run=dry_run)
+
+    def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> NoteReport:
+        """Takes open invitations back, by device name or by the beginning of their id. Needs no passphrase.
+
+        Who has read one already holds the keys of today: `key_rotate` is against that.
+        """
+        with self._operation("device revoke") as s:
+            return devices.take_back(s, names, dry_run=dry_run)
+
+    @property
+    def name(self) -> str:
+        """What the workspace is called, on all devices."""
+        with self._session("recover") as s:
+            return s.name
+
+    def recover(
+        self, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
+    ) -> RecoverReport:
+        """Restarts the workspace, as a new era, without backends that are lost, where the others are no quorum.
+
+        `confirm`: the workspace's name, as a sign that this is meant. What only the lost backends held survives on the
+        devices that have it: they merge it when they meet the new era. `UsageError` where `backend_remove` is enough;
+        `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice. Run again
+        after a failure.
+        """
+        with self._operation("recover") as s:
+            return recover.recover(s, without, passphrase, confirm=confirm, dry_run=dry_run)
+
+    def key_show(self) -> KeyReport:
+        """Which keys, slots and keyrings there are; never what they are."""
+        with self._session("key show") as s:
+            return secrets.show(s, state_dir=self.directory / STATE_DIR)
+
+    def key_change_passphrase(
+        self, passphrase: str, new_passphrase: str, *, dry_run: bool = False, kdf: Cost = COST
+    ) -> PassphraseReport:
+        """Changes the passphrase alone. No key changes: who had the old one and a copy of its slot has the keys."""
+        with self._operation("key change-passphrase") as s:
+            return secrets.change_passphrase(s, passphrase, new_passphrase, dry_run=dry_run, cost=kdf)
+
+    def key_rotate(
+        self, passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False, kdf: Cost = COST
+    ) -> RotationReport:
+        """New keys for what is written from now on, and a new recovery phrase. Open invitations end with it."""
+        with self._operation("key rotate") as s:
+            return rotation.rotate(s, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
+
+    def settings(self) -> preferences.SettingsReport:
+        """What is set. `WorkspaceError` if that cannot be read."""
+        return preferences.report(self._settings_path)
+
+    def configure(self, key: str, value: str | None) -> preferences.SettingsReport:
+        """Sets one of the settings of `limits`, or takes it back (None). `UsageError`: no such one, or value."""
+        return preferences.configure(self._settings_path, key, value, self._connections.agreed_names)
+
+    def pause(self, seconds: float | None = None) -> preferences.SettingsReport:
+        """Has all transfers of this workspace rest on this device: so long, or until `resume`.
+
+        What is being agreed on is finished; calls that have begun end.
+        """
+        return preferences.pause(self._settings_path, seconds)
+
+    def resume(self) -> preferences.SettingsReport:
+        """Ends a pause. Nothing happens where there is none."""
+        return preferences.resume(self._settings_path)
+
+    def _operation(self, what: str) -> AbstractContextManager[Session]:
         """A session that may change things."""
-        with self._seated(what) as seat, self._taken_up(what, seat) as s:
-            yield s
+        return operations.changing(self._work, what)
 
-    @contextlib.contextmanager
-    def _taken_up(self, what: str, seat: Seat) -> Iterator[Session]:
-        """A session in the place of a seat, after finishing what an earlier process left."""
-        from metasync.checkout.checkout import Checkout
-        from metasync.session.session import Session
-
-        s = Session.of(seat)
-        recovered = Checkout(s.db, s.tree).recover()
-        if recovered is not None:
-            self.on_event(Notice("finished a checkout that had been interrupted"))
-        for conflict in s.settle_replaced():
-            self.on_event(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
-        if what != "clone" and s.db.has(UNFINISHED_KEY):
-            from metasync.sync import first_checkout
-
-            self.on_event(Notice("finishing a clone that had been interrupted"))
-            for made in first_checkout.bring(s, s.newest()).report.conflicts:
-                path, kept = os.fsdecode(made.path), os.fsdecode(made.kept)
-                self.on_event(Notice(f"{path}: yours is kept as {kept} ({made.reason})", warning=True))
-        yield s
-        s.keep_estimates()
-
-    @contextlib.contextmanager
-    def _session(self, what: str) -> Iterator[Session]:
-        from metasync.session.session import Session
-
-        with self._seat(what) as seat:
-            yield Session.of(seat)
-
-    @contextlib.contextmanager
-    def _seat(self, what: str) -> Iterator[Seat]:
-        if self._closed:
-            raise WorkspaceError(f"{self.directory}: the workspace was closed before {what}")
-        self._refuse_paused(what)
-        with WorkTree(os.fsencode(self.directory), self._machine.disk()) as tree:
-            tree.rules = rules_of(tree, self._db)
-            c = self._connections
-            runtime, group = c.open()
-            runtime.listen(self.on_event)
-            runtime.govern(self._governor())
-            seat = Seat(
-                name=self._db.need(NAME_KEY),
-                tree=tree,
-                db=self._db,
-                runtime=runtime,
-                group=group,
-                keys=c.keys,
-                device=c.device,
-                certificate=c.certificate,
-                config=c.config,
-                chain_of=open_backend.chain_of,
-                names=c.names,
-                wall_ns=self._machine.wall_ns,
-                entropy=self._machine.entropy,
-                listener=self.on_event,
-                keep_keys=c.keep_keys,
-                down=c.absent,
-                given_up=c.given_up,
-                previous=c.previous,
-                former=c.former,
-                follow=c.follow,
-                config_hash=c.config_hash,
-            )
-            try:
-                yield seat
-            finally:
-                c.guard.give_back()
-                self._note_given_up()
-
-    def _note_given_up(self) -> None:
-        """Tells the user, once per command, which backends were so full that their ballast had to go."""
-        names = self._connections.take_given_up()
-        if names:
-            from metasync.session import space
-
-            space.note_given_up(self._db, names)
-        for name in names:
-            text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
-            self.on_event(Notice(text, warning=True))
-
-    def _disconnect(self) -> None:
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            copying.stop(0)
-        self._connections.close()
-        if copying is not None:
-            copying.stop(COPYING_ENDS_S)
+    def _changing(self, what: str) -> AbstractContextManager[Session]:
+        """The same, after which the ways to the backends are opened anew: they may have other names."""
+        return operations.changing(self._work, what, reopen=True)
 
     def close(self) -> None:
         """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated."""
-        self._disconnect()
-        if not self._closed:
-            try:
-                self._note_given_up()  # by writes that landed after their operation had ended
-            finally:
-                self._closed = True
-                self._db.close()
+        self._work.close()
 
     def __enter__(self) -> Workspace:
         return self

@@ -27,7 +27,8 @@ from metasync.reports.history import ConflictItem, Kept, ResolveReport
 from metasync.reports.sync import ConflictReport
 from metasync.session.session import Session
 from metasync.sync.fetch import ChangedMeanwhile, deliver
-from metasync.sync.pull import ROUNDS_MAX, noted
+from metasync.sync.pull import ROUNDS_MAX
+from metasync.sync.scanned import noted
 from metasync.worktree.index import load_rows
 
 Keep = Literal["mine", "theirs", "both"]

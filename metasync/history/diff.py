@@ -16,7 +16,7 @@ from metasync.objects.model import Entry, Kind
 from metasync.reports.history import DiffReport, Listed, Listing, PathChange, TextDiff
 from metasync.session.session import Session
 from metasync.sync.fetch import read_here, whole
-from metasync.sync.pull import noted
+from metasync.sync.scanned import noted
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed
 from metasync.worktree.scan import Scan, scan
@@ -149,9 +149,10 @@ def _name(prefix: str, entry: Entry | None, path: bytes) -> str:
 # ---- listings
 
 
-def listing(history: History, version: str, path: bytes, *, recursive: bool) -> Listing:
-    """What a version holds at a path: a directory's names, or the file itself. `UsageError`: nothing."""
-    found = resolve(history, required(version))
+def listing(s: Session, version: str | None, path: bytes, *, recursive: bool) -> Listing:
+    """What a version (the newest) holds at a path: a directory's names, or the file itself. `UsageError`: nothing."""
+    history = History(s, ask=version != "base")
+    found = resolve(history, required(version or "latest"))
     here = history.find(found.root, path)
     if here.entry is None and (path or found.root is not None):
         raise nothing_there(history, found, path, here.reached)

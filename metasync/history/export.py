@@ -30,7 +30,7 @@ from metasync.reports.history import Cause, NotRestored, RestoreReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.session import Session
 from metasync.sync.fetch import PIECE_BYTES, ChangedMeanwhile, deliver
-from metasync.sync.pull import summary
+from metasync.sync.scanned import summary
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, check_path, dress, write_part
 from metasync.worktree.index import load_rows
 from metasync.worktree.names import folds_to_state

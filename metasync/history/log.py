@@ -23,8 +23,9 @@ from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
+from metasync.session import agreement
 from metasync.session.session import Agreed, Session
-from metasync.sync.push import VERSION_TAG
+from metasync.sync.packing import VERSION_TAG
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
@@ -73,11 +74,11 @@ class History:
 
     def _learned(self) -> Agreed:
         try:
-            return self.s.load(self.s.ask_newest())
+            return self.s.load(agreement.ask_newest(self.s))
         except NoQuorumError as e:
             self.problem = e
             self.s.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
-            return self.s.newest_seen()
+            return agreement.newest_seen(self.s)
 
     @cached_property
     def devices(self) -> dict[bytes, str]:

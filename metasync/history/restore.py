@@ -30,9 +30,11 @@ from metasync.objects.model import Entry, Kind
 from metasync.objects.paths import split
 from metasync.reports.history import NotRestored, RestoreReport
 from metasync.reports.sync import ConflictReport
+from metasync.session import agreement
 from metasync.session.session import Agreed, Session
 from metasync.sync.fetch import ChangedMeanwhile, deliver
-from metasync.sync.pull import ROUNDS_MAX, noted, summary
+from metasync.sync.pull import ROUNDS_MAX
+from metasync.sync.scanned import noted, summary
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.index import Row, is_unchanged, load_rows, row_of
 from metasync.worktree.merge_walk import walk_folder
@@ -280,13 +282,10 @@ def sources(seen: Scan) -> dict[bytes, bytes]:
 
 def mark_agreed(s: Session, changes: Sequence[Change], here: Here) -> None:
     """Notes of what is about to be replaced that a version holds it, where one does: then it need not be kept."""
-    s.note_agreed(
-        ours.content
-        for change in changes
-        if (ours := here.scan.tree.get(change.path)) is not None
-        and ours.kind is not Kind.DIR
-        and (same_bytes(here.base.get(change.path), ours) or here.restored.get(change.path) == ours.content)
-    )
+    replaced = ((change.path, here.scan.tree.get(change.path)) for change in changes)
+    files = ((path, ours) for path, ours in replaced if ours is not None and ours.kind is not Kind.DIR)
+    held = (e for p, e in files if same_bytes(here.base.get(p), e) or here.restored.get(p) == e.content)
+    agreement.note_agreed(s, (ours.content for ours in held))
 
 
 # ---- what restores brought

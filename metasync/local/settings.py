@@ -11,11 +11,13 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from metasync.errors import UsageError, WorkspaceError
+from metasync.errors import PausedError, UsageError, WorkspaceError
+from metasync.local.lock import exclusive
 
 if TYPE_CHECKING:  # what is set is understood by `limits`, which is loaded only where something is
     from metasync.runtime.limits import Limits, Line, Schedule
@@ -24,6 +26,9 @@ FILE: Final = "settings.json"
 FILE_BYTES_MAX: Final = 64 << 10
 LOOK_S: Final = 1.0  # between looks at the file, and the longest wait that is not looked at again
 FOR_EVER: Final = math.inf
+TRANSFERS: Final = frozenset({"push", "pull", "restore", "check"})  # operations that a pause refuses to begin
+LOCK_WAIT_S: Final = 5.0  # for who writes the settings at this moment: one small file
+PAUSE_MOST_S: Final = 366 * 86_400.0
 
 
 class Settings(NamedTuple):
@@ -93,6 +98,91 @@ def when(until: float) -> str:
         return "until it is resumed"
     at, now = time.localtime(until), time.localtime()
     return "until " + time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsReport:
+    """What is set on this device for this workspace. `paused`: until when transfers rest, as a phrase; "": they do not.
+
+    `settings` are as they were typed; what they mean stands in `limits`.
+    """
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    paused: str = ""
+
+
+def report(path: Path) -> SettingsReport:
+    """What is set. `WorkspaceError` if that cannot be read."""
+    return _told(read(path))
+
+
+def configure(path: Path, key: str, value: str | None, backends: Collection[str]) -> SettingsReport:
+    """Sets one of the settings of `limits`, or takes it back (None). `backends`: names that a key may have.
+
+    `UsageError`: no such key, or value.
+    """
+    from metasync.runtime import limits
+
+    if value is not None:
+        limits.check(key, value)
+    name = limits.backend_of(key)
+    if value is not None and name is not None and name not in backends:
+        raise UsageError(
+            f"no backend of this workspace is called {name!r}", next_step=f"They are: {', '.join(sorted(backends))}."
+        )
+
+    def changed(s: Settings) -> Settings:
+        if value is None and key not in s.values:
+            raise UsageError(f"{key[:60]} is not set", next_step="`metasync config list` shows what is set.")
+        others = {k: v for k, v in s.values.items() if k != key}
+        return s._replace(values=others if value is None else {**others, key: value.strip()})
+
+    return _change(path, changed)
+
+
+def pause(path: Path, seconds: float | None) -> SettingsReport:
+    """Has transfers rest: so long, or until `resume` (None)."""
+    if seconds is not None and not 0 < seconds <= PAUSE_MOST_S:
+        raise UsageError("a pause lasts longer than no time, and a year at most")
+    until = FOR_EVER if seconds is None else time.time() + seconds
+    return _change(path, lambda s: s._replace(paused_until=until))
+
+
+def resume(path: Path) -> SettingsReport:
+    """Ends a pause. Nothing happens where there is none."""
+    return _change(path, lambda s: s._replace(paused_until=None))
+
+
+def refuse_paused(path: Path, what: str) -> None:
+    """`PausedError` for an operation that moves data, while there is a pause."""
+    if what not in TRANSFERS:
+        return
+    until = read(path)
+    if until.pause_left_s(time.time()) > 0:
+        assert until.paused_until is not None
+        raise PausedError(
+            f"transfers of this workspace are paused on this device {when(until.paused_until)}",
+            next_step=f"`metasync resume` ends the pause; `metasync {what} --now` passes it by once.",
+        )
+
+
+def _change(path: Path, changed: Callable[[Settings], Settings]) -> SettingsReport:
+    try:
+        with exclusive(path.with_suffix(".lock"), LOCK_WAIT_S):
+            new = changed(read(path))
+            write(path, new)
+    except TimeoutError as e:
+        raise WorkspaceError(f"the settings {path} are being changed by another process", next_step="Run again.") from e
+    except OSError as e:
+        raise WorkspaceError(
+            f"the settings {path} cannot be changed: {e.strerror}", next_step="Check that .metasync is writable."
+        ) from e
+    return _told(new)
+
+
+def _told(s: Settings) -> SettingsReport:
+    paused = s.paused_until is not None and s.pause_left_s(time.time()) > 0
+    return SettingsReport(dict(s.values), when(s.paused_until) if paused and s.paused_until is not None else "")
 
 
 class Governor:

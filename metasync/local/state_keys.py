@@ -236,6 +236,10 @@ EVIDENCE_KEY: Final = Key(  # (backend, what it did, ns since 1970), oldest firs
 KEY_COPIES_KEY: Final = Key("key copies", json_codec("copies of keys", _key_copies), None)  # `members.key_copies`
 
 
+AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
+META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
+
+
 def block_key(acceptor_id: bytes) -> Key[bytes]:
     """This device's last block at an acceptor: `consensus.acceptors.block`."""
     return Key(f"block.{acceptor_id.hex()}", BYTES)

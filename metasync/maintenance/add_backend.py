@@ -1,13 +1,12 @@
-"""`Workspace`'s methods that change the agreed backends: opens what is to be added, and says what each change means.
+"""Changes of the agreed backends: opens what is to be added, and says what each change means.
 
-What only these operations need is imported by them: a push does not pay for it.
+One backend per change: each step keeps a quorum of the voting backends.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,164 +15,124 @@ from metasync.backends.api import Probes
 from metasync.config import DEFAULT_CAPACITY, Acceptor, BackendEntry, Storage
 from metasync.consensus import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path
 from metasync.errors import BackendError, UsageError
+from metasync.maintenance.reconfigure import Wanted, change
+from metasync.members.found import ID_BYTES, NS_BYTES
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
-from metasync.session import open_backend
+from metasync.session import agreement, open_backend
 from metasync.session.folder import Link
+from metasync.session.open_backend import NewBackend
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend, BackendUrl, LogForm
     from metasync.config import Config, Form
-    from metasync.events import Listener
-    from metasync.maintenance.reconfigure import Wanted
     from metasync.reports.backends import BackendChange
-    from metasync.session.connections import Connections
-    from metasync.session.open_backend import NewBackend
     from metasync.session.session import Session
 
 
-class BackendChanges:
-    """Part of `Workspace`. One backend per change: each step keeps a quorum of the voting backends."""
+def add(s: Session, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
+    """Adds a store to the agreed backends: see `Workspace.backend_add`. Its way is open from now on, and a link."""
+    c = s.connections
+    newest = agreement.newest(s).config
+    name, parsed = _named(url, [e.name for e in newest.backends])
+    open_backend.refuse_inside(s.directory, {name: parsed})
+    leaving = _entry(newest, replaces) if replaces is not None else None
+    if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
+        new = _yet_to_be(name, parsed, s.entropy)
+        return change(s, _in_place_of(_adding(new, s.entropy), leaving), dry_run=True)
+    with contextlib.closing(c.machine.opened(name, parsed, create=not dry_run)) as backend:
+        new = open_backend.new_backend(name, parsed, backend, s.listener)
+        _refuse_known(s, name, backend, leaving)
+        wanted = _in_place_of(_adding(new, s.entropy), leaving)
+        if dry_run:
+            return change(s, wanted, dry_run=True)
+        backend_id = _id_of(wanted, s.config)
+        link = Link(parsed.location, s.entropy(NS_BYTES).hex(), backend.identity().hex())
+    c.join(name, backend_id, link, c.machine.reached(name, parsed, link))
+    report = change(s, replace(wanted, joins=name))
+    c.has_joined()
+    return report
 
-    directory: Path
-    on_event: Listener
-    _connections: Connections
-    _operation: Callable[[str], AbstractContextManager[Session]]
 
-    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
-        """Adds a store to the agreed backends; this device is linked to it, others with `link`.
+def remove(s: Session, name: str, *, dry_run: bool = False) -> BackendChange:
+    """Takes a backend out of the agreed ones: see `Workspace.backend_remove`."""
+    entry = _entry(agreement.newest(s).config, name)
 
-        `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
-        New packs go there as it is due; what is stored already stays where it is until it is moved. `UsageError`: it is
-        one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
-        `NoQuorumError`.
-        """
-        from metasync.maintenance.reconfigure import change
-        from metasync.members.found import NS_BYTES
+    def make(config: Config) -> Config:
+        return config.with_backends([b for b in config.backends if b.backend_id != entry.backend_id])
 
-        with self._changing("backend add") as s:
-            names = [e.name for e in s.newest().config.backends]
-            name, parsed = _named(url, names)
-            open_backend.refuse_inside(self.directory, {name: parsed})
-            leaving = _entry(s.newest().config, replaces) if replaces is not None else None
-            machine = self._connections.machine
-            if dry_run and parsed.scheme == "file" and not Path(parsed.path).exists():  # it would be made
-                new = _yet_to_be(name, parsed, machine.entropy)
-                return change(s, _in_place_of(_adding(new, machine.entropy), leaving), dry_run=True)
-            with contextlib.closing(machine.opened(name, parsed, create=not dry_run)) as backend:
-                new = open_backend.new_backend(name, parsed, backend, self.on_event)
-                self._refuse_known(s.config, name, backend, leaving)
-                wanted = _in_place_of(_adding(new, machine.entropy), leaving)
-                if dry_run:
-                    return change(s, wanted, dry_run=True)
-                backend_id = _id_of(wanted, s.config)
-                link = Link(parsed.location, machine.entropy(NS_BYTES).hex(), backend.identity().hex())
-            self._connections.join(name, backend_id, link, machine.reached(name, parsed, link))
-            report = change(s, replace(wanted, joins=name))
-            self._connections.has_joined()
-            return report
+    return change(s, Wanted(name, make, leaves=entry.backend_id), dry_run=dry_run)
 
-    def backend_remove(self, name: str, *, dry_run: bool = False) -> BackendChange:
-        """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
 
-        `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
-        not moved yet. `NoQuorumError`.
-        """
-        from metasync.maintenance.reconfigure import Wanted, change
+def alter(
+    s: Session,
+    name: str,
+    capacity_bytes: int | None,
+    new_name: str | None,
+    role: Literal["both", "storage"] | None,
+    *,
+    dry_run: bool = False,
+) -> BackendChange:
+    """Changes what is agreed of a backend: see `Workspace.backend_set`."""
+    entry = _entry(agreement.newest(s).config, name)
+    wanted = Wanted(new_name or name, lambda config: config)
+    acceptor = entry.acceptor if role != "storage" else None
+    if role == "both" and acceptor is None:
+        acceptor = _new_acceptor(s, entry, wanted)
 
-        with self._changing("backend remove") as s:
-            entry = _entry(s.newest().config, name)
+    def make(config: Config) -> Config:
+        now = config.backend(entry.backend_id)
+        if now is None:
+            raise UsageError(f"{name} was removed by another device meanwhile")
+        then = replace(
+            now,
+            name=new_name or now.name,
+            capacity_bytes=capacity_bytes or now.capacity_bytes,
+            acceptor=acceptor if role is not None else now.acceptor,
+        )
+        others = [b for b in config.backends if b.backend_id != entry.backend_id]
+        if then.name in {b.name for b in others}:
+            raise UsageError(f"another backend is called {then.name!r}", next_step="Choose another name.")
+        return config.with_backends([*others, then])
 
-            def make(config: Config) -> Config:
-                return config.with_backends([b for b in config.backends if b.backend_id != entry.backend_id])
+    wanted.make = make
+    return change(s, wanted, dry_run=dry_run)
 
-            return change(s, Wanted(name, make, leaves=entry.backend_id), dry_run=dry_run)
 
-    def backend_set(
-        self,
-        name: str,
-        *,
-        capacity_bytes: int | None = None,
-        new_name: str | None = None,
-        role: Literal["both", "storage"] | None = None,
-        dry_run: bool = False,
-    ) -> BackendChange:
-        """Changes what is agreed of a backend: its capacity, its name, whether it votes (`both`) or not (`storage`).
-
-        A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
-        """
-        from metasync.maintenance.reconfigure import Wanted, change
-
-        with self._changing("backend set") as s:
-            entry = _entry(s.newest().config, name)
-            wanted = Wanted(new_name or name, lambda config: config)
-            acceptor = entry.acceptor if role != "storage" else None
-            if role == "both" and acceptor is None:
-                acceptor = self._new_acceptor(s, entry, wanted)
-
-            def make(config: Config) -> Config:
-                now = config.backend(entry.backend_id)
-                if now is None:
-                    raise UsageError(f"{name} was removed by another device meanwhile")
-                then = replace(
-                    now,
-                    name=new_name or now.name,
-                    capacity_bytes=capacity_bytes or now.capacity_bytes,
-                    acceptor=acceptor if role is not None else now.acceptor,
-                )
-                others = [b for b in config.backends if b.backend_id != entry.backend_id]
-                if then.name in {b.name for b in others}:
-                    raise UsageError(f"another backend is called {then.name!r}", next_step="Choose another name.")
-                return config.with_backends([*others, then])
-
-            wanted.make = make
-            return change(s, wanted, dry_run=dry_run)
-
-    @contextlib.contextmanager
-    def _changing(self, what: str) -> Iterator[Session]:
-        """An operation after which the ways to the backends are opened anew: they may have other names."""
-        try:
-            with self._operation(what) as s:
-                yield s
-        finally:
-            self._connections.close()
-
-    def _refuse_known(self, config: Config, name: str, backend: Backend, leaving: BackendEntry | None) -> None:
-        """`UsageError` for a store that takes part already; one that leaves may be made anew where it was."""
-        identity = backend.identity()
-        links = self._connections.links
-        for e in config.backends:
-            if leaving is not None and e.backend_id == leaving.backend_id:
-                continue
-            linked = e.name in links and bytes.fromhex(links[e.name].identity) == identity
-            if linked or e.identity == identity:
+def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry | None) -> None:
+    """`UsageError` for a store that takes part already; one that leaves may be made anew where it was."""
+    identity, links, entries = backend.identity(), s.connections.links, s.config.backends
+    for e in entries:
+        if leaving is not None and e.backend_id == leaving.backend_id:
+            continue
+        linked = e.name in links and bytes.fromhex(links[e.name].identity) == identity
+        if linked or e.identity == identity:
+            raise UsageError(
+                f"{name} is the store of the backend {e.name} of this workspace",
+                next_step="Name another store: the loss of one must not be the loss of two copies.",
+            )
+    for listed in backend.list(""):
+        for e in entries if listed.size is None else ():
+            if _is_root_of(backend, listed.name, e):
                 raise UsageError(
-                    f"{name} is the store of the backend {e.name} of this workspace",
-                    next_step="Name another store: the loss of one must not be the loss of two copies.",
+                    f"what is at {name} holds the backend {e.name} of this workspace already",
+                    next_step=f"To link this device to it: metasync backend link {e.name} URL",
                 )
-        for listed in backend.list(""):
-            for e in config.backends if listed.size is None else ():
-                if _is_root_of(backend, listed.name, e):
-                    raise UsageError(
-                        f"what is at {name} holds the backend {e.name} of this workspace already",
-                        next_step=f"To link this device to it: metasync backend link {e.name} URL",
-                    )
 
-    def _new_acceptor(self, s: Session, entry: BackendEntry, wanted: Wanted) -> Acceptor:
-        backend = self._connections.backends.get(entry.name)
-        if backend is None:
-            raise UsageError(
-                f"this device has no way to {entry.name}", next_step=f"metasync backend link {entry.name} URL"
-            )
-        form = backend.form
-        if form != "none" and isinstance(backend, Probes):
-            form = backend.probe()
-        if form == "none":
-            why = getattr(backend, "form_reason", "") if backend.form == "none" else ""
-            raise UsageError(
-                f"{entry.name} may not vote: {why or 'it has no atomic create'}", next_step="It goes on holding data."
-            )
-        _refuse_form(s.config, entry.name, form)
-        return _drawn_acceptor(wanted, s.entropy, form)
+
+def _new_acceptor(s: Session, entry: BackendEntry, wanted: Wanted) -> Acceptor:
+    backend = s.connections.store(entry.name)
+    if backend is None:
+        raise UsageError(f"this device has no way to {entry.name}", next_step=f"metasync backend link {entry.name} URL")
+    form = backend.form
+    if form != "none" and isinstance(backend, Probes):
+        form = backend.probe()
+    if form == "none":
+        why = getattr(backend, "form_reason", "") if backend.form == "none" else ""
+        raise UsageError(
+            f"{entry.name} may not vote: {why or 'it has no atomic create'}", next_step="It goes on holding data."
+        )
+    _refuse_form(s.config, entry.name, form)
+    return _drawn_acceptor(wanted, s.entropy, form)
 
 
 def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
@@ -191,9 +150,6 @@ def _named(url: str, names: list[str]) -> tuple[str, BackendUrl]:
 
 def _yet_to_be(name: str, url: BackendUrl, entropy: Callable[[int], bytes]) -> NewBackend:
     """A folder that is not there."""
-    from metasync.members.found import ID_BYTES
-    from metasync.session.open_backend import NewBackend
-
     capacity = url.capacity_bytes or DEFAULT_CAPACITY
     return NewBackend(name, url.scheme, capacity, "log", entropy(2 * ID_BYTES), url.role == "both")
 
@@ -219,9 +175,6 @@ def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
 
 
 def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
-    from metasync.maintenance.reconfigure import Wanted
-    from metasync.members.found import ID_BYTES
-
     wanted = Wanted(new.name, lambda config: config)
     storage_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[storage_id] = nonce
@@ -258,8 +211,6 @@ def _refuse_form(config: Config, name: str, form: LogForm) -> None:
 
 def _drawn_acceptor(wanted: Wanted, entropy: Callable[[int], bytes], form: Form) -> Acceptor:
     """A new vote: whatever lay on the same store before is another acceptor's."""
-    from metasync.members.found import ID_BYTES
-
     acceptor_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[acceptor_id] = nonce
     return Acceptor(acceptor_id, form, birth_digest(nonce))

@@ -30,13 +30,14 @@ from metasync.consensus import (
 )
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
-from metasync.local.state_keys import UNFINISHED_KEY
+from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
 from metasync.members import key_copies
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
-from metasync.runtime.effects import Op, Reply, each, named
+from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
-from metasync.session.agreement import BASE_KEY, META_KIND
+from metasync.session import agreement
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import placement
 from metasync.store.index import PackRecord
@@ -64,8 +65,8 @@ class Wanted:
 def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChange:
     """Has a change of the backends agreed. `UsageError`: it cannot be made, nothing was changed. `NoQuorumError`."""
     if not dry_run:
-        s.settle_journal()
-    base = s.newest()
+        agreement.settle_journal(s)
+    base = agreement.newest(s)
     op_id = s.entropy(ID_BYTES)
     for _ in range(LOST_ROUNDS_MAX):
         old, raw = base.config, wanted.make(base.config)
@@ -73,14 +74,14 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
             return _report(wanted, old, old, None, base.state, dry_run=dry_run)
         if _waits(old, raw) and not dry_run and _all_is_moved(s, base):
             change(s, Wanted("", _settled))
-            base = s.newest()
+            base = agreement.newest(s)
             continue
         new = _complete(s, wanted, base, raw)
         _check_data(s, wanted, base, new)
         if dry_run:
             return _report(wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new))
         digest = _prepared(s, wanted, base, new)
-        decided = s.propose(base.state, Change(op_id=op_id, config=digest))
+        decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest))
         if decided.mine:
             s.db.set(JOURNAL_KEY, None)
             after = _settle(s, base.state, decided.state)
@@ -281,7 +282,7 @@ def _write_births(s: Session, wanted: Wanted, new: Config) -> None:
                 ops[entry.name] = Op(way, "put", birth_path(store.storage_id), data)
     for name, reply in sorted(s.runtime.run(each(ops)).items()):
         if reply.error is not None:
-            raise named(name, reply.error)
+            raise reply.error.on(name)
 
 
 def _write_root(s: Session, name: str, state: State) -> None:
@@ -294,7 +295,7 @@ def _write_root(s: Session, name: str, state: State) -> None:
 def _confirmed(s: Session, name: str, op: Op) -> None:
     reply: Reply = s.runtime.run(each({"": op}))[""]
     if reply.error is not None:
-        raise named(name, reply.error)
+        raise reply.error.on(name)
 
 
 # After it was agreed.
@@ -308,7 +309,7 @@ def _settle(s: Session, base: State, decided: State) -> State:
     newest = decided
     try:
         s.runtime.run(s.group.fence(base, decided))
-        newest = s.propose(decided, Change(op_id=s.entropy(ID_BYTES))).state
+        newest = agreement.propose(s, decided, Change(op_id=s.entropy(ID_BYTES))).state
     except NoQuorumError as e:
         text = f"{e.message}. The change is agreed; the next push goes on from there."
         s.listener(Notice(text, warning=True))
@@ -352,8 +353,8 @@ def still_moving(s: Session, agreed: Agreed | None) -> Moving:
         return Moving()
     displaced: Mapping[tuple[int, bytes], PackRecord] = {}
     with contextlib.suppress(MetaSyncError):  # without it all packs count: too many rather than too few
-        displaced = s.index_of(Ref(*s.config.moving)).packs()
-    index = agreed.index if agreed is not None else s.index_at_hand()
+        displaced = s.indexes.of(Ref(*s.config.moving)).packs()
+    index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
     if index is None:
         return placement.moving(placement.to_move(s.previous, s.config, displaced.values()))
     packs = [p for key, p in index.packs().items() if not displaced or key in displaced]

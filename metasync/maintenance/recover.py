@@ -38,22 +38,18 @@ from metasync.errors import (
 from metasync.events import Notice, Phase
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.reconfigure import has_copy, where_not
+from metasync.maintenance.repair import give_back
 from metasync.members.found import ID_BYTES
 from metasync.members.key_store import Opened, open_admin_key
-from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind
 from metasync.reports.backends import RecoverReport
-from metasync.runtime.effects import Op, each, named
-from metasync.session.agreement import BASE_KEY
+from metasync.runtime.effects import Op, each
+from metasync.session import agreement
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
-from metasync.session.write_index import store_index
 from metasync.store import index as pack_index
 from metasync.store import placement
 from metasync.store.index import IndexRoot, IndexSegment, PackRecord
-from metasync.sync.push import reread
-from metasync.transfer.contents import Contents
 from metasync.transfer.copies import Place
-from metasync.transfer.upload import Upload, known_in
 
 
 @dataclass
@@ -77,17 +73,26 @@ class _Left:
         return sum(p.size for p in self.lost)
 
 
-def recover(s: Session, without: Sequence[str], passphrase: str, *, dry_run: bool = False) -> RecoverReport:
+def recover(
+    s: Session, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
+) -> RecoverReport:
     """Begins a new era without these backends, or goes on with one that was begun.
 
     `UsageError`: the others, or those that answer, make a quorum, or none of them votes. `NoQuorumError`: one of the
     others does not answer. `PassphraseError`; `ForkError` when the workspace was restarted twice. `DamagedError`: what
     the newest version names is not to be had here. Run again after any failure.
     """
+    if not without:
+        raise UsageError("no backend is named", next_step="Name those that are lost: --without NAME.")
+    if not dry_run and confirm != s.name:
+        raise UsageError(
+            f"to restart the workspace, its name {s.name!r} is to be given, not {confirm!r}",
+            next_step="Type it where it is asked for, or give it with --confirm.",
+        )
     known = s.newest_state()
     with contextlib.suppress(NoQuorumError, BackendError, DamagedError):
-        known = s.newest_seen().state
-        s.remember(known)
+        known = agreement.newest_seen(s).state
+        agreement.remember(s, known)
     m = s.group.participant
     record: EraRecord | None = s.runtime.run(find_record(m, known.era + 1, list(m.links.values())))
     lost = _lost(s.config, without)
@@ -313,7 +318,7 @@ def _write_births(s: Session, new: _New, ways: dict[bytes, str]) -> None:
     }
     for name, reply in sorted(s.runtime.run(each(ops)).items()):
         if reply.error is not None:
-            raise named(name, reply.error)
+            raise reply.error.on(name)
 
 
 # After the era began.
@@ -329,12 +334,12 @@ def _finish(
     left: _Left | None = None,
 ) -> RecoverReport:
     """Follows the record as any other device does, gives back what this folder has, and confirms that all works."""
-    first = s.ask_newest()
-    s.settle_journal()
+    first = agreement.ask_newest(s)
+    agreement.settle_journal(s)
     agreed = s.load(first)
-    healed, missing = _give_back(s, agreed)
+    healed, missing = give_back(s, agreed)
     change = Change(op_id=s.entropy(ID_BYTES), index=healed[0])
-    decided = s.propose(first, change)
+    decided = agreement.propose(s, first, change)
     s.db.set(JOURNAL_KEY, None)
     with contextlib.suppress(BackendError, NoQuorumError):
         s.runtime.run(s.group.write_hint(first, decided.state, now=True, everywhere=True))
@@ -361,67 +366,6 @@ def _finish(
         resumed=resumed,
         notes=tuple(notes),
     )
-
-
-def _give_back(s: Session, agreed: Agreed) -> tuple[tuple[Ref | None, int], list[bytes]]:
-    """Stores anew what the newest version needs, no pack holds any more, and this folder or its cache has.
-
-    -> (the index with it, bytes stored), and files that cannot be had.
-    """
-    if agreed.tree_root is None:
-        return (None, 0), []
-    upload = Upload(
-        s.transfer,
-        replace(s.form, epoch=agreed.state.epoch),
-        agreed.state.gen,
-        runner=s.runtime,
-        listener=s.listener,
-        entropy=s.entropy,
-        begin=lambda: lambda: None,
-    )
-    known = known_in(agreed.index, upload)
-    contents = s.contents(agreed)
-    try:
-        tree = s.flat(agreed, contents)
-        snapshot = contents.load(ObjectKind.SNAPSHOT, [agreed.state.master])[agreed.state.master]
-    except MetaSyncError as e:
-        s.listener(Notice(f"the newest version cannot be read: {e.message}", warning=True))
-        return (None, 0), []
-    missing = _store_files(s, agreed, tree, upload)
-    _, nodes = walk.build(tree, s.ids)
-    for object_id, data in nodes.items():
-        if not known(object_id):
-            upload.add(ObjectKind.DIR, object_id, data)
-    if not known(agreed.state.master):
-        upload.add(ObjectKind.SNAPSHOT, agreed.state.master, snapshot)
-    upload.finish()
-    return (store_index(s, agreed, upload), upload.bytes_stored), missing
-
-
-def _store_files(s: Session, agreed: Agreed, tree: dict[bytes, Entry], upload: Upload) -> list[bytes]:
-    """-> the files whose bytes are in no pack, and that do not stand here as they were agreed."""
-    known = known_in(agreed.index, upload)
-    ingest = s.ingest(sink=upload.add, known=known)
-    contents = s.contents(agreed)
-    missing = []
-    for path, entry in sorted(tree.items()):
-        held = entry.kind is not Kind.FILE or not entry.size or _is_held(contents, entry)
-        if not held and not reread(s, path, entry, ingest):
-            missing.append(path)
-    return missing
-
-
-def _is_held(contents: Contents, entry: Entry) -> bool:
-    """Whether packs hold all that a file is made of."""
-    if not entry.root:
-        return entry.content in contents.index
-    if entry.root not in contents.index:
-        return False
-    try:
-        pieces = contents.walk(walk.chunks((entry.root,)))[entry.root]
-    except MetaSyncError:
-        return False
-    return all(c.id in contents.index for c in pieces)
 
 
 def _report(

@@ -16,10 +16,10 @@ from metasync.objects.paths import split
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport
-from metasync.session import evidence, health
+from metasync.session import agreement, evidence, health
 from metasync.session.session import Session
 from metasync.store.placement import survives
-from metasync.sync.pull import noted, summary
+from metasync.sync.scanned import noted, summary
 from metasync.transfer import late_copies
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed
@@ -45,7 +45,7 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
             survives=survives(s.config), evidence=evidence.of(s.db, names),
         )  # fmt: skip
     try:
-        newest = s.ask_newest(deadline_s=DEADLINE_S).v
+        newest = agreement.ask_newest(s, deadline_s=DEADLINE_S).v
     except MetaSyncError as e:  # of whatever kind: what is here can be shown all the same
         problem, error = e.message, e
     ailing = health.standings(s) if error is None else health.noted_standings(s)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
 from metasync.consensus.key_epochs import exclusion
-from metasync.errors import BackendError, ExcludedError, MetaSyncError, NoQuorumError
-from metasync.keys.device_set import DeviceSet, expired, joined, used_by, without_invitations
+from metasync.errors import BackendError, MetaSyncError, NoQuorumError
+from metasync.keys.device_set import DeviceSet, expired, joined, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
-from metasync.local.state_keys import INVITED_KEY
+from metasync.local.state_keys import INVITED_KEY, META_KIND
 from metasync.members.newcomers import asking, may_enter
 from metasync.runtime.effects import Gather, Task
-from metasync.session.agreement import LOOK_S, META_KIND
-from metasync.session.session import Agreed, Session
+from metasync.session import agreement
+from metasync.session.session import LOOK_S, Agreed, Session
 from metasync.store.index import decode_root
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
         with asking(s):  # what is newest may be unknown to this device alone: those who are in take it in all the same
             enters = not read_only and may_enter(s)
         if not enters:
-            return _arrived(s, s.newest())
+            return _arrived(s, agreement.newest(s))
         if s.db.has(INVITED_KEY):
             with asking(s):
                 enrol(s)  # agreeing on anything tells what is newest: no look before it is needed
@@ -59,14 +59,14 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
             used_up(s)
             return _arrived(s, s.load(s.newest_state()))
         with asking(s), _reading_index(s, s.newest_state()):
-            state = s.ask_newest()
-        if admitted(s, devices := s.devices_of(state)):
+            state = agreement.ask_newest(s)
+        if agreement.is_in(s, devices := s.devices_of(state)):
             s.db.set(JOURNAL_KEY, None)  # an earlier process had this device agreed
             return _arrived(s, s.load(state))
         entering = s.runtime.start(_entering(s, state, _joined(s, state, devices).encode(), s.entropy(16)))
         return Arrival(s.load(state), partial(_entered, s, entering))
     except NoQuorumError as e:  # better an older version than none, if that is said
-        return _arrived(s, s.newest_seen(), e.message)
+        return _arrived(s, agreement.newest_seen(s), e.message)
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
     """Has a device set agreed after `state`. -> (Decided, what other devices have synchronised of it if it is ours)."""
     prepared = _if_it_can(s.group.prepare(state))
     done = yield Gather({"stored": s.group.put_const(state, devices), "prepared": prepared})
-    decided: Decided = yield from s.proposing(state, Change(op_id=op_id, devices=done["stored"]))
+    decided: Decided = yield from agreement.proposing(s, state, Change(op_id=op_id, devices=done["stored"]))
     if not decided.mine:
         return decided, None
     hint = _if_it_can(s.group.write_hint(state, decided.state, now=True))
@@ -131,8 +131,8 @@ def _entered(s: Session, entering: Future[tuple[Decided, Heads | None]]) -> tupl
             try:
                 decided, heads = entering.result()
             finally:
-                s.note_standings()
-            s.remember(decided.state)
+                agreement.note_standings(s)
+            agreement.remember(s, decided.state)
             s.db.set(JOURNAL_KEY, None)
             if not decided.mine:
                 enrol(s)
@@ -151,30 +151,17 @@ def enrol(s: Session) -> None:
     state = s.newest_state()
     if s.db.has(INVITED_KEY):
         s.runtime.run(s.group.newest_seen(state, deadline_s=LOOK_S))
-        state = s.ask_newest()
-    if not s.devices_of(state).admits(s.certificate) or admitted(s, s.devices_of(state)):
-        state = s.ask_newest()  # the keys were changed since, or an earlier process had this device agreed
-    while not admitted(s, devices := s.devices_of(state)):
+        state = agreement.ask_newest(s)
+    if not s.devices_of(state).admits(s.certificate) or agreement.is_in(s, s.devices_of(state)):
+        state = agreement.ask_newest(s)  # the keys were changed since, or an earlier process had this device agreed
+    while not agreement.is_in(s, devices := s.devices_of(state)):
         digest = s.put_const(state, _joined(s, state, devices).encode())
-        decided = s.propose(state, Change(op_id=op_id, devices=digest))
+        decided = agreement.propose(s, state, Change(op_id=op_id, devices=digest))
         if decided.mine:
             with contextlib.suppress(BackendError, NoQuorumError):
                 s.runtime.run(s.group.write_hint(state, decided.state, now=True))
-        state = decided.state if decided.mine else s.ask_newest()
+        state = decided.state if decided.mine else agreement.ask_newest(s)
     s.db.set(JOURNAL_KEY, None)
-
-
-def admitted(s: Session, devices: DeviceSet) -> bool:
-    """True when this device stands in a device set. `ExcludedError`: another one does, by the same invitation."""
-    if devices.get(s.device.device_id) is None:
-        return False
-    kept = s.db.get(INVITED_KEY)
-    if kept is not None and not used_by(devices, s.device.device_id, kept[:SECRET_BYTES]):
-        raise ExcludedError(
-            f"this invitation was used before, on another device that is {s.device.name} now",
-            next_step=f"If that was not you, run on a device of yours: metasync device revoke {s.device.name}",
-        )
-    return True
 
 
 def _joined(s: Session, state: State, devices: DeviceSet) -> DeviceSet:
@@ -192,7 +179,7 @@ def changed_devices(s: Session, state: State, devices: DeviceSet) -> bytes | Non
 
     With this device, if it is new, and without the invitations that expired.
     """
-    new = devices if admitted(s, devices) else _joined(s, state, devices)
+    new = devices if agreement.is_in(s, devices) else _joined(s, state, devices)
     if gone := expired(new, state.v):
         new = without_invitations(new, gone)
     return None if new is devices else s.put_const(state, new.encode())

@@ -33,8 +33,7 @@ from metasync.members.search import FOLDER, FOLDERS_MAX
 from metasync.runtime.effects import Op, each
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
-from metasync.session.agreement import MEMORY_KEY
-from metasync.session.folder import Link, is_unfinished, new_folder, write_local
+from metasync.session.folder import MEMORY_KEY, Link, is_unfinished, new_folder, write_local
 from metasync.session.open_backend import ASK_TIMEOUT_S
 
 CODE_FILE_BYTES_MAX: Final = 1 << 20

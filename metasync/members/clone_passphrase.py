@@ -42,7 +42,7 @@ _NEEDED = (
     "metasync.members.admission",
     "metasync.sync.first_checkout",
     "metasync.sync.pull",
-    "metasync.session.session",
+    "metasync.session.write_index",
 )
 
 

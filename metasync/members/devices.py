@@ -23,7 +23,8 @@ from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_store
 from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
-from metasync.session.agreement import BASE_KEY
+from metasync.session import agreement
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 
 ID_DIGITS_LEAST: Final = 4  # of a device id given in place of a name
@@ -50,7 +51,7 @@ def listing(s: Session) -> DeviceList:
     """Devices, open invitations and logins to withdraw, as of the newest version that can be learned of."""
     problem = ""
     try:
-        state = s.ask_newest()
+        state = agreement.ask_newest(s)
     except NoQuorumError as e:
         state, problem = s.newest_state(), e.message
     devices = s.devices_of(state)
@@ -191,19 +192,19 @@ def confirm(s: Session, word: str, backends: Sequence[str] = (), *, dry_run: boo
 
 def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *, dry_run: bool = False) -> State | None:
     """Has the device set changed by what `make` makes of it, on top of whatever is agreed; None in a dry run."""
-    s.settle_journal()
+    agreement.settle_journal(s)
     op_id = s.entropy(16)
-    state = s.ask_newest()
+    state = agreement.ask_newest(s)
     for _ in range(LOST_ROUNDS_MAX):
         new = make(state, s.devices_of(state))
         if dry_run:
             return None
         digest = s.put_const(state, new.encode())
-        decided = s.propose(state, Change(op_id=op_id, devices=digest))
+        decided = agreement.propose(s, state, Change(op_id=op_id, devices=digest))
         if decided.mine:
             if s.base_state().hash == state.hash and not s.db.has(UNFINISHED_KEY):
                 s.db.set(BASE_KEY, decided.state)
             s.db.set(JOURNAL_KEY, None)
             return decided.state
-        state = s.ask_newest()
+        state = agreement.ask_newest(s)
     raise WorkspaceError(f"others were faster {LOST_ROUNDS_MAX} times; nothing was changed", next_step="Run again.")

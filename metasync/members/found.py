@@ -6,12 +6,16 @@ short is not a workspace to anybody, only some unreadable bytes.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from metasync import consensus
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
+from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.config import (
     NO_LIMIT,
     TRUSTING_TAG,
@@ -26,7 +30,8 @@ from metasync.config import (
     byzantine_f,
 )
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
-from metasync.errors import UnreachableError, UsageError
+from metasync.errors import UnreachableError, UsageError, WorkspaceError
+from metasync.events import Listener, Notice
 from metasync.keys.admin import AdminChain
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
@@ -47,8 +52,13 @@ from metasync.keys.keyring import (
     ring_path,
 )
 from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
-from metasync.runtime.effects import Op, Reply, Task, all_of, each, named
+from metasync.members import search
+from metasync.reports.start import InitReport, W
+from metasync.runtime.effects import Op, Reply, Task, each, together
+from metasync.session import open_backend, space
+from metasync.session.folder import Link, new_folder, write_local
 from metasync.session.open_backend import NewBackend
+from metasync.store.placement import survives
 
 ID_BYTES: Final = 16
 NS_BYTES: Final = 16
@@ -74,8 +84,91 @@ class Founded:
     recovery_phrase: str
 
 
+@dataclass(frozen=True)
+class NewWorkspace:
+    """What `init` was asked for: see `Workspace.init`."""
+
+    name: str
+    backends: Sequence[str]
+    passphrase: str
+    replicas: int | None = None
+    encryption: bool = True
+    byzantine: Lying = None
+    by_space: bool | Callable[[Mapping[str, int]], bool] = False
+    device_name: str | None = None
+    kdf: Cost = COST
+
+
 Lying: TypeAlias = bool | Callable[[int], bool | None] | None
 """Whether voting backends that lie are allowed for (None: where it costs nothing), or whom to ask, told how many."""
+
+
+def begin(
+    directory: str | os.PathLike[str], wanted: NewWorkspace, on_event: Listener, open_at: Callable[[Path], W]
+) -> InitReport[W]:
+    """Makes `directory` the first device of a new workspace, and has it opened.
+
+    `UsageError`, `WorkspaceError`, `BackendError`: see `Workspace.init`.
+    """
+    folder = new_folder(directory, wanted.name)
+    if not wanted.passphrase.strip():
+        raise UsageError("the passphrase is empty", next_step="Choose one that nobody guesses.")
+    urls = open_backend.parsed_urls(wanted.backends)
+    open_backend.refuse_inside(folder, urls)
+    copies = wanted.replicas if wanted.replicas is not None else min(DEFAULT_COPIES, len(urls))
+    if copies > len(urls):
+        raise UsageError(
+            f"{copies} copies need {copies} backends, and there {'is' if len(urls) == 1 else 'are'} {len(urls)}",
+            next_step="Add backends, or lower --replicas.",
+        )
+    with contextlib.ExitStack() as stack:
+        opened = {
+            n: stack.enter_context(contextlib.closing(open_backend.opened_first(n, url, create=True)))
+            for n, url in urls.items()
+        }
+        new = open_backend.new_backends(opened, urls, on_event)
+        open_backend.refuse_twins(new)
+        runtime = stack.enter_context(open_backend.bare_runtime(opened))
+        if wanted.by_space:
+            given = {n: u.capacity_bytes for n, u in urls.items()}
+            new = space.offered(new, given, space.ask(runtime.run, opened), wanted.by_space)
+        if search.search(sorted(opened), wanted.name, wanted.passphrase, runtime.run).secret is not None:
+            raise WorkspaceError(
+                f"a workspace named {wanted.name!r} is there already, and this passphrase opens it",
+                next_step="`metasync clone` brings it here; or choose another name.",
+            )
+        folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
+        inner = stack.enter_context(open_backend.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()}))
+        made = found(
+            new,
+            name=wanted.name,
+            passphrase=wanted.passphrase,
+            copies=copies,
+            encrypted=wanted.encryption,
+            device_name=wanted.device_name or open_backend.default_device_name(),
+            entropy=os.urandom,
+            run=inner.run,
+            cost=wanted.kdf,
+            byzantine=lying_wanted(new, wanted.byzantine),
+        )
+        refuse_shared(runtime.run, inner.run, folders)
+        links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
+        for n, told in sorted(space.ask(inner.run, opened).items()):
+            if warning := space.warning(n, None, None, told):
+                on_event(Notice(warning, warning=True))
+    write_local(
+        folder, wanted.name, made.keys, made.device, made.certificate, made.config, made.devices, links, made.state
+    )
+    return InitReport(
+        str(folder),
+        wanted.name,
+        tuple(sorted(links)),
+        survives(made.config),
+        made.recovery_phrase,
+        open_at(folder),
+        made.config.n,
+        made.config.f,
+    )
 
 
 def make_config(
@@ -228,7 +321,7 @@ def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
     """Runs an op per backend; raises when one fails, or when a new random name is taken."""
     for name, reply in sorted(run(each(ops)).items()):
         if reply.error is not None:
-            raise named(name, reply.error)
+            raise reply.error.on(name)
         if ops[name].kind == "create" and reply.value is not True:
             raise UnreachableError(f"{name}: a new random name was taken; this store does not do as it says")
 
@@ -260,4 +353,4 @@ def take_away(run: Callable[[Task], Any], names: Sequence[str]) -> None:
             elif item.size is not None:
                 yield Op(name, "delete", full, timeout_s=5.0)
 
-    run(all_of({name: below(name, "", 3) for name in names}))
+    run(together({name: below(name, "", 3) for name in names}))

@@ -17,9 +17,9 @@ from metasync.errors import BackendError, FormatError, NoQuorumError
 from metasync.events import Notice
 from metasync.keys.device_set import decode_certificate
 from metasync.runtime.effects import Op, each
+from metasync.session import agreement
 
 if TYPE_CHECKING:
-    from metasync.config import Config
     from metasync.keys.device_set import Certificate
     from metasync.session.session import Session
 
@@ -29,14 +29,9 @@ ROUNDS_MAX: Final = 10  # others commit meanwhile; the next push tries again
 _DEVICE = re.compile(r"[0-9a-f]{32}")
 
 
-def logs_suffice(config: Config) -> bool:
-    """True when acceptors in log form make a quorum alone: a new device then enters by itself."""
-    return sum(a.form == "log" for _, a in config.acceptors) >= config.quorum
-
-
 def may_enter(s: Session) -> bool:
     """True when this device is in, or may have itself agreed. Else it asks those who are in, and says so."""
-    if logs_suffice(s.config) or s.devices_of(s.ask_newest()).get(s.device.device_id) is not None:
+    if s.config.logs_suffice or s.devices_of(agreement.ask_newest(s)).get(s.device.device_id) is not None:
         return True
     ask(s)
     text = "this device can read, but not push yet: run `metasync push` on one that can, which takes this one in"
@@ -50,14 +45,14 @@ def asking(s: Session) -> Iterator[None]:
     try:
         yield
     except NoQuorumError:
-        state = s.newest_state()
-        if _has_blocks(s.config) and s.devices_of(state).get(s.device.device_id) is None:
-            ask(s)
+        ask_if_new(s)
         raise
 
 
-def _has_blocks(config: Config) -> bool:
-    return any(a.form == "block" for _, a in config.acceptors)
+def ask_if_new(s: Session) -> None:
+    """Asks those who are in, where this device is not, and a quorum takes acceptors in block form."""
+    if s.config.has_blocks and s.devices_of(s.newest_state()).get(s.device.device_id) is None:
+        ask(s)
 
 
 def _logs_work(s: Session) -> bool:
@@ -80,9 +75,9 @@ def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
 
     `late`: after a push, which tells which backends are out: for those who could enter by themselves otherwise.
     """
-    if logs_suffice(s.config) and not (late and _has_blocks(s.config) and not _logs_work(s)):
+    if s.config.logs_suffice and not (late and s.config.has_blocks and not _logs_work(s)):
         return ()
-    if late and not logs_suffice(s.config):
+    if late and not s.config.logs_suffice:
         return ()  # that was done before
     state = s.newest_state()
     devices = s.devices_of(state)
@@ -103,7 +98,7 @@ def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
 
 def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
     op_id = s.entropy(16)
-    state = s.ask_newest()
+    state = agreement.ask_newest(s)
     for _ in range(ROUNDS_MAX):
         devices = s.devices_of(state)
         new = [c for c in found if devices.get(c.device_id) is None and devices.admits(c)]
@@ -111,7 +106,7 @@ def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
             break
         for certificate in new:
             devices = devices.with_device(certificate)
-        decided = s.propose(state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
+        decided = agreement.propose(s, state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
         s.db.set(JOURNAL_KEY, None)
         if decided.mine:
             with contextlib.suppress(BackendError, NoQuorumError):
@@ -119,5 +114,5 @@ def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
             names = tuple(sorted(c.name for c in new))
             s.listener(Notice(f"took in {'a new device' if len(names) == 1 else 'new devices'}: {', '.join(names)}"))
             return names
-        state = s.ask_newest()
+        state = agreement.ask_newest(s)
     return ()

@@ -16,6 +16,7 @@ from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, anot
 from metasync.local import device_keys
 from metasync.members import key_copies, key_store
 from metasync.reports.members import KeyReport, PassphraseReport, SlotInfo
+from metasync.session import agreement
 from metasync.session.session import Session
 
 KINDS: Final = {PASSPHRASE: "passphrase"}  # all others: recovery phrases
@@ -57,7 +58,7 @@ def change_passphrase(
     """
     if not new_passphrase.strip():
         raise UsageError("the new passphrase is empty", next_step="Choose one that nobody guesses.")
-    state = s.ask_newest()
+    state = agreement.ask_newest(s)
     opened = key_store.open_admin_key(s, state, passphrase)
     if opened.secret.kind != PASSPHRASE:
         raise UsageError(

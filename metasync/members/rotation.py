@@ -53,7 +53,8 @@ from metasync.members.devices import chosen, withdrawals
 from metasync.members.key_store import Opened, open_admin_key
 from metasync.reports.members import RotationReport
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
-from metasync.session.agreement import BASE_KEY
+from metasync.session import agreement
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 
 PHRASE_ENTROPY_BYTES: Final = 16
@@ -78,6 +79,21 @@ class _Made:
     gone: tuple[Certificate, ...]
 
 
+def revoke(
+    s: Session,
+    names: Sequence[str],
+    passphrase: str,
+    *,
+    new_passphrase: str | None,
+    dry_run: bool = False,
+    cost: Cost = COST,
+) -> RotationReport:
+    """Revokes devices: see `rotate`."""
+    if not names:
+        raise UsageError("no device is named", next_step="See `metasync device list`.")
+    return rotate(s, passphrase, new_passphrase=new_passphrase, revoke=names, dry_run=dry_run, cost=cost)
+
+
 def rotate(
     s: Session,
     passphrase: str,
@@ -94,8 +110,8 @@ def rotate(
     """
     if new_passphrase is not None and not new_passphrase.strip():
         raise UsageError("the new passphrase is empty", next_step="Choose one that nobody guesses.")
-    s.settle_journal()
-    state = s.ask_newest()
+    agreement.settle_journal(s)
+    state = agreement.ask_newest(s)
     chosen(s, s.devices_of(state), revoke)  # before the passphrase is stretched
     opened = open_admin_key(s, state, passphrase)
     if new_passphrase is None and opened.secret.kind != PASSPHRASE:
@@ -118,7 +134,7 @@ def rotate(
         if decided.mine:
             return _finish(s, opened, decided.state, made, slots, missing, config, new_passphrase is not None)
         key_store.remove(s, {ring_path(made.ring).rpartition("/")[2]: s.names.values()})
-        state = s.ask_newest()
+        state = agreement.ask_newest(s)
         try:
             opened = _reopened(s, opened, state, passphrase)
         except BaseException:
@@ -185,7 +201,7 @@ def _propose(s: Session, base: State, made: _Made, op_id: bytes) -> Decided:
     digest = s.put_const(base, made.devices.encode())
     change = Change(op_id, devices=digest, keyring=sha256(made.ring), epoch=made.devices.chain.epoch)
     try:
-        return s.propose(base, change)
+        return agreement.propose(s, base, change)
     except NoQuorumError as e:
         raise NoQuorumError(
             e.message,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +53,21 @@ class PullReport:
     unplaced: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+
+def together(pulls: Sequence[PullReport]) -> PullReport:
+    """Several pulls, one after the other, as one report."""
+    first, last = pulls[0], pulls[-1]
+    kinds = ("added", "modified", "deleted")
+    return PullReport(
+        before=first.before,
+        version=last.version,
+        changes=Changes(*(tuple(sorted({p for r in pulls for p in getattr(r.changes, k)})) for k in kinds)),
+        conflicts=tuple(c for r in pulls for c in r.conflicts),
+        merged=tuple(sorted({p for r in pulls for p in r.merged})),
+        warnings=last.warnings,
+        unplaced=last.unplaced,
+    )
 
 
 @dataclass(frozen=True, slots=True)

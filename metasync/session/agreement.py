@@ -1,61 +1,395 @@
-"""This device's seat in the agreement: what is agreed, as states, asked for, remembered, and proposed anew.
+"""This device's part in the agreement: asks for the newest state, remembers what was decided, proposes a change.
 
-It knows of hashes, keys, configs and devices, and of no tree, index or pack that a state names: a command that finds
-nothing to do needs no more than this. `session` has the rest.
-
-The states that lead to the `skip` of the next version, kept here so that no backend need be asked for them.
+States alone are of concern here, with the configs and device sets that they name: `session` loads trees and indexes.
 
 A state names the one before it and, by `skip`, one further back (`consensus.records.state`). The next version's is
 found by going back along `skip` from the newest: `ancestry` fetches what it lacks, one answer after the other, before a
-push can be agreed. These states, one for each bit that is set in the version, have 400 bytes each. Nothing is believed
-because it stands here: a state is looked up by its hash.
+push can be agreed. So the states that lead to that `skip` are kept here (`LINE_KEY`): one for each bit that is set in
+the version, of 400 bytes each. Nothing is believed because it stands there: a state is looked up by its hash.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from metasync.config import Config, decode_config
 from metasync.consensus import (
     DEADLINE_S,
     JOURNAL_KEY,
     STATE_BYTES,
     Change,
     Decided,
-    Group,
     Journal,
     State,
-    checked_memory,
     decode_state,
     skip_version,
 )
 from metasync.consensus.truncation import KEEP as LOGS_KEPT
 from metasync.consensus.truncation import Progress, decode_progress
-from metasync.errors import (
-    BackendError,
-    DamagedError,
-    ExcludedError,
-    MetaSyncError,
-    NoQuorumError,
-    UnreachableError,
-    WorkspaceError,
-)
-from metasync.events import Listener, Notice
-from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_device_set
-from metasync.keys.keyring import WorkspaceKeys
+from metasync.errors import BackendError, DamagedError, ExcludedError, MetaSyncError, NoQuorumError, UnreachableError
+from metasync.events import Notice
 from metasync.local import state_keys
-from metasync.local.state import LocalDb
-from metasync.local.state_keys import CLONE_ANEW, KEPT_KEY, local_value
-from metasync.runtime.effects import Gather, Sleep, Task, Work
-from metasync.session import eras, evidence
+from metasync.local.state_keys import AGREED_MARK, INVITED_KEY, KEPT_KEY, META_KIND, REPLACED, RETIRED_KEY
+from metasync.runtime.effects import Gather, Sleep, Task, Work, together
+from metasync.session import evidence
+from metasync.session.folder import BASE_KEY, ERA_KEY, MEMORY_KEY, NEWEST_KEY
+from metasync.session.session import LOOK_S, Session
 
 if TYPE_CHECKING:
-    from metasync.runtime.tasks import Runtime
-    from metasync.translators._base import Chain
-    from metasync.worktree.tree import WorkTree
+    from metasync.config import Config
+    from metasync.keys.device_set import DeviceSet
+    from metasync.objects.model import Entry
+    from metasync.session.session import Agreed
+
+HEED_S: Final = 0.02  # between looks at whether there is news
+
+
+def _encode_line(line: Sequence[State]) -> bytes:
+    return b"".join(state.encode() for state in line)
+
+
+def _decode_line(line: bytes) -> Sequence[State]:
+    return [decode_state(line[at : at + STATE_BYTES]) for at in range(0, len(line), STATE_BYTES)]
+
+
+LINE_KEY: Final = state_keys.LINE_KEY.holding(_encode_line, _decode_line)
+LEFT_KEY: Final = state_keys.LEFT_KEY.holding(State.encode, decode_state)
+FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progress)
+
+
+# --- what is newest
+
+
+@contextlib.contextmanager
+def looking(
+    s: Session, *, deadline_s: float = DEADLINE_S, on_news: Callable[[], object] | None = None
+) -> Iterator[Callable[[], State]]:
+    """Asks for the newest decided state beside what the caller does; `told` takes what it came to.
+
+    Until then, or the end of the block, nothing else may be asked of logs. `on_news` is called in a worker as soon as
+    there is a sign of a newer state, which takes another round trip or two to be known: time to load what it will need.
+    """
+    task = s.group.get_recent(s.newest_state(), deadline_s=deadline_s)
+    with s.runtime.beside(task if on_news is None else _heeding(s, task, on_news)) as look:
+        yield look
+
+
+def _heeding(s: Session, look: Task, on_news: Callable[[], object]) -> Task:
+    def heed() -> Task:
+        while not s.group.hears_news:
+            yield Sleep(HEED_S)
+        yield Work(on_news)
+
+    results = yield Gather({"look": look, "news": heed()}, lambda got: "look" in got)
+    return results["look"]
+
+
+def told(s: Session, look: Callable[[], State]) -> State:
+    """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
+    known = s.newest_state()
+    try:
+        state = look()
+    except NoQuorumError:
+        reached = s.group.reached  # maybe under a config with backends that this device has no way to yet
+        if reached is not None and (reached.era, reached.v) > (known.era, known.v):
+            with contextlib.suppress(MetaSyncError):
+                remember(s, reached)
+        raise
+    finally:
+        note_standings(s)
+    remember(s, state)
+    return state
+
+
+def ask_newest(s: Session, *, deadline_s: float = DEADLINE_S) -> State:
+    """The same, asked for now."""
+    with looking(s, deadline_s=deadline_s) as look:
+        return told(s, look)
+
+
+def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
+    """The newest decided state, loaded. `offline_ok`: without a quorum, the newest that can be seen at all."""
+    try:
+        return s.load(ask_newest(s))
+    except NoQuorumError as e:
+        if not offline_ok:
+            raise
+        s.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
+        return newest_seen(s)
+
+
+def newest_or_own(s: Session) -> tuple[Agreed, bool]:
+    """The state to push on, and whether it was asked for: an owner need not ask (consensus.md, rule 2.1)."""
+    state = s.newest_state()
+    if not s.group.owns(state):
+        return newest(s), True
+    s.group.forget_heard()
+    return s.load(state), False
+
+
+def newest_seen(s: Session) -> Agreed:
+    """The newest state that any reachable backend proves decided; there may be newer ones."""
+    return s.load(s.runtime.run(s.group.newest_seen(s.newest_state(), deadline_s=LOOK_S)))
+
+
+# --- what was decided
+
+
+def remember(s: Session, state: State) -> None:
+    """Keeps a decided state and each acceptor's last entry, against rollback (consensus.md, rule 1.10)."""
+    s.follow_keys(state)
+    known = s.newest_state()
+    newer = (state.era, state.v) >= (known.era, known.v)
+    strange = state.config != s.connections.config_hash or _lacks_previous(s)
+    configs = _configs_of(s, state) if newer and strange else None
+    with s.db.transaction():
+        if newer:
+            s.db.set(NEWEST_KEY, state)
+            line = s.db.get(LINE_KEY)
+            if state.hash != known.hash or line is None:
+                s.db.set(LINE_KEY, extended(line or (), (known, state)))
+        warnings = _cross(s, known, state)
+        s.db.set(MEMORY_KEY, s.group.memory)
+        if configs is not None:
+            s.connections.follow(state.config, *configs)
+    if configs is not None:
+        s.outdate("transfer")
+    for text in warnings:
+        s.listener(Notice(text, warning=True))
+
+
+def _lacks_previous(s: Session) -> bool:
+    """Whether the mapping before is read still and not known here: in a new clone, or where it could not be had."""
+    return s.previous is None and s.config.prev_config is not None
+
+
+def _configs_of(s: Session, state: State) -> tuple[Config, Config | None]:
+    """The config that a decided state names, and the one whose mapping it lets be read."""
+    config = s.config_of(state)
+    previous = None
+    if (name := config.prev_config) is not None:
+        with contextlib.suppress(MetaSyncError):  # then what was not moved cannot be found now, and all else can
+            previous = s.config_named(name)
+    return config, previous
+
+
+def _cross(s: Session, known: State, state: State) -> list[str]:
+    """Passes from `known` to a state of a later era, in the transaction that is open. -> what to tell the user.
+
+    The folder may be at a version of the old era that the new one does not contain (consensus.md, rule 5.3). Then its
+    base is set back to the last version that both have, in the step in which the new era is remembered. Nothing on the
+    disk changes by that. What the folder has beyond that base becomes a change of this device, pushed as any other.
+    Contents are noted as agreed no more then: a replaced file may be the only copy.
+    """
+    warnings = []
+    records, before = s.group.participant.followed, s.base_state()
+    base = before
+    for number in range(known.era + 1, state.era + 1):
+        record = records.get(number)
+        if record is None:
+            continue
+        text = f"the workspace was restarted as era {number} without {', '.join(record.without)} on {_day(record.at_s)}"
+        if base.era < number and (base.era, base.v) > (record.ended.era, record.ended.v):
+            base = record.ended
+            text += (
+                f"; version {before.v}, which this folder is at, is not part of it: what the folder has beyond version "
+                f"{base.v} is kept as changes of this device"
+            )
+            s.db.set(BASE_KEY, base)
+            s.db.set(LEFT_KEY, before)
+            s.db.drop_objects_of(AGREED_MARK)
+        s.db.set(ERA_KEY, record.passage)
+        s.db.set(RETIRED_KEY, None)
+        warnings.append(text)
+    return warnings
+
+
+def _day(at_s: int) -> str:
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        return datetime.datetime.fromtimestamp(at_s, datetime.UTC).date().isoformat()
+    return "an unknown day"
+
+
+def note_standings(s: Session) -> None:
+    """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
+    if s.group.evidence:
+        evidence.note(s.db, s.group.evidence, s.wall_ns())
+    note_retired(s)
+    for name, standing in s.group.standings.items():
+        if standing.kind in ("ok", "unknown"):
+            continue
+        s.down.setdefault(name, standing.reason or standing.kind)
+        if standing.kind in ("replaced", "rolled back"):
+            s.leave_out(name, UnreachableError(f"{standing.kind}: {standing.reason}"))
+
+
+def note_retired(s: Session) -> None:
+    """Keeps for the next process that an acceptor was seen retired: then it looks for the record of the new era."""
+    era = max((stone.era for stone in s.group.participant.tombstones.values()), default=0)
+    if era > s.newest_state().era and not s.db.has(RETIRED_KEY):
+        s.db.set(RETIRED_KEY, era)
+
+
+def is_in(s: Session, devices: DeviceSet) -> bool:
+    """True when this device stands in a device set. `ExcludedError`: another one does, by the same invitation."""
+    if devices.get(s.device.device_id) is None:
+        return False
+    invited = s.db.get(INVITED_KEY)
+    if invited is not None and not _is_used_here(s, devices, invited):
+        raise ExcludedError(
+            f"this invitation was used before, on another device that is {s.device.name} now",
+            next_step=f"If that was not you, run on a device of yours: metasync device revoke {s.device.name}",
+        )
+    return True
+
+
+def _is_used_here(s: Session, devices: DeviceSet, invited: bytes) -> bool:
+    from metasync.keys.device_set import used_by
+    from metasync.keys.invitation import SECRET_BYTES
+
+    return used_by(devices, s.device.device_id, invited[:SECRET_BYTES])
+
+
+# --- proposing
+
+
+@contextlib.contextmanager
+def preparing(s: Session, base: State) -> Iterator[None]:
+    """Begins to agree on the version after `base` while the last of a push is stored. `propose` goes on."""
+    _recall(s)
+    done = False
+    prepared = s.runtime.start(s.group.prepare(base, hurry=lambda: done))
+    try:
+        yield
+    finally:
+        done = True
+        prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
+
+
+def proposing(s: Session, base: State, change: Change) -> Task:
+    """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
+    _recall(s)
+    return s.group.propose(base, lambda: change, op_id=change.op_id)
+
+
+def _recall(s: Session) -> None:
+    if not s.recalled:
+        line = s.db.get(LINE_KEY)
+        s.group.recall(line or ())
+        s.recalled = True
+
+
+def propose(s: Session, base: State, change: Change) -> Decided:
+    """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
+
+    A push that never learned its end may be what is agreed in the place of `change`: then the folder is at that.
+    """
+    journal = s.db.get(JOURNAL_KEY)
+    if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
+        settle_journal(s, base)
+    try:
+        decided: Decided = s.runtime.run(proposing(s, base, change))
+    finally:
+        note_standings(s)
+    remember(s, decided.state)
+    won = journal is not None and not decided.mine and journal.op_id == decided.state.op_id
+    if won and journal is not None and journal.base.hash == s.base_state().hash:
+        adopt(s, decided.state)
+    return decided
+
+
+def settle_journal(s: Session, latest: State | None = None) -> int | None:
+    """The version that an interrupted push was agreed as, if it was; the folder is then at that version.
+
+    `latest`: the newest state, where it was asked for already.
+    """
+    journal = s.db.get(JOURNAL_KEY)
+    if journal is None:
+        return None
+    latest = latest or ask_newest(s)
+    if latest.v < journal.v and latest.era == journal.base.era:
+        return None  # still open: whoever proposes that version next, this push for one, finishes it
+    state = agreed_as(s, journal, latest)
+    if state is not None and state.epoch != journal.base.epoch:
+        s.group.unfenced.append((journal.base, state))
+        s.follow_keys(latest)
+    if state is not None and journal.base.hash == s.base_state().hash:
+        adopt(s, state)
+    else:
+        s.db.set(JOURNAL_KEY, None)
+    return journal.v if state is not None and state.master != journal.base.master else None
+
+
+def agreed_as(s: Session, journal: Journal, latest: State) -> State | None:
+    """The state that a journalled proposal was decided as; None if it was not, or `latest` is not so far yet."""
+    try:
+        agreed: bool | None = s.runtime.run(s.group.find_op(latest, journal))
+    except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
+        return None
+    return s.runtime.run(s.group.state_at(latest, journal.v)) if agreed else None
+
+
+def adopt(s: Session, state: State) -> None:
+    """Takes an own push that had been agreed unnoticed as what the folder is at.
+
+    The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
+    """
+    s.devices_of(state)  # a folder opens with the device set of what it is at, which others may have followed
+    with s.db.transaction():
+        if state.master != s.base_state().master:  # else it was a change of keys or devices, and holds no files
+            drop_kept(s)
+        s.db.set(BASE_KEY, state)
+        s.db.set(JOURNAL_KEY, None)
+
+
+def drop_kept(s: Session) -> None:
+    """Forgets what merges had staged: an agreed version holds it now."""
+    staged = [i for i, _, _ in s.db.staged()]
+    note_agreed(s, staged)  # small texts: their contents are their blobs
+    s.db.set(KEPT_KEY, None)
+    s.db.clear_staged(staged)
+
+
+def note_agreed(s: Session, contents: Iterable[bytes]) -> None:
+    """Notes contents that a decided version holds: replaced files with them may go (architecture.md, D8)."""
+    s.db.put_objects((content, META_KIND, AGREED_MARK) for content in contents)
+
+
+def note_replaced(s: Session, tree: Mapping[bytes, Entry]) -> None:
+    """Notes the same of what lies among the replaced files and is in this tree, which is decided."""
+    if replaced := {r.content for r in s.db.records(REPLACED)}:
+        note_agreed(s, replaced & {e.content for e in tree.values()})
+
+
+@contextlib.contextmanager
+def telling(s: Session, base: State, state: State) -> Iterator[None]:
+    """Tells the others of a commit, as far as backends take it, beside what the caller does: this device's head, and
+    every now and then a hint."""
+    head = s.group.write_head(state, head=state.master, prev=base.master, backends=sorted(s.names.values()))
+    with s.runtime.beside(together({"head": head, "hint": s.group.write_hint(base, state)})) as others_told:
+        yield
+        after_commit(s, state, others_told)
+
+
+def after_commit(s: Session, state: State, others_told: Callable[[], object]) -> None:
+    """What is left when the outcome is recorded: waits until the others are told, and deletes old logs."""
+    with contextlib.suppress(BackendError, NoQuorumError):
+        others_told()
+    if state.v > LOGS_KEPT:
+        _bound_logs(s, state)
+
+
+def _bound_logs(s: Session, state: State) -> None:
+    """This push's share in deleting logs that are long past (consensus.md, rule 1.11)."""
+    progress = s.db.get(FLOORS_KEY) or Progress()
+    with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
+        s.runtime.run(s.group.bound_logs(state, progress, s.wall_ns() / 1e9))
+    s.db.set(FLOORS_KEY, progress)
+
+
+# --- the states that lead to the next skip
 
 
 def extended(line: Sequence[State], states: Sequence[State]) -> list[State]:
@@ -69,355 +403,3 @@ def extended(line: Sequence[State], states: Sequence[State]) -> list[State]:
         wanted.append(v)
         v = skip_version(v)
     return [held[v] for v in reversed(wanted) if v in held]
-
-
-def _decode_line(line: bytes) -> list[State]:
-    return [decode_state(line[at : at + STATE_BYTES]) for at in range(0, len(line), STATE_BYTES)]
-
-
-LINE_KEY: Final = state_keys.LINE_KEY.holding(lambda line: b"".join(state.encode() for state in line), _decode_line)
-BASE_KEY: Final = state_keys.BASE_KEY.holding(State.encode, decode_state)
-NEWEST_KEY: Final = state_keys.NEWEST_KEY.holding(State.encode, decode_state)
-PARTS_KEY: Final = state_keys.PARTS_KEY.holding(State.encode, decode_state)
-MEMORY_KEY: Final = state_keys.MEMORY_KEY.holding(bytes, checked_memory)
-FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progress)
-LOOK_S: Final = 5.0  # for a look at what nobody waits for
-HEED_S: Final = 0.02  # between looks at whether there is news
-AGREED_MARK: Final = b"agreed"  # cached under the hash of a content that the tree of a decided version holds
-META_KIND: Final = 100  # kinds of the local cache beyond `ObjectKind`: meta objects by hash
-
-T = TypeVar("T")
-
-Follow = Callable[[bytes, Config, Config | None], tuple[dict[bytes, str], dict[bytes, str]]]
-"""Is told the hash, the newest agreed config and the one whose mapping is still read. -> `names`, `former`."""
-
-
-@dataclass
-class Seat:
-    """What an open workspace is agreed to be, as states. `keep_keys` saves new keys."""
-
-    name: str
-    tree: WorkTree
-    db: LocalDb
-    runtime: Runtime
-    group: Group
-    keys: WorkspaceKeys
-    device: DeviceIdentity
-    certificate: Certificate
-    config: Config
-    chain_of: Callable[[tuple[str, ...]], Chain]
-    names: dict[bytes, str]
-    wall_ns: Callable[[], int]
-    entropy: Callable[[int], bytes]
-    listener: Listener
-    keep_keys: Callable[[WorkspaceKeys], None] = field(repr=False)
-    down: dict[str, str] = field(default_factory=dict)
-    given_up: set[str] = field(default_factory=set)  # backends whose ballast went in this command
-    tried: set[str] = field(default_factory=set)  # and those where it was tried to put it back
-    previous: Config | None = None  # whose mapping is still read
-    former: dict[bytes, str] = field(default_factory=dict)  # ways to backends that are in `previous` alone
-    follow: Follow | None = None  # takes another config over into the local state
-    others_wait: Callable[[], bool] = lambda: False  # whether another operation of this folder waits for its lock
-    out: dict[str, UnreachableError] = field(default_factory=dict)  # backends that are not what they were
-    config_hash: bytes = b""  # of `config`
-    recalled: bool = False  # whether the agreement has been told of the states that are kept here
-
-    def follow_keys(self, state: State) -> None:
-        """Takes over the keys of the epoch that a decided state is in, once and for all (architecture.md, D11).
-
-        Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
-        """
-        if state.epoch > self.group.participant.keys.epoch:
-            self.runtime.run(self.group.open_epoch(state))
-        keys = self.group.participant.keys
-        if keys != self.keys:
-            self.take_keys(keys)
-        while self.group.unfenced:  # whoever changed them may have died before it was done
-            base, decided = self.group.unfenced.pop()
-            with contextlib.suppress(BackendError, NoQuorumError, ExcludedError):
-                self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
-
-    def take_keys(self, keys: WorkspaceKeys) -> None:
-        """From now on works with these keys."""
-        self.keep_keys(keys)
-        self.keys = self.group.participant.keys = keys
-        self._outdate("form", "transfer")
-
-    def _outdate(self, *names: str) -> None:
-        """For what is built from the config or the keys, which have changed: it is to be built anew."""
-
-    def _leave_out(self, name: str, why: UnreachableError) -> None:
-        """No pack goes to this backend any more, and none is read from it."""
-        self.out.setdefault(name, why)
-
-    @staticmethod
-    def stored_state(db: LocalDb) -> State:
-        """The state that a folder is at, from its local state."""
-        return db.need(BASE_KEY)
-
-    @staticmethod
-    def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
-        """The device set that a stored state names."""
-        data = db.get_object(state.devices)
-        if data is None:
-            why = "it does not hold the device set of the version this folder is at"
-            raise WorkspaceError(f"the local state in .metasync is damaged: {why}", next_step=CLONE_ANEW)
-        return local_value(lambda d: decode_device_set(d, ns_id, known=True), data)
-
-    def base_state(self) -> State:
-        """The state this folder is at."""
-        return self.stored_state(self.db)
-
-    @staticmethod
-    def stored_newest(db: LocalDb) -> State:
-        """The newest state that a folder's device has seen decided; its config is the one in the local state."""
-        return db.get(NEWEST_KEY) or db.need(BASE_KEY)
-
-    def newest_state(self) -> State:
-        """The newest state this device has seen decided."""
-        return self.stored_newest(self.db)
-
-    @contextlib.contextmanager
-    def looking(
-        self, *, deadline_s: float = DEADLINE_S, on_news: Callable[[], object] | None = None
-    ) -> Iterator[Callable[[], State]]:
-        """Asks for the newest decided state beside what the caller does; `told` takes what it came to.
-
-        Until then, or the end of the block, nothing else may be asked of logs. `on_news` is called in a worker as soon
-        as there is a sign of a newer state, which takes another round trip or two to be known: time to load what it
-        will need.
-        """
-        task = self.group.get_recent(self.newest_state(), deadline_s=deadline_s)
-        with self.runtime.beside(task if on_news is None else self._heeding(task, on_news)) as look:
-            yield look
-
-    def _heeding(self, look: Task, on_news: Callable[[], object]) -> Task:
-        def heed() -> Task:
-            while not self.group.hears_news:
-                yield Sleep(HEED_S)
-            yield Work(on_news)
-
-        results = yield Gather({"look": look, "news": heed()}, lambda got: "look" in got)
-        return results["look"]
-
-    def told(self, look: Callable[[], State]) -> State:
-        """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
-        known = self.newest_state()
-        try:
-            state = look()
-        except NoQuorumError:
-            reached = self.group.reached  # maybe under a config with backends that this device has no way to yet
-            if reached is not None and (reached.era, reached.v) > (known.era, known.v):
-                with contextlib.suppress(MetaSyncError):
-                    self.remember(reached)
-            raise
-        finally:
-            self.note_standings()
-        self.remember(state)
-        return state
-
-    def ask_newest(self, *, deadline_s: float = DEADLINE_S) -> State:
-        """The same, asked for now."""
-        with self.looking(deadline_s=deadline_s) as look:
-            return self.told(look)
-
-    def remember(self, state: State) -> None:
-        """Keeps a decided state and each acceptor's last entry, against rollback (consensus.md, rule 1.10)."""
-        self.follow_keys(state)
-        known = self.newest_state()
-        mine = self.config_hash or known.config
-        newer = (state.era, state.v) >= (known.era, known.v)
-        strange = state.config != mine or self._lacks_previous()
-        configs = self._configs_of(state) if newer and strange else None
-        with self.db.transaction():
-            if newer:
-                self.db.set(NEWEST_KEY, state)
-                line = self.db.get(LINE_KEY)
-                if state.hash != known.hash or line is None:
-                    self.db.set(LINE_KEY, extended(line or (), (known, state)))
-            told = eras.cross(self, known, state)
-            self.db.set(MEMORY_KEY, self.group.memory)
-            if configs is not None and self.follow is not None:
-                self.names, self.former = self.follow(state.config, *configs)
-        if configs is not None:
-            self.config, self.previous = configs
-            self.config_hash = state.config
-            self._outdate("transfer")
-        for text in told:
-            self.listener(Notice(text, warning=True))
-
-    def _lacks_previous(self) -> bool:
-        """Whether the mapping before is read still and not known here: in a new clone, or where it could not be had."""
-        return self.previous is None and self.config.prev_config is not None
-
-    def _configs_of(self, state: State) -> tuple[Config, Config | None]:
-        """The config that a decided state names, and the one whose mapping it lets be read."""
-        config = decode_config(self._cached([(state.config, self.group.get_const(state.config))])[0])
-        previous = None
-        if (name := config.prev_config) is not None:
-            with contextlib.suppress(MetaSyncError):  # then what was not moved cannot be found now, and all else can
-                previous = decode_config(self._cached([(name, self.group.get_const(name))])[0])
-        return config, previous
-
-    def note_standings(self) -> None:
-        """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
-        evidence.note(self.db, self.group.evidence, self.wall_ns())
-        eras.note_retired(self)
-        for name, standing in self.group.standings.items():
-            if standing.kind in ("ok", "unknown"):
-                continue
-            self.down.setdefault(name, standing.reason or standing.kind)
-            if standing.kind in ("replaced", "rolled back"):
-                self._leave_out(name, UnreachableError(f"{standing.kind}: {standing.reason}"))
-
-    def _cached(self, wanted: Sequence[tuple[bytes, Task]]) -> list[bytes]:
-        """Objects beside the logs, by hash: from the local cache, else by their tasks, all at once."""
-        have = self.db.get_objects([digest for digest, _ in wanted])
-        missing = {digest.hex(): task for digest, task in wanted if digest not in have}
-        for digest, task in wanted:
-            if digest in have:
-                task.close()
-        if missing:
-            got: dict[str, bytes] = self.runtime.run(together(missing))
-            new = {bytes.fromhex(digest): data for digest, data in got.items()}
-            self.db.put_objects((digest, META_KIND, data) for digest, data in new.items())
-            have.update(new)
-        return [have[digest] for digest, _ in wanted]
-
-    def put_const(self, base: State, data: bytes) -> bytes:
-        """Stores a config or device set on enough acceptors; returns its hash."""
-        digest: bytes = self.runtime.run(self.group.put_const(base, data))
-        self.db.put_objects([(digest, META_KIND, data)])
-        return digest
-
-    @contextlib.contextmanager
-    def preparing(self, base: State) -> Iterator[None]:
-        """Begins to agree on the version after `base` while the last of a push is stored. `propose` goes on."""
-        self._recall()
-        done = False
-        prepared = self.runtime.start(self.group.prepare(base, hurry=lambda: done))
-        try:
-            yield
-        finally:
-            done = True
-            prepared.exception()  # waits: one task at a time looks at logs. What failed, `propose` meets again
-
-    def proposing(self, base: State, change: Change) -> Task:
-        """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
-        self._recall()
-        return self.group.propose(base, lambda: change, op_id=change.op_id)
-
-    def _recall(self) -> None:
-        if not self.recalled:
-            line = self.db.get(LINE_KEY)
-            self.group.recall(line or ())
-            self.recalled = True
-
-    def propose(self, base: State, change: Change) -> Decided:
-        """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
-
-        A push that never learned its end may be what is agreed in the place of `change`: then the folder is at that.
-        """
-        journal = self.db.get(JOURNAL_KEY)
-        if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
-            self.settle_journal(base)
-        try:
-            decided: Decided = self.runtime.run(self.proposing(base, change))
-        finally:
-            self.note_standings()
-        self.remember(decided.state)
-        won = journal is not None and not decided.mine and journal.op_id == decided.state.op_id
-        if won and journal is not None and journal.base.hash == self.base_state().hash:
-            self.adopt(decided.state)
-        return decided
-
-    def settle_journal(self, latest: State | None = None) -> int | None:
-        """The version that an interrupted push was agreed as, if it was; the folder is then at that version.
-
-        `latest`: the newest state, where it was asked for already.
-        """
-        journal = self.db.get(JOURNAL_KEY)
-        if journal is None:
-            return None
-        latest = latest or self.ask_newest()
-        if latest.v < journal.v and latest.era == journal.base.era:
-            return None  # still open: whoever proposes that version next, this push for one, finishes it
-        state = self.agreed_as(journal, latest)
-        if state is not None and state.epoch != journal.base.epoch:
-            self.group.unfenced.append((journal.base, state))
-            self.follow_keys(latest)
-        if state is not None and journal.base.hash == self.base_state().hash:
-            self.adopt(state)
-        else:
-            self.db.set(JOURNAL_KEY, None)
-        return journal.v if state is not None and state.master != journal.base.master else None
-
-    def agreed_as(self, journal: Journal, latest: State) -> State | None:
-        """The state that a journalled proposal was decided as; None if it was not, or `latest` is not so far yet."""
-        try:
-            agreed: bool | None = self.runtime.run(self.group.find_op(latest, journal))
-        except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
-            return None
-        return self.runtime.run(self.group.state_at(latest, journal.v)) if agreed else None
-
-    def adopt(self, state: State) -> None:
-        """Takes an own push that had been agreed unnoticed as what the folder is at.
-
-        The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
-        """
-        self.devices_of(state)  # a folder opens with the device set of what it is at, which others may have followed
-        with self.db.transaction():
-            if state.master != self.base_state().master:  # else it was a change of keys or devices, and holds no files
-                self.drop_kept()
-            self.db.set(BASE_KEY, state)
-            self.db.set(JOURNAL_KEY, None)
-
-    def drop_kept(self) -> None:
-        """Forgets what merges had staged: an agreed version holds it now."""
-        staged = [i for i, _, _ in self.db.staged()]
-        self.note_agreed(staged)  # small texts: their contents are their blobs
-        self.db.set(KEPT_KEY, None)
-        self.db.clear_staged(staged)
-
-    def note_agreed(self, contents: Iterable[bytes]) -> None:
-        """Notes contents that a decided version holds: replaced files with them may go (architecture.md, D8)."""
-        self.db.put_objects((content, META_KIND, AGREED_MARK) for content in contents)
-
-    def config_of(self, state: State) -> Config:
-        """The config that a decided state names."""
-        return decode_config(self._cached([(state.config, self.group.get_const(state.config))])[0])
-
-    def devices_of(self, state: State) -> DeviceSet:
-        """The device set that a decided state names."""
-        return decode_device_set(
-            self._cached([(state.devices, self.group.get_const(state.devices))])[0], self.keys.ns_id
-        )
-
-    @contextlib.contextmanager
-    def telling(self, base: State, state: State) -> Iterator[None]:
-        """Tells the others of a commit, as far as backends take it, beside what the caller does: this device's head,
-        and every now and then a hint."""
-        backends = sorted(self.names.values())
-        head = self.group.write_head(state, head=state.master, prev=base.master, backends=backends)
-        with self.runtime.beside(together({"head": head, "hint": self.group.write_hint(base, state)})) as told:
-            yield
-            self.after_commit(state, told)
-
-    def after_commit(self, state: State, told: Callable[[], object]) -> None:
-        """What is left when the outcome is recorded: the others are to be `told`, and old logs to be deleted."""
-        with contextlib.suppress(BackendError, NoQuorumError):
-            told()
-        if state.v > LOGS_KEPT:
-            self._bound_logs(state)
-
-    def _bound_logs(self, state: State) -> None:
-        """This push's share in deleting logs that are long past (consensus.md, rule 1.11)."""
-        progress = self.db.get(FLOORS_KEY) or Progress()
-        with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
-            self.runtime.run(self.group.bound_logs(state, progress, self.wall_ns() / 1e9))
-        self.db.set(FLOORS_KEY, progress)
-
-
-def together(tasks: Mapping[str, Task]) -> Task:
-    """All tasks side by side; their results by key."""
-    return (yield Gather(tasks))

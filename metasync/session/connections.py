@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -14,39 +15,41 @@ from metasync.backends.registry import parse_url
 from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.ballast import WithBallast
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.config import DEFAULT_CAPACITY
-from metasync.consensus import Group, birth_path, is_root
+from metasync.consensus import ZERO_HASH, Group, birth_path, is_root
+from metasync.consensus.records.era import Tombstone
 from metasync.errors import BackendError, UsageError
 from metasync.events import ignore
 from metasync.local.lock import WAIT_S, WorkspaceLock
-from metasync.local.state_keys import CONFIG_KEY, HUNG_KEY, PREVIOUS_KEY
+from metasync.local.state_keys import CONFIG_KEY, GIVEN_UP_KEY, HUNG_KEY, PREVIOUS_KEY, RETIRED_KEY
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
-from metasync.session.agreement import MEMORY_KEY, Seat
-from metasync.session.eras import noted_tombstones
 from metasync.session.folder import (
+    BASE_KEY,
     JOINING_KEY,
     LINKS_KEY,
+    MEMORY_KEY,
     STATE_DIR,
     Link,
     load_secret,
     save_secret,
+    stored_devices,
+    stored_newest,
 )
 from metasync.session.identity import IdentityGuard, place_now
-from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
+from metasync.session.open_backend import INCARNATION_BYTES
 from metasync.worktree.disk import Disk
 
 if TYPE_CHECKING:
     from metasync.backends.api import Backend, BackendUrl
-    from metasync.config import BackendEntry, Config
-    from metasync.events import Event, Listener
+    from metasync.config import Config
+    from metasync.events import Listener
     from metasync.keys.device_set import Certificate, DeviceIdentity
     from metasync.keys.keyring import WorkspaceKeys
     from metasync.local.state import LocalDb
-    from metasync.reports.backends import BackendState
-    from metasync.session.session import Session
+    from metasync.transfer.late_copies import Finishing
 
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+COPYING_ENDS_S: Final = 5.0  # calls on closed backends have ended by then; what is left is a note in the local state
 
 
 class Machine:
@@ -105,10 +108,28 @@ class Machine:
         return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses)
 
 
+@dataclass
+class Way:
+    """This device's way to one backend.
+
+    `store` and `view` are there while it is open: the store, and the workspace's folder in it. Both are an
+    `AbsentBackend` where the store cannot be had now. `name`: by which the runtime knows it.
+    """
+
+    name: str
+    link: Link
+    store: Backend | None = None
+    view: Backend | None = None
+
+    @property
+    def absent(self) -> AbsentBackend | None:
+        return self.store if isinstance(self.store, AbsentBackend) else None
+
+
 class Connections:
     """The agreed config, this device's keys, and its ways to the backends. `open` as often as wanted; `close` it.
 
-    `links` is what this device knows of how to reach the backends, by their agreed names.
+    Ways are kept by backend id: those of the agreed config, of `previous`, and of a backend that is to be added.
     """
 
     def __init__(
@@ -127,12 +148,12 @@ class Connections:
             lock=lambda: machine.lock(directory, "metasync", lambda _: None, wait_s=0),
         )
         self._load()
-        self.views: dict[str, Backend] = {}
-        self.backends: dict[str, Backend] = {}
         self._hung = _hung_lately(db, self._now())
         self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
         self._runtime: Runtime | None = None
         self._group: Group | None = None
+        self._left: list[Backend] = []  # open stores that no way leads to any more
+        self.copying: Finishing | None = None  # makes copies in the background: see `trailing.go_on`
 
     def _now(self) -> float:
         return self.machine.wall_ns() / 1e9
@@ -140,88 +161,97 @@ class Connections:
     def _load(self) -> None:
         """Reads what the local state says of the backends: a follower writes it in one go."""
         with self.db.transaction():
-            self.config, self.previous, self.links = self._stored()
-            self.config_hash = Seat.stored_newest(self.db).config
+            self.config, self.previous, links = self._stored()
+            self.config_hash = stored_newest(self.db).config
+        self.ways = {i: Way(n, links[n]) for i, n in _wanted(self.config, self.previous).items() if n in links}
 
     def _stored(self) -> tuple[Config, Config | None, dict[str, Link]]:
         return self.db.need(CONFIG_KEY), self.db.get(PREVIOUS_KEY), self.db.need(LINKS_KEY)
 
     @property
+    def links(self) -> dict[str, Link]:
+        """How this device reaches the agreed backends, and those that are still read, by name."""
+        wanted = _wanted(self.config, self.previous)
+        return {way.name: way.link for i, way in self.ways.items() if i in wanted}
+
+    @property
     def names(self) -> dict[bytes, str]:
-        """The linked backends: id -> name."""
-        return _names(self.config, self.links)
+        """The agreed backends with an open way: id -> name."""
+        return self._open_ways(self.config)
 
     @property
     def former(self) -> dict[bytes, str]:
-        """Linked backends that were removed, and are read until their data is moved: id -> the name of the way."""
-        return _former(self.config, self.previous, self.links)
+        """Backends that were removed, and are read until their data is moved: id -> the name of the way."""
+        return self._open_ways(self.previous, {e.backend_id for e in self.config.backends})
 
-    def follow(
-        self, config_hash: bytes, config: Config, previous: Config | None
-    ) -> tuple[dict[bytes, str], dict[bytes, str]]:
-        """Takes another agreed config over. -> `names`, `former`. Writes to the local state, and connects nothing new.
+    def _open_ways(self, config: Config | None, but: Set[bytes] = frozenset()) -> dict[bytes, str]:
+        entries = config.backends if config is not None else ()
+        known = {e.backend_id: self.ways.get(e.backend_id) for e in entries if e.backend_id not in but}
+        return {i: way.name for i, way in known.items() if way is not None and way.view is not None}
 
-        Ways are kept by backend id: a backend may get another name, and one that was removed is forgotten once
-        `previous`, whose mapping is still read, names it no more.
+    def follow(self, config_hash: bytes, config: Config, previous: Config | None) -> None:
+        """Takes another agreed config over. Writes to the local state, and connects nothing new.
+
+        A backend may get another name. One that was removed is forgotten once `previous`, whose mapping is still read,
+        names it no more.
         """
-        mine = {**self.former, **self.names}
-        stored = self._stored()  # another process of this device may have been faster, or linked one meanwhile
-        ways_by_id = {i: stored[2][n] for i, n in {**_former(*stored), **_names(stored[0], stored[2])}.items()}
+        before, previous_before, links = self._stored()  # another process of this device may have linked one meanwhile
+        stored = {i: links[n] for i, n in _wanted(before, previous_before).items() if n in links}
         joining = self.db.get(JOINING_KEY) or {}
-        views, backends, links = dict(self.views), dict(self.backends), {}
-        wanted = {e.backend_id: e.name for e in config.backends}
-        for e in previous.backends if previous is not None else ():
-            wanted.setdefault(e.backend_id, former_name(e.name, e.backend_id))
-        for backend_id, name in wanted.items():
-            way = ways_by_id.get(backend_id) or joining.get(backend_id.hex())
-            if way is not None:
-                links[name] = way
-            if backend_id in mine:
-                self._rename(mine[backend_id], name, views, backends)
+        kept: dict[bytes, Way] = {}
+        for backend_id, name in _wanted(config, previous).items():
+            link = stored.get(backend_id) or joining.get(backend_id.hex())
+            if link is not None:
+                way = kept[backend_id] = self.ways.get(backend_id) or Way(name, link)
+                way.link = link
+                self._rename(way, name)
         with self.db.transaction():
             self.db.set(CONFIG_KEY, config)
             self.db.set(PREVIOUS_KEY, previous)
-            self.db.set(LINKS_KEY, links)
-        self.config, self.previous, self.links, self.config_hash = config, previous, links, config_hash
-        for name in [n for n, b in self.backends.items() if n not in links and isinstance(b, AbsentBackend)]:
-            del self.backends[name]  # it could not be had under a name that is agreed no more
-        if self._group is not None:
-            self._group.follow(config, config_hash, {a: n for a, n in self._acceptors().items() if n in self.views})
-            self._group.participant.others = self._others()
-        # A way that another process of this device has linked meanwhile is opened with the next operation.
-        now, before = ({i: n for i, n in known.items() if n in self.views} for known in (self.names, self.former))
-        return now, before
+            self.db.set(LINKS_KEY, {way.name: way.link for way in kept.values()})
+        for backend_id, way in self.ways.items():
+            if backend_id not in kept and backend_id.hex() in joining:
+                kept[backend_id] = way
+            elif backend_id not in kept and way.store is not None:
+                self._left.append(way.store)
+        self.config, self.previous, self.ways, self.config_hash = config, previous, kept, config_hash
+        self._tell_group()
 
-    def _rename(self, old: str, new: str, views: dict[str, Backend], backends: dict[str, Backend]) -> None:
-        """Makes an open way known under another name."""
-        if old == new or old not in views or self._runtime is None:
-            return
-        self.views[new], self.backends[new] = views[old], backends[old]
-        self._runtime.add_backend(new, views[old])
+    def _rename(self, way: Way, name: str) -> None:
+        """Makes a way known under another name. Calls under the one it had go on."""
+        if way.name != name and way.view is not None and self._runtime is not None:
+            self._runtime.add_backend(name, way.view)
+        way.name = name
+
+    def _tell_group(self) -> None:
+        """Tells the agreement of the config, and of the ways that are open."""
+        if self._group is not None:
+            self._group.follow(self.config, self.config_hash, self._acceptors())
+            self._group.participant.others = self._others()
 
     def _acceptors(self) -> dict[bytes, str]:
-        """Ways to acceptors, those of the config before too."""
-        out = {a.acceptor_id: e.name for e, a in self.config.acceptors if e.name in self.links}
-        known = {**self.names, **self.former}  # one that stays may have voted under another id, in another era
-        for e in self.previous.backends if self.previous is not None else ():
-            if e.acceptor is not None and e.backend_id in known:
-                out.setdefault(e.acceptor.acceptor_id, known[e.backend_id])
+        """Open ways to acceptors, those of the config before too."""
+        out: dict[bytes, str] = {}
+        for config in (self.config, self.previous):  # one that stays may have voted under another id, in another era
+            for entry, acceptor in config.acceptors if config is not None else ():
+                way = self.ways.get(entry.backend_id)
+                if way is not None and way.view is not None:
+                    out.setdefault(acceptor.acceptor_id, way.name)
         return out
 
     def _others(self) -> tuple[str, ...]:
         """Open ways to backends that do not vote."""
-        return tuple(e.name for e in self.config.backends if e.acceptor is None and e.name in self.views)
+        names = self.names
+        return tuple(e.name for e in self.config.backends if e.acceptor is None and e.backend_id in names)
 
-    def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> Backend:
+    def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> None:
         """A way to a backend that is to be added: open from now on, and a link once it is agreed."""
         joining = self.db.get(JOINING_KEY) or {}
         self.db.set(JOINING_KEY, {**joining, backend_id.hex(): link})
+        way = self.ways[backend_id] = Way(name, link)
+        view = self._opened_as(way, backend)
         assert self._runtime is not None
-        open_backend.tell_holds(name, backend, self._tell)
-        self.backends[name] = backend
-        self.views[name] = view = WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
         self._runtime.add_backend(name, view)
-        return view
 
     def has_joined(self) -> None:
         """Nothing is waiting to be added any more."""
@@ -235,17 +265,17 @@ class Connections:
     def absent(self) -> dict[str, str]:
         """Linked backends that cannot be had now, and why; of removed ones those that may hold what is to be moved."""
         out = {}
-        for name, backend in self.backends.items():
-            if isinstance(backend, AbsentBackend) and name in self.agreed_names:
-                out[name] = backend.why.message
-            elif isinstance(backend, AbsentBackend) and self.config.prev_config is not None:
-                out[f"{name.partition('~')[0]} (removed)"] = backend.why.message.removeprefix(f"{name}: ")
+        for way in self.ways.values():
+            if way.absent is not None and way.name in self.agreed_names:
+                out[way.name] = way.absent.why.message
+            elif way.absent is not None and self.config.prev_config is not None:
+                out[f"{way.name.partition('~')[0]} (removed)"] = way.absent.why.message.removeprefix(f"{way.name}: ")
         return out
 
     @property
     def is_read_only(self) -> bool:
         """This device has a way to fewer voting backends than a quorum: it cannot agree on anything."""
-        return sum(e.name in self.links for e, _ in self.config.acceptors) < self.config.quorum
+        return sum(e.backend_id in self.ways for e, _ in self.config.acceptors) < self.config.quorum
 
     def keep_keys(self, keys: WorkspaceKeys) -> None:
         """Saves keys of a newer epoch for the next process, as far as the disk lets it: they can be had again."""
@@ -253,38 +283,41 @@ class Connections:
         with contextlib.suppress(OSError):
             self.machine.keep_secret(self.directory, keys, self.device, self.certificate)
 
-    def link(self, name: str, url: BackendUrl) -> None:
-        """Remembers a new way to an agreed backend. `UsageError` if that is not the backend."""
+    def link(self, name: str, text: str) -> None:
+        """Remembers a new way to an agreed backend, by its URL. `UsageError` if that is not the backend."""
+        if name not in self.agreed_names:
+            names = ", ".join(sorted(self.agreed_names))
+            raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
+        url = parse_url(text)
+        open_backend.refuse_inside(self.directory, {name: url})
         with contextlib.closing(self.machine.reached(name, url)) as backend:
             folder = self.find_folder(name, backend)
-            self.links[name] = Link(url.location, folder, backend.identity().hex())
-            self.db.set(LINKS_KEY, self.links)
+            link = Link(url.location, folder, backend.identity().hex())
+            self.db.set(LINKS_KEY, {**self.links, name: link})
         self.close()
+        self._load()
 
     def open(self) -> tuple[Runtime, Group]:
-        """Opens this device's ways to the backends, once."""
-        if Seat.stored_newest(self.db).config != self.config_hash:  # another process followed a change
+        """Opens this device's ways to the backends, once. One that could not be had is tried again."""
+        if stored_newest(self.db).config != self.config_hash:  # another process followed a change
             self.close()
             self._load()
         if self._runtime is not None and self._group is not None:
-            for backend in self.backends.values():
-                open_backend.ask_anew(backend)
-            for name in [n for n, b in self.backends.items() if isinstance(b, AbsentBackend) and n in self.links]:
-                view = self.way(name)  # it may be back by now
-                if not isinstance(view, AbsentBackend):
-                    self.views[name] = view
-                    self._runtime.add_backend(name, view)
+            for way in self.ways.values():
+                if way.store is None or way.absent is not None:  # it may be back by now
+                    self._runtime.add_backend(way.name, self._open(way))
+                    self._tell_group()
+                else:
+                    open_backend.ask_anew(way.store)
             return self._runtime, self._group
-        views = {name: self.way(name) for name in self.links}
-        self.views = dict(views)
-        base = Seat.stored_state(self.db)
-        self._runtime = self.machine.runtime(views, self.db)
+        self._runtime = self.machine.runtime({way.name: self._open(way) for way in self.ways.values()}, self.db)
+        base = self.db.need(BASE_KEY)
         self._group = Group(
             self.keys,
             self.device,
             self.config,
             self.config_hash,
-            Seat.stored_devices(self.db, base, self.keys.ns_id),
+            stored_devices(self.db, base, self.keys.ns_id),
             base.devices,
             incarnation=self.machine.entropy(INCARNATION_BYTES),
             links=self._acceptors(),
@@ -293,56 +326,76 @@ class Connections:
             guard=self.guard,
         )
         self._group.participant.others = self._others()
-        for acceptor_id, stone in noted_tombstones(self.db).items():
-            self._group.participant.acceptors[acceptor_id].tombstone = stone
+        noted = self.db.get(RETIRED_KEY)  # an earlier process saw that an acceptor was retired, for this era
+        if noted is not None:
+            self._group.participant.acceptors[b""].tombstone = Tombstone(noted, ZERO_HASH)
         return self._runtime, self._group
 
-    def way(self, name: str) -> Backend:
-        """The workspace's folder on a linked backend; one that says why where it cannot be had now."""
-        link = self.links[name]
+    def _open(self, way: Way) -> Backend:
+        """Opens a linked backend. -> the workspace's folder there, or one that says why it cannot be had now."""
         try:
-            backend = self._opened.pop(name, None) or self.machine.way(name, link, suspected=name in self._hung)
+            opened = self._opened.pop(way.name, None)
+            backend = opened or self.machine.way(way.name, way.link, suspected=way.name in self._hung)
         except BackendError as e:
-            self.backends[name] = absent = AbsentBackend(e)
+            way.store = way.view = absent = AbsentBackend(e)
             return absent
-        open_backend.tell_holds(name, backend, self._tell)
-        self.backends[name] = backend
-        return WithBallast(Prefixed(backend, link.folder), lambda: self.given_up.add(name))
+        return self._opened_as(way, backend)
 
-    def _tell(self, event: Event) -> None:
-        self.on_event(event)
+    def _opened_as(self, way: Way, backend: Backend) -> Backend:
+        open_backend.tell_holds(way.name, backend, lambda event: self.on_event(event))
+        way.store = backend
+        way.view = view = WithBallast(Prefixed(backend, way.link.folder), lambda: self.given_up.add(way.name))
+        return view
+
+    def store(self, name: str) -> Backend | None:
+        """The open store of this name, an `AbsentBackend` where it cannot be had; None: there is no way to it."""
+        return next((way.store for way in self.ways.values() if way.name == name), None)
 
     def take_given_up(self) -> list[str]:
-        """Backends that had to give up their ballast since this was last asked, sorted."""
+        """Backends that gave up their ballast since this was last asked, sorted. They are noted until it is back."""
         names = set()
         while self.given_up:  # threads may still add to it
             names.add(self.given_up.pop())
+        if names:
+            self.db.update(GIVEN_UP_KEY, given_up(self.db).union(names) or None)
         return sorted(names)
 
     def close(self) -> None:
+        """Gives all ways back; copies under way end. They are opened anew when they are asked for."""
         runtime, self._runtime = self._runtime, None
+        copying, self.copying = self.copying, None
         hung = self._hung_now()
+        if copying is not None:
+            copying.stop(0)
         if runtime is not None:
             runtime.close()
-        for backend in {id(b): b for b in (*self.backends.values(), *self._opened.values())}.values():
-            backend.close()
-        self.backends, self.views, self._opened = {}, {}, {}
+        self._close_stores()
+        if copying is not None:
+            copying.stop(COPYING_ENDS_S)
         if hung != self._hung:
             self._hung = hung
             self.db.set(HUNG_KEY, hung or None)
 
+    def _close_stores(self) -> None:
+        stores = [way.store for way in self.ways.values() if way.store is not None]
+        for backend in {id(b): b for b in (*stores, *self._left, *self._opened.values())}.values():
+            backend.close()
+        wanted = _wanted(self.config, self.previous)
+        self.ways = {i: Way(way.name, way.link) for i, way in self.ways.items() if i in wanted}
+        self._left, self._opened = [], {}
+
     def _hung_now(self) -> dict[str, float]:
         """For the next command: which backends it must not wait for as long as this one did, and since when."""
         hung = dict(self._hung)
-        for name, backend in self.backends.items():
-            if isinstance(backend, AbsentBackend):
-                silent: bool | None = isinstance(backend.why, open_backend.OpeningHangsError)
+        for way in self.ways.values():
+            if way.absent is not None:
+                silent: bool | None = isinstance(way.absent.why, open_backend.OpeningHangsError)
             else:
-                silent = open_backend.is_silent(backend)
+                silent = open_backend.is_silent(way.store) if way.store is not None else None
             if silent:
-                hung[name] = self._now()
+                hung[way.name] = self._now()
             elif silent is not None:
-                hung.pop(name, None)
+                hung.pop(way.name, None)
         return hung
 
     def find_folder(self, name: str, backend: Backend) -> str:
@@ -371,61 +424,18 @@ class Connections:
             next_step="Check the URL. A backend that was emptied or replaced cannot be linked again.",
         )
 
-    def _vote_doubt(self, name: str, entry: BackendEntry) -> str:
-        """A sentence on a backend that votes and should not any more: its folder is copied by another program, say."""
-        backend = self.backends.get(name)
-        if entry.acceptor is None or backend is None or isinstance(backend, AbsentBackend) or backend.form != "none":
-            return ""
-        why = getattr(backend, "form_reason", "") or "it has no atomic create"
-        return f"{name} votes and should not: {why}. Take its vote: metasync backend set {name} --role storage"
 
-    def states(self, s: Session, names: Sequence[str]) -> list[BackendState]:
-        """How backends fare; all are asked at once."""
-        from metasync.reports.backends import BackendState
-        from metasync.session import health, space
-
-        states = health.check_places(s, [n for n in names if n in self.links], timeout_s=ASK_TIMEOUT_S)
-        told = space.ask(s.runtime.run, [n for n in names if n in self.links and n not in states])
-        index = s.index_at_hand()
-        used = space.used(s, index) if index is not None else {}
-        given_up = space.given_up(s.db) | self.given_up
-        out = []
-        for name in names:
-            entry = self.config.named(name)
-            assert entry is not None
-            link = self.links.get(name)
-            roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
-            roles += ("blocks",) if entry.acceptor is not None and entry.acceptor.form == "block" else ()
-            state = "not linked" if link is None else states.get(name, "ok")
-            capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
-            out.append(
-                BackendState(
-                    name=name,
-                    url=link.url if link is not None else "",
-                    roles=roles,
-                    capacity_bytes=entry.capacity_bytes,
-                    linked=link is not None,
-                    state="full: its reserve was used" if state == "ok" and name in given_up else state,
-                    free_bytes=told[name].free_bytes if name in told else None,
-                    used_bytes=used.get(name),
-                    total_bytes=told[name].total_bytes if name in told else None,
-                    reserve_used=name in given_up,
-                    warning=self._vote_doubt(name, entry)
-                    or space.warning(name, capacity, used.get(name), told.get(name)),
-                )
-            )
-        return out
+def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
+    """The backends that ways are kept to: those agreed, and those of `previous` alone. -> id -> name of the way."""
+    names = {e.backend_id: e.name for e in config.backends}
+    for e in previous.backends if previous is not None else ():
+        names.setdefault(e.backend_id, former_name(e.name, e.backend_id))
+    return names
 
 
-def _names(config: Config, links: Mapping[str, Link]) -> dict[bytes, str]:
-    return {e.backend_id: e.name for e in config.backends if e.name in links}
-
-
-def _former(config: Config, previous: Config | None, links: Mapping[str, Link]) -> dict[bytes, str]:
-    ids = {e.backend_id for e in config.backends}
-    entries = [e for e in previous.backends if e.backend_id not in ids] if previous is not None else []
-    named = {e.backend_id: former_name(e.name, e.backend_id) for e in entries}
-    return {i: name for i, name in named.items() if name in links}
+def given_up(db: LocalDb) -> frozenset[str]:
+    """Backends that this device knows to be without their ballast."""
+    return db.get(GIVEN_UP_KEY) or frozenset()
 
 
 def former_name(name: str, backend_id: bytes) -> str:

@@ -14,22 +14,33 @@ from typing import Final
 from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
-from metasync.consensus.records.state import State
+from metasync.consensus import checked_memory
+from metasync.consensus.records.era import Passage, decode_passage
+from metasync.consensus.records.state import State, decode_state
 from metasync.errors import FormatError, UsageError, WorkspaceError
-from metasync.keys.device_set import Certificate, DeviceIdentity, DeviceSet, decode_certificate, decode_identity
+from metasync.keys.device_set import (
+    Certificate,
+    DeviceIdentity,
+    DeviceSet,
+    decode_certificate,
+    decode_device_set,
+    decode_identity,
+)
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
 from metasync.local import device_keys, state_keys
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import (
+    CLONE_ANEW,
     CLONING_KEY,
     CONFIG_KEY,
     DEVICE_KEY,
+    META_KIND,
     NAME_KEY,
     PLACE_KEY,
     UNFINISHED_KEY,
     json_codec,
+    local_value,
 )
-from metasync.session.agreement import BASE_KEY, META_KIND
 
 STATE_DIR: Final = ".metasync"
 DB_FILE: Final = "state.db"
@@ -61,6 +72,25 @@ LINKS_KEY: Final = state_keys.LINKS_KEY.holding(
     lambda links: json.dumps({name: asdict(link) for name, link in sorted(links.items())}).encode(), _LINKS.decode
 )
 JOINING_KEY: Final = state_keys.JOINING_KEY.holding(*LINKS_KEY.codec)
+BASE_KEY: Final = state_keys.BASE_KEY.holding(State.encode, decode_state)
+NEWEST_KEY: Final = state_keys.NEWEST_KEY.holding(State.encode, decode_state)
+PARTS_KEY: Final = state_keys.PARTS_KEY.holding(State.encode, decode_state)
+ERA_KEY: Final = state_keys.ERA_KEY.holding(Passage.encode, decode_passage)
+MEMORY_KEY: Final = state_keys.MEMORY_KEY.holding(bytes, checked_memory)
+
+
+def stored_newest(db: LocalDb) -> State:
+    """The newest state that a folder's device has seen decided; its config is the one in the local state."""
+    return db.get(NEWEST_KEY) or db.need(BASE_KEY)
+
+
+def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
+    """The device set that a stored state names."""
+    data = db.get_object(state.devices)
+    if data is None:
+        why = "it does not hold the device set of the version this folder is at"
+        raise WorkspaceError(f"the local state in {STATE_DIR} is damaged: {why}", next_step=CLONE_ANEW)
+    return local_value(lambda d: decode_device_set(d, ns_id, known=True), data)
 
 
 def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
@@ -75,6 +105,17 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
             where = "is a workspace already" if place == folder else f"lies in the workspace {place}"
             raise WorkspaceError(f"{folder} {where}", next_step="`metasync status` there tells more.")
     return folder
+
+
+def folder_above(start: Path) -> Path:
+    """The folder of the workspace that `start` lies in. `WorkspaceError` if it lies in none."""
+    for folder in (start, *start.parents):
+        if (folder / STATE_DIR / DB_FILE).is_file():
+            return folder
+    raise WorkspaceError(
+        f"{start} is not in a MetaSync workspace",
+        next_step="`metasync init` makes one here; `metasync clone` brings one here.",
+    )
 
 
 def is_unfinished(folder: Path, name: str | None) -> bool:

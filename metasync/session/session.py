@@ -1,44 +1,53 @@
-"""What every operation of an open workspace works with: built once by `workspace.py`, used by pull, push, check, log.
+"""An open workspace during one operation: its folder, its ways to the backends, and what its agreed states name.
 
-Also the one place that knows how agreed states become configs, indexes and trees. Nothing here prints or prompts.
+`agreement` asks for states and proposes new ones; here they become configs, device sets, indexes and trees. What only
+some operations need of that is made when it is asked for: a command that finds nothing to do loads no index.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from metasync.backends.registry import digest_kind
-from metasync.checkout.trash import settle
-from metasync.config import NO_LIMIT, Config, decode_config
-from metasync.consensus import ZERO_HASH, Ref, State
-from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError
+from metasync.config import NO_LIMIT, decode_config
+from metasync.consensus import ZERO_HASH, State
+from metasync.errors import BackendError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Notice
-from metasync.keys.device_set import DeviceSet, decode_device_set
-from metasync.local import state_keys
-from metasync.local.state_keys import ERA_KEY, PARTS_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
-from metasync.objects import walk
-from metasync.objects.chunker import Chunker, SizeClass
+from metasync.keys.device_set import decode_device_set
+from metasync.local import settings
+from metasync.local.lock import WAIT_S
+from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects.ids import Ids
-from metasync.objects.model import Entry, ObjectKind, Snapshot
+from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot
-from metasync.runtime.effects import Task
-from metasync.session import eras
-from metasync.session.agreement import AGREED_MARK, LOOK_S, META_KIND, Seat, together
-from metasync.store import index as pack_index
-from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
-from metasync.store.packs import PackFormat, WorkspacePackKeys
-from metasync.transfer.contents import Contents
-from metasync.transfer.copies import Transfer, transfer_of
-from metasync.transfer.estimates import Estimates
-from metasync.worktree.ingest import Ingest, Sink
+from metasync.runtime.effects import Task, together
+from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest
+from metasync.worktree.fs_probe import rules_of
+from metasync.worktree.tree import WorkTree
 
-ESTIMATES_KEY: Final = state_keys.ESTIMATES_KEY.holding(Estimates.encode, Estimates.decode)
-SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
+if TYPE_CHECKING:
+    from metasync.config import Config
+    from metasync.events import Event, Listener
+    from metasync.keys.device_set import Certificate, DeviceSet
+    from metasync.keys.keyring import WorkspaceKeys
+    from metasync.local.lock import WorkspaceLock
+    from metasync.objects.chunker import Chunker
+    from metasync.objects.model import Entry, Snapshot
+    from metasync.session.connections import Connections
+    from metasync.session.write_index import AgreedIndexes
+    from metasync.store.index import Index, IndexRoot, IndexSegment
+    from metasync.store.packs import PackFormat
+    from metasync.transfer.contents import Contents
+    from metasync.transfer.copies import Transfer
+    from metasync.transfer.estimates import Estimates
+    from metasync.worktree.ingest import Ingest, Sink
+
+LOOK_S: Final = 5.0  # for a look at what nobody waits for
 AHEAD_OBJECTS_MAX: Final = (
     50_000  # of an index: a clone of more is hardly shorter for a head start, and must save memory
 )
@@ -65,20 +74,103 @@ class Agreed:
         return self.snapshot.root if self.snapshot is not None else None
 
 
-@dataclass
-class Session(Seat):
-    """An open workspace, with all that its agreed states name."""
+class Session:
+    """One operation's view of an open workspace. From one thread; not to be used when the operation has ended.
 
-    _segments: dict[bytes, IndexSegment] = field(default_factory=dict)
-    _along: dict[bytes, bytes] = field(default_factory=dict)  # of `Contents`
-    _known_contents: tuple[bytes, set[bytes]] | None = None
-    _loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
-    _is_ahead: bool = False  # packs were asked for before they were wanted
+    `connections` holds what outlives the operation: config, keys, ways to the backends. They are opened here.
 
-    @classmethod
-    def of(cls, seat: Seat) -> Session:
-        """The session of an open workspace; its seat is not to be used beside it."""
-        return cls(**{f.name: getattr(seat, f.name) for f in fields(Seat)})
+    down       backends that this operation does without, by name, with the reason: reported to the user
+    out        those of them that are not the stores they were: no pack goes there, none is read there
+    tried      backends where this operation tried to put the ballast back
+    """
+
+    def __init__(self, connections: Connections, tree: WorkTree, listener: Listener) -> None:
+        self.connections = connections
+        self.directory = connections.directory
+        self.tree = tree
+        self.listener = listener
+        self.db = connections.db
+        self.runtime, self.group = connections.open()
+        self.name = self.db.need(NAME_KEY)
+        self.device = connections.device
+        self.entropy = connections.machine.entropy
+        self.wall_ns = connections.machine.wall_ns
+        self.given_up = connections.given_up
+        self.down = connections.absent
+        self.out: dict[str, UnreachableError] = {}
+        self.tried: set[str] = set()
+        self.others_wait: Callable[[], bool] = lambda: False  # whether another operation waits for the folder's lock
+        self.recalled = False  # whether the agreement has been told of the states that are kept here
+        self._along: dict[bytes, bytes] = {}  # of `Contents`
+        self._loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
+        self._is_ahead = False  # packs were asked for before they were wanted
+
+    # --- config and keys
+
+    @property
+    def config(self) -> Config:
+        """The newest agreed config that this device knows."""
+        return self.connections.config
+
+    @property
+    def previous(self) -> Config | None:
+        """The config before, while its mapping is still read."""
+        return self.connections.previous
+
+    @property
+    def names(self) -> Mapping[bytes, str]:
+        """The agreed backends that this device has a way to: id -> name."""
+        return self.connections.names
+
+    @property
+    def former(self) -> Mapping[bytes, str]:
+        """Backends of `previous` alone that this device has a way to: id -> name of the way."""
+        return self.connections.former
+
+    @property
+    def keys(self) -> WorkspaceKeys:
+        return self.connections.keys
+
+    @property
+    def certificate(self) -> Certificate:
+        return self.connections.certificate
+
+    def follow_keys(self, state: State) -> None:
+        """Takes over the keys of the epoch that a decided state is in, once and for all (architecture.md, D11).
+
+        Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
+        """
+        if state.epoch > self.group.participant.keys.epoch:
+            self.runtime.run(self.group.open_epoch(state))
+        keys = self.group.participant.keys
+        if keys != self.keys:
+            self.take_keys(keys)
+        while self.group.unfenced:  # whoever changed them may have died before it was done
+            base, decided = self.group.unfenced.pop()
+            with contextlib.suppress(BackendError, NoQuorumError, ExcludedError):
+                self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
+
+    def take_keys(self, keys: WorkspaceKeys) -> None:
+        """From now on works with these keys."""
+        self.connections.keep_keys(keys)
+        self.group.participant.keys = keys
+        self.outdate("form", "transfer")
+
+    def outdate(self, *names: str) -> None:
+        """Drops what was made of the config or the keys, which have changed: it is made anew when it is asked for."""
+        older = self.__dict__.get("transfer")
+        for name in names:
+            self.__dict__.pop(name, None)
+        if older is not None and "transfer" in names:
+            self.transfer.down.update(older.down)
+
+    def leave_out(self, name: str, why: UnreachableError) -> None:
+        """From now on no pack goes to this backend, and none is read from it."""
+        self.out.setdefault(name, why)
+        if "transfer" in self.__dict__:
+            self.transfer.down.setdefault(name, why)
+
+    # --- what is made of them when it is asked for
 
     @cached_property
     def ids(self) -> Ids:
@@ -86,6 +178,8 @@ class Session(Seat):
 
     @cached_property
     def chunker(self) -> Chunker:
+        from metasync.objects.chunker import Chunker, SizeClass
+
         c = self.config
         classes = [
             SizeClass(None if k.below_bytes == NO_LIMIT else k.below_bytes - 1, k.minimum, k.average, k.maximum, k.kind)
@@ -95,14 +189,20 @@ class Session(Seat):
 
     def ingest(self, *, sink: Sink | None = None, known: Callable[[bytes], bool] | None = None) -> Ingest:
         """Reads files of this folder into chunks."""
+        from metasync.worktree.ingest import Ingest
+
         return Ingest(self.chunker, self.ids, sink=sink, known=known, read=self.tree.disk.read_next)
 
     @cached_property
     def form(self) -> PackFormat:
+        from metasync.backends.registry import digest_kind
+        from metasync.session.open_backend import chain_of
+        from metasync.store.packs import PackFormat, WorkspacePackKeys
+
         c = self.config
         return PackFormat(
             keys=WorkspacePackKeys(self.keys),
-            chains=tuple(self.chain_of(names) for names in c.chains),
+            chains=tuple(chain_of(names) for names in c.chains),
             epoch=self.keys.epoch,
             level=c.compression_level,
             segment_bytes=c.segment_bytes,
@@ -112,76 +212,100 @@ class Session(Seat):
 
     @cached_property
     def transfer(self) -> Transfer:
+        from metasync.transfer.copies import transfer_of
+
         names = {**self.former, **self.names}
         made = transfer_of(self.config, self.previous, names, self.form, self.ids.of, self.estimates)
         made.down.update(self.out)
         return made
 
-    def _outdate(self, *names: str) -> None:
-        older = self.__dict__.get("transfer")
-        for name in names:
-            self.__dict__.pop(name, None)
-        if older is not None and "transfer" in names:
-            self.transfer.down.update(older.down)
-
-    def _leave_out(self, name: str, why: UnreachableError) -> None:
-        super()._leave_out(name, why)
-        self.transfer.down.setdefault(name, why)
-
     @cached_property
     def estimates(self) -> Estimates:
         """What the lines to the backends bear, from earlier runs on."""
+        from metasync.transfer.estimates import ESTIMATES_KEY, Estimates
+
         return self.db.get(ESTIMATES_KEY) or Estimates()
 
     def keep_estimates(self) -> None:
         """Keeps what was learned of the lines for the next run."""
         if "estimates" in self.__dict__:
+            from metasync.transfer.estimates import ESTIMATES_KEY
+
             self.db.update(ESTIMATES_KEY, self.estimates)
 
-    # --- keys
+    @cached_property
+    def indexes(self) -> AgreedIndexes:
+        from metasync.session.write_index import AgreedIndexes
+
+        return AgreedIndexes(self.db, self.runtime, self.group)
 
     # --- agreed states
 
+    def base_state(self) -> State:
+        """The state this folder is at."""
+        return self.db.need(BASE_KEY)
+
+    def newest_state(self) -> State:
+        """The newest state this device has seen decided."""
+        return stored_newest(self.db)
+
+    def cached(self, wanted: Sequence[tuple[bytes, Task]]) -> list[bytes]:
+        """Objects beside the logs, by hash: from the local cache, else by their tasks, all at once."""
+        have = self.db.get_objects([digest for digest, _ in wanted])
+        missing = {digest.hex(): task for digest, task in wanted if digest not in have}
+        for digest, task in wanted:
+            if digest in have:
+                task.close()
+        if missing:
+            got: dict[str, bytes] = self.runtime.run(together(missing))
+            new = {bytes.fromhex(digest): data for digest, data in got.items()}
+            self.db.put_objects((digest, META_KIND, data) for digest, data in new.items())
+            have.update(new)
+        return [have[digest] for digest, _ in wanted]
+
+    def _consts(self, *digests: bytes) -> list[bytes]:
+        return self.cached([(digest, self.group.get_const(digest)) for digest in digests])
+
+    def put_const(self, base: State, data: bytes) -> bytes:
+        """Stores a config or device set on enough acceptors; returns its hash."""
+        digest: bytes = self.runtime.run(self.group.put_const(base, data))
+        self.db.put_objects([(digest, META_KIND, data)])
+        return digest
+
+    def config_named(self, digest: bytes) -> Config:
+        """The config of this hash."""
+        return decode_config(self._consts(digest)[0])
+
+    def config_of(self, state: State) -> Config:
+        """The config that a decided state names."""
+        return self.config_named(state.config)
+
+    def devices_of(self, state: State) -> DeviceSet:
+        """The device set that a decided state names."""
+        return decode_device_set(self._consts(state.devices)[0], self.keys.ns_id)
+
     def base(self) -> Agreed:
         """What this folder is at, loaded. A clone that brought no tree yet is at the empty one, with an empty index."""
+        from metasync.store.index import Index, IndexRoot
+
         if not self.db.has(UNFINISHED_KEY):
             return self.load(self.base_state())
         state = self.base_state()
         return Agreed(state, self.config_of(state), self.devices_of(state), IndexRoot(), Index(), None)
 
-    def newest(self, *, offline_ok: bool = False) -> Agreed:
-        """The newest decided state, loaded. `offline_ok`: without a quorum, the newest that can be seen at all."""
-        try:
-            return self.load(self.ask_newest())
-        except NoQuorumError as e:
-            if not offline_ok:
-                raise
-            self.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
-            return self.newest_seen()
-
-    def newest_or_own(self) -> tuple[Agreed, bool]:
-        """The state to push on, and whether it was asked for: an owner need not ask (consensus.md, rule 2.1)."""
-        state = self.newest_state()
-        if not self.group.owns(state):
-            return self.newest(), True
-        self.group.forget_heard()
-        return self.load(state), False
-
-    def newest_seen(self) -> Agreed:
-        """The newest state that any reachable backend proves decided; there may be newer ones."""
-        return self.load(self.runtime.run(self.group.newest_seen(self.newest_state(), deadline_s=LOOK_S)))
-
     def load(self, state: State) -> Agreed:
-        """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us."""
+        """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us.
+
+        A state of an era that has ended is read through the config, devices and index of the new one's first state:
+        what it names itself may have been on the lost backends alone.
+        """
         self.follow_keys(state)
-        named = eras.named_by(self.db.get(ERA_KEY), state)
+        passed = self.db.get(ERA_KEY)
+        named = state if passed is None else passed.named_by(state)
         if self._loaded is not None and self._loaded[0] == named and self._loaded[1].state == state:
             return self._loaded[1]
-        config, devices = self._cached([(d, self.group.get_const(d)) for d in (named.config, named.devices)])
-        root = IndexRoot()
-        if named.index.hash != ZERO_HASH:
-            root = pack_index.decode_root(self._root(named))
-        index = self._index(root)
+        config, devices = self._consts(named.config, named.devices)
+        root, index = self.indexes.of_state(named)
         snapshot = None
         if state.master != ZERO_HASH:
             contents = self._contents(index)
@@ -201,141 +325,106 @@ class Session(Seat):
         self._is_ahead |= wants
         return wants
 
-    def _root(self, state: State) -> bytes:
-        """A state's index root; the segments that it is said to name anew come with it, if they do."""
-        known = self.db.get_objects([ref.hash for ref in self.group.added(state)])
-        ahead = {ref: _if_there(self.group.get_meta(ref)) for ref in self.group.added(state) if ref.hash not in known}
-        tasks = {"root": self.group.get_meta(state.index), **{ref.hash.hex(): task for ref, task in ahead.items()}}
-        if (data := self.db.get_object(state.index.hash)) is not None:
-            tasks.pop("root").close()
-        got: dict[str, bytes | None] = self.runtime.run(together(tasks)) if tasks else {}
-        found = {state.index.hash if key == "root" else bytes.fromhex(key): d for key, d in got.items()}
-        self.db.put_objects((digest, META_KIND, d) for digest, d in found.items() if d is not None)
-        out = data if data is not None else found[state.index.hash]
-        assert out is not None
-        return out
-
-    def _index(self, root: IndexRoot) -> Index:
-        """The index of this root. Segments that were opened before are opened again when one is asked for something.
-
-        One at a time: of a million objects they have forty megabytes before they are opened.
-        """
-        missing = {i.ref.hash for i in root.items}
-        missing -= self.db.objects_there(missing)
-        for some in together_up_to(SEGMENTS_BYTES, [i for i in root.items if i.ref.hash in missing]):
-            self._cached([(i.ref.hash, self._meta_of(i)) for i in some])
-        opened = [self._segment_of(i) for i in root.items] if missing else []
-        return Index(opened if missing else lambda: [self._segment_of(i) for i in root.items])
-
-    def _meta_of(self, item: RootItem) -> Task:
-        return self.group.get_meta(Ref(*item.ref))
-
-    def _segment_of(self, item: RootItem) -> IndexSegment:
-        if item.ref.hash in self._segments:
-            return self._segments[item.ref.hash]
-        return self._segment(item.ref.hash, self._cached([(item.ref.hash, self._meta_of(item))])[0])
-
-    def index_at_hand(self) -> Index | None:
-        """The pack index of the version this folder is at, if the local cache holds all of it. Asks nobody."""
-        ref = self.base_state().index
-        if ref.hash == ZERO_HASH:
-            return Index()
-        root = self.db.get_object(ref.hash)
-        items = pack_index.decode_root(root).items if root is not None else ()
-        have = self.db.get_objects([i.ref.hash for i in items])
-        if root is None or any(i.ref.hash not in have for i in items):
-            return None
-        return Index(tuple(self._segment(i.ref.hash, have[i.ref.hash]) for i in items))
-
-    def index_of(self, ref: Ref) -> Index:
-        """The pack index of this name, from the local cache or from the backends."""
-        if ref.hash == ZERO_HASH:
-            return Index()
-        return self._index(pack_index.decode_root(self._cached([(ref.hash, self.group.get_meta(ref))])[0]))
-
-    def _segment(self, digest: bytes, data: bytes) -> IndexSegment:
-        if digest not in self._segments:
-            self._segments[digest] = pack_index.decode_segment(data)
-        return self._segments[digest]
-
     def contents(self, agreed: Agreed) -> Contents:
+        """Reads the objects that an agreed index names."""
         return self._contents(agreed.index)
 
     def _contents(self, index: Index) -> Contents:
+        from metasync.transfer.contents import Contents
+
         return Contents(index, self.transfer, self.db, self.runtime, along=self._along)
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""
-        return (contents or self.contents(agreed)).walk(walk.flatten(agreed.tree_root))
+        from metasync.objects.walk import flatten
 
-    # --- agreeing
+        return (contents or self.contents(agreed)).walk(flatten(agreed.tree_root))
+
+
+class Operations:
+    """The operations of one open workspace, one at a time: each gets a session, those that change something the lock.
+
+    `on_event` hears what they tell. `now`: transfers go on in spite of a pause.
+    """
+
+    def __init__(self, connections: Connections, on_event: Listener) -> None:
+        self.connections = connections
+        self.on_event = on_event
+        self.now = False
+        self.settings_path = connections.directory / STATE_DIR / settings.FILE
+        self._governor: settings.Governor | None = None
+        self._closed = False
+        connections.on_event = self.tell
+
+    def tell(self, event: Event) -> None:
+        """Tells whoever listens at this moment."""
+        self.on_event(event)
 
     @contextlib.contextmanager
-    def putting_index(
-        self, base: State, segments: Sequence[Callable[[], bytes]], make_root: Callable[[Sequence[Ref]], bytes]
-    ) -> Iterator[Callable[[], list[Ref]]]:
-        """Stores segments and the root that names them on enough acceptors, beside what the caller does, who gets what
-        waits for it and returns their names, the root's last. Each segment is asked for twice, also in other threads.
-        """
-        with self.runtime.beside(self.group.put_index(base, segments, make_root, generation=base.gen)) as put:
+    def locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
+        """With the workspace's lock. `first` is false where it had it before: then it waits for as long as it takes."""
 
-            def stored() -> list[Ref]:
-                refs, root = put()
-                parts = chain((segment() for segment in segments), [root])
-                self.db.put_objects((ref.hash, META_KIND, data) for ref, data in zip(refs, parts, strict=True))
-                return list(refs)
+        def waiting(who: str) -> None:
+            if first:
+                self.tell(Notice(f"waiting: the workspace is {who}"))
 
-            yield stored
+        c, wait_s = self.connections, WAIT_S if first else math.inf
+        with (
+            c.machine.lock(c.directory, f"metasync {what}", waiting, wait_s, presses=what != "push") as lock,
+            c.guard.holding(),
+        ):
+            yield lock
 
-    def note_replaced(self, tree: Mapping[bytes, Entry]) -> None:
-        """The same, of what lies among the replaced files, where this tree, which is decided, holds it."""
-        if replaced := {r.content for r in self.db.records(REPLACED)}:
-            self.note_agreed(replaced & {e.content for e in tree.values()})
+    @contextlib.contextmanager
+    def session(self, what: str) -> Iterator[Session]:
+        """A session that changes nothing."""
+        c = self.connections
+        if self._closed:
+            raise WorkspaceError(f"{c.directory}: the workspace was closed before {what}")
+        if not self.now:
+            settings.refuse_paused(self.settings_path, what)
+        with WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
+            tree.rules = rules_of(tree, c.db)
+            try:
+                s = Session(c, tree, self.on_event)
+                s.runtime.listen(self.on_event)
+                s.runtime.govern(self._governed())
+                yield s
+            finally:
+                c.guard.give_back()
+                self._note_given_up()
 
-    def settle_replaced(self) -> list[Conflict]:
-        """Drops or brings back what checkouts replaced, where that is certain now (architecture.md, D8)."""
-        if not self.db.records(REPLACED):
-            return []
-        agreed = self.base()
-        contents = self.contents(agreed)
+    @contextlib.contextmanager
+    def begun(self, what: str, *, first: bool = True) -> Iterator[Session]:
+        """A session that may change things, under the lock: what earlier operations left is still to be finished."""
+        with self.locked(what, first=first) as lock, self.session(what) as s:
+            s.others_wait = lock.wanted
+            self.connections.guard.tell(s.config, self.on_event)
+            yield s
+            s.keep_estimates()
 
-        def known(content: bytes, size: int, path: bytes) -> bool:
-            # The index is not asked: it may name what a push read, packed, and found gone before it was agreed.
-            if size == 0 or self.db.get_object(content) == AGREED_MARK:
-                return True
-            return content in self._agreed_contents(agreed, contents)
+    def _governed(self) -> settings.Governor:
+        """What has the calls of this workspace obey the settings, one for all its operations."""
 
-        def hash_file(fd: int) -> bytes:
-            hasher = self.ids.content()
-            while piece := self.tree.disk.read_next(fd, 1 << 20):
-                hasher.update(piece)
-            return hasher.digest()
+        def say_paused(phrase: str) -> None:
+            self.tell(Notice(f"paused {phrase}: what has begun ends, the rest waits; `metasync resume` goes on"))
 
-        return settle(self.tree, self.db, self.tree.clock_ns(), known, hash_file, agreed.state.v)
+        if self._governor is None or self._governor.passes_pauses != self.now:
+            self._governor = settings.Governor(self.settings_path, now=self.now, on_pause=say_paused)
+        return self._governor
 
-    def _agreed_contents(self, agreed: Agreed, contents: Contents) -> set[bytes]:
-        """Content hashes of the agreed tree."""
-        if self._known_contents is None or self._known_contents[0] != agreed.state.hash:
-            tree = self.flat(agreed, contents)
-            self._known_contents = (agreed.state.hash, {e.content for e in tree.values()})
-        return self._known_contents[1]
+    def _note_given_up(self) -> None:
+        """Tells the user, once per command, which backends were so full that their ballast had to go."""
+        for name in self.connections.take_given_up():
+            text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
+            self.tell(Notice(text, warning=True))
 
-
-def together_up_to(size_bytes: int, items: Iterable[RootItem]) -> Iterator[list[RootItem]]:
-    """Index segments, as many at a time as have so many bytes, or one."""
-    some: list[RootItem] = []
-    for item in items:
-        if some and sum(i.size for i in some) + item.size > size_bytes:
-            yield some
-            some = []
-        some.append(item)
-    if some:
-        yield some
-
-
-def _if_there(task: Task) -> Task:
-    """The same, or None where it fails."""
-    try:
-        return (yield from task)
-    except MetaSyncError:
-        return None
+    def close(self) -> None:
+        """Gives connections and files back; copies under way end. May be repeated."""
+        self.connections.close()
+        if not self._closed:
+            try:
+                self._note_given_up()  # by writes that landed after their operation had ended
+            finally:
+                self._closed = True
+                self.connections.db.close()

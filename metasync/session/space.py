@@ -18,12 +18,12 @@ from metasync.events import Notice
 from metasync.local.state_keys import GIVEN_UP_KEY, SPACE_KEY, SpaceNote
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
+from metasync.session.connections import given_up
 from metasync.transfer.free_space import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
     from metasync.config import BackendEntry
-    from metasync.local.state import LocalDb
     from metasync.runtime.effects import Reply, Task
     from metasync.session.open_backend import NewBackend
     from metasync.session.session import Session
@@ -188,16 +188,6 @@ def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBac
 
 
 # --- the ballast
-
-
-def given_up(db: LocalDb) -> frozenset[str]:
-    """Backends that this device knows to be without their ballast."""
-    return db.get(GIVEN_UP_KEY) or frozenset()
-
-
-def note_given_up(db: LocalDb, names: Iterable[str]) -> None:
-    """Remembers that these backends are without their ballast, until it is put back."""
-    db.update(GIVEN_UP_KEY, given_up(db).union(names) or None)
 
 
 def put_back(s: Session) -> None:

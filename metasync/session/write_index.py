@@ -1,57 +1,187 @@
-"""Stores what a push adds to the pack index: a segment, and the tiers that are merged with it (architecture.md, D4)."""
+"""The pack indexes of agreed versions: read from the local cache or the backends, and written (architecture.md, D4).
+
+An index is a root that lists segments. Segments never change, so that versions share most of theirs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
-from metasync.consensus import Ref
+from metasync.consensus import ZERO_HASH, Ref, State
+from metasync.errors import MetaSyncError
 from metasync.local.spill import Spool
-from metasync.session.session import Agreed, Session
+from metasync.local.state_keys import META_KIND
+from metasync.runtime.effects import Task, together
 from metasync.store import index as pack_index
 from metasync.store import index_tiers
-from metasync.store.index import IndexRoot, IndexSegment, RootItem
-from metasync.transfer.upload import Upload
+from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
+
+if TYPE_CHECKING:
+    from metasync.consensus import Group
+    from metasync.local.state import LocalDb
+    from metasync.runtime.tasks import Runtime
+
+SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 
 
-def store_index(s: Session, base: Agreed, upload: Upload) -> Ref | None:
-    """Stores the index segment of a push's packs, merging tiers that are full; None when there are no packs."""
-    with storing_index(s, base, upload) as stored:
-        return next(reversed(stored()), None)
+class AgreedIndexes:
+    """Reads and writes pack indexes for one session. A segment is decoded once."""
+
+    def __init__(self, db: LocalDb, runtime: Runtime, group: Group) -> None:
+        self._db = db
+        self._runtime = runtime
+        self._group = group
+        self._segments: dict[bytes, IndexSegment] = {}
+
+    # --- reading
+
+    def of_state(self, state: State) -> tuple[IndexRoot, Index]:
+        """The index that a decided state names."""
+        if state.index.hash == ZERO_HASH:
+            return IndexRoot(), Index()
+        root = pack_index.decode_root(self._root(state))
+        return root, self._of_root(root)
+
+    def of(self, ref: Ref) -> Index:
+        """The index of this name."""
+        if ref.hash == ZERO_HASH:
+            return Index()
+        return self._of_root(pack_index.decode_root(self._fetched([ref])[0]))
+
+    def at_hand(self, ref: Ref) -> Index | None:
+        """The index of this name, if the local cache holds all of it. Asks nobody."""
+        if ref.hash == ZERO_HASH:
+            return Index()
+        root = self._db.get_object(ref.hash)
+        items = pack_index.decode_root(root).items if root is not None else ()
+        have = self._db.get_objects([i.ref.hash for i in items])
+        if root is None or any(i.ref.hash not in have for i in items):
+            return None
+        return Index(tuple(self._decoded(i.ref.hash, have[i.ref.hash]) for i in items))
+
+    def _root(self, state: State) -> bytes:
+        """A state's index root; the segments that it is said to name anew come with it, if they do."""
+        root, added = self._db.get_object(state.index.hash), self._group.added(state)
+        known = self._db.get_objects([ref.hash for ref in added])
+        tasks = {state.index.hash: self._group.get_meta(state.index)} if root is None else {}
+        tasks.update((ref.hash, _if_there(self._group.get_meta(ref))) for ref in added if ref.hash not in known)
+        got = self._got(tasks)
+        return root if root is not None else got[state.index.hash]
+
+    def _of_root(self, root: IndexRoot) -> Index:
+        """The index of this root. Segments that were opened before are opened again when one is asked for something.
+
+        One at a time: of a million objects they have forty megabytes before they are opened.
+        """
+        missing = {i.ref.hash for i in root.items}
+        missing -= self._db.objects_there(missing)
+        for some in _in_parts(i for i in root.items if i.ref.hash in missing):
+            self._fetched([Ref(*i.ref) for i in some])
+        opened = [self._segment(i) for i in root.items] if missing else []
+        return Index(opened if missing else lambda: [self._segment(i) for i in root.items])
+
+    def _segment(self, item: RootItem) -> IndexSegment:
+        if item.ref.hash in self._segments:
+            return self._segments[item.ref.hash]
+        return self._decoded(item.ref.hash, self._fetched([Ref(*item.ref)])[0])
+
+    def _decoded(self, digest: bytes, data: bytes) -> IndexSegment:
+        if digest not in self._segments:
+            self._segments[digest] = pack_index.decode_segment(data)
+        return self._segments[digest]
+
+    def _fetched(self, refs: Sequence[Ref]) -> list[bytes]:
+        """Roots and segments: from the local cache, else from the backends, all at once."""
+        have = self._db.get_objects([ref.hash for ref in refs])
+        have.update(self._got({ref.hash: self._group.get_meta(ref) for ref in refs if ref.hash not in have}))
+        return [have[ref.hash] for ref in refs]
+
+    def _got(self, tasks: dict[bytes, Task]) -> dict[bytes, bytes]:
+        """What these tasks bring, by hash, into the local cache too. Those that bring nothing are left out."""
+        if not tasks:
+            return {}
+        got = self._runtime.run(together({digest.hex(): task for digest, task in tasks.items()}))
+        found = {bytes.fromhex(digest): data for digest, data in got.items() if data is not None}
+        self._db.put_objects((digest, META_KIND, data) for digest, data in found.items())
+        return found
+
+    # --- writing
+
+    def store(
+        self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment]
+    ) -> Ref | None:
+        """The same as `storing`, waited for. -> the new root's name; None when there is nothing new."""
+        with self.storing(base, root, segments, new) as stored:
+            return next(reversed(stored()), None)
+
+    @contextlib.contextmanager
+    def storing(
+        self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment]
+    ) -> Iterator[Callable[[], list[Ref]]]:
+        """Stores an index with new segments on enough acceptors, beside what the caller does.
+
+        `root` and `segments` are the index of `base`; tiers that are full are merged. The caller gets what waits for
+        it, and returns the names of what is new, the root's last. Segments wait in a spool: a very large push has
+        several, and no two are held.
+        """
+        spool = Spool()
+        fresh = dict(_unstored(spool, segment) for segment in new)
+        if not fresh:
+            yield list
+            return
+        items = [*root.items, *fresh]
+        while crowd := index_tiers.crowded(IndexRoot(tuple(items))):
+            merged = [
+                pack_index.decode_segment(spool.get(fresh[i])) if i in fresh else segments[root.items.index(i)]
+                for i in crowd
+            ]
+            item, place = _unstored(spool, index_tiers.merge(merged, final=len(crowd) == len(items)))
+            items = [*(i for i in items if i not in crowd), item]
+            fresh = {**{i: p for i, p in fresh.items() if i not in crowd}, item: place}
+
+        def make_root(refs: Sequence[Ref]) -> bytes:
+            stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(fresh, refs, strict=True)}
+            return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), root.tags))
+
+        parts = [partial(spool.get, place) for place in fresh.values()]
+        with self._runtime.beside(self._group.put_index(base, parts, make_root, generation=base.gen)) as put:
+
+            def stored() -> list[Ref]:
+                refs, data = put()
+                all_data = chain((part() for part in parts), [data])
+                self._db.put_objects((ref.hash, META_KIND, d) for ref, d in zip(refs, all_data, strict=True))
+                return list(refs)
+
+            yield stored
 
 
-@contextlib.contextmanager
-def storing_index(s: Session, base: Agreed, upload: Upload) -> Iterator[Callable[[], list[Ref]]]:
-    """The same beside the last packs: all are sealed, so that their names are known. It names what is to be stored
-    before anybody is told of the index: a proposal is made when both are. Segments wait in a spool: a very large push
-    has several, and no two are held."""
-    kept = Spool()
-    new = dict(_unstored(kept, segment) for segment in upload.index_segments())
-    if not new:
-        yield list
-        return
-    items = [*base.root.items, *new]
-    while crowd := index_tiers.crowded(IndexRoot(tuple(items))):
-        segments = [
-            pack_index.decode_segment(kept.get(new[i])) if i in new else base.segments[base.root.items.index(i)]
-            for i in crowd
-        ]
-        item, place = _unstored(kept, index_tiers.merge(segments, final=len(crowd) == len(items)))
-        items = [*(i for i in items if i not in crowd), item]
-        new = {**{i: p for i, p in new.items() if i not in crowd}, item: place}
-
-    def make_root(refs: Sequence[Ref]) -> bytes:
-        stored = {item: item._replace(ref=pack_index.Ref(*ref)) for item, ref in zip(new, refs, strict=True)}
-        return pack_index.encode_root(IndexRoot(tuple(stored.get(item, item) for item in items), base.root.tags))
-
-    with s.putting_index(base.state, [partial(kept.get, place) for place in new.values()], make_root) as stored:
-        yield stored
-
-
-def _unstored(kept: Spool, segment: IndexSegment) -> tuple[RootItem, slice]:
+def _unstored(spool: Spool, segment: IndexSegment) -> tuple[RootItem, slice]:
     """A segment as the root will list it, its name still open: a digest of its bytes stands in. And where these are."""
     data = pack_index.encode_segment(segment)
     stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
-    return RootItem(stand_in, len(data), len(segment), len(segment.packs)), kept.put(data)
+    return RootItem(stand_in, len(data), len(segment), len(segment.packs)), spool.put(data)
+
+
+def _in_parts(items: Iterable[RootItem]) -> Iterator[list[RootItem]]:
+    """Segments, as many at a time as have `SEGMENTS_BYTES`, or one."""
+    some: list[RootItem] = []
+    for item in items:
+        if some and sum(i.size for i in some) + item.size > SEGMENTS_BYTES:
+            yield some
+            some = []
+        some.append(item)
+    if some:
+        yield some
+
+
+def _if_there(task: Task) -> Task:
+    """The same, or None where it fails."""
+    try:
+        return (yield from task)
+    except MetaSyncError:
+        return None

@@ -17,22 +17,24 @@ A checkout that was interrupted is finished or found again as any other: `Checko
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from metasync.checkout.checkout import Applied, Change, Checkout, check_room
 from metasync.consensus import State
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.spill import Large, grown
-from metasync.local.state_keys import EXACT_KEY, PARTS_UPTO_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY
+from metasync.local.state_keys import CLONING_KEY, EXACT_KEY, PARTS_UPTO_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk_large import gather
+from metasync.reports.start import CloneReport, W
 from metasync.reports.sync import ConflictReport, PullReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
-from metasync.session.agreement import BASE_KEY, PARTS_KEY
+from metasync.session.folder import BASE_KEY, PARTS_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync import pull
 from metasync.sync.fetch import ChangedMeanwhile, deliver
+from metasync.sync.scanned import noted
 from metasync.transfer.contents import Contents
 from metasync.worktree.index import CONTENT_AT, pack_entry, unpack_entry
 from metasync.worktree.merge_walk import walk_folder
@@ -52,6 +54,39 @@ class Brought:
     agreed: Agreed
     files: int
     size_bytes: int
+
+
+def finish_clone(s: Session, workspace: W) -> CloneReport[W]:
+    """The second half of a clone: has this device agreed, and brings the tree of the newest version."""
+    from metasync.members import admission
+
+    arrival = admission.arrive(s, read_only=s.connections.is_read_only)
+    found: list[tuple[State, str]] = []
+    brought = bring(s, arrival.newest, lambda: found.append(arrival.finish()))
+    pulled = brought.report
+    newest, problem = found[-1]
+    if newest.master == brought.agreed.state.master:  # what was agreed since is this device itself, as a rule
+        s.db.set(BASE_KEY, newest)
+    else:
+        more = pull.pull(s, brought.agreed, s.load(newest), force=True)  # nothing here is only here
+        pulled = replace(more, conflicts=pulled.conflicts + more.conflicts)
+    s.db.set(CLONING_KEY, None)
+    c = s.connections
+    return CloneReport(
+        directory=str(s.directory),
+        version=newest.v,
+        fingerprint=newest.fingerprint,
+        files=brought.files,
+        bytes=brought.size_bytes,
+        unlinked=tuple(sorted(c.agreed_names - c.links.keys())),
+        read_only=c.is_read_only,
+        conflicts=pulled.conflicts,
+        unplaced=pulled.unplaced,
+        down=dict(s.down),
+        problem=problem,
+        workspace=workspace,
+        name=s.name,
+    )
 
 
 @dataclass
@@ -172,8 +207,8 @@ class _Parts:
             before=version,
             version=version,
             conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
-            skipped=pull.noted(applied.kept),
-            unplaced=pull.noted(applied.unplaced),
+            skipped=noted(applied.kept),
+            unplaced=noted(applied.unplaced),
             down=dict(s.down),
         )
         return Brought(report, self.target, self.tree.files, self.tree.size_bytes)

@@ -27,12 +27,12 @@ from metasync.local.state_keys import (
     UNFINISHED_KEY,
     KeyCopies,
 )
-from metasync.members.newcomers import logs_suffice
 from metasync.objects.ids import Ids
 from metasync.objects.model import ObjectKind
 from metasync.objects.snapshot import decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
-from metasync.session.agreement import Seat
+from metasync.session import agreement
+from metasync.session.session import Session
 from metasync.worktree.merge_walk import Walk, walk_index
 
 if TYPE_CHECKING:
@@ -40,37 +40,28 @@ if TYPE_CHECKING:
     from metasync.local.state import LocalDb
     from metasync.worktree.tree import WorkTree
 
+
 _TO_GO_ON_WITH: Final = (JOURNAL_KEY, UNFINISHED_KEY, KEPT_KEY, PLAN_KEY, INODES_KEY, TRAILING_KEY, GIVEN_UP_KEY)
 
 
-def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
-    """True when no earlier operation left anything that the next one begins with, or ends with.
-
-    `epoch`: of the newest state that this device knows. When in doubt, there is something.
-    """
-    if any(db.has(key) for key in _TO_GO_ON_WITH) or db.count_records(REPLACED):
-        return False
-    if (db.get(KEY_COPIES_KEY) or KeyCopies(0 if db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})) != (epoch, {}):
-        return False
-    return not tree.disk.names(tree.state_dir(b"tmp"))
-
-
 class Begun(NamedTuple):
-    """A push that has something to do, or may have: its look for news (`Seat.looking`) is under way, or has ended; the
-    walk, if it has been made."""
+    """A push that has something to do, or may have.
+
+    `look`: its look for news, which is under way or has ended (`agreement.looking`); `walk`: if it has been made.
+    """
 
     look: Callable[[], State]
     walk: Walk | None
 
 
-def may_be(s: Seat) -> bool:
+def may_be(s: Session) -> bool:
     """False when there is something to do whatever the others did: an earlier operation left it, say."""
     known = s.newest_state()
     quiet = known.hash == s.base_state().hash and not s.db.has(ERA_KEY) and not s.db.has(INVITED_KEY)
-    return quiet and logs_suffice(s.config) and nothing_left(s.db, s.tree, known.epoch)
+    return quiet and s.config.logs_suffice and nothing_left(s.db, s.tree, known.epoch)
 
 
-def push(s: Seat, look: Callable[[], State]) -> PushReport | Begun:
+def push(s: Session, look: Callable[[], State]) -> PushReport | Begun:
     """What a push reports that finds nothing changed, here or elsewhere; else what it is to go on with.
 
     `look` is under way, and waited for where nothing has changed here. `NoQuorumError`.
@@ -81,20 +72,20 @@ def push(s: Seat, look: Callable[[], State]) -> PushReport | Begun:
         return Begun(look, None)
     s.listener(Phase("scan"))
     walk = walk_index(s.tree, s.db, root)
-    if walk is None or not walk.is_quiet or s.told(look).hash != base.hash:
+    if walk is None or not walk.is_quiet or agreement.told(s, look).hash != base.hash:
         return Begun(look, walk)
     return PushReport(None, Changes(), down=dict(s.down))
 
 
-def pull(s: Seat, look: Callable[[], State]) -> PullReport | None:
+def pull(s: Session, look: Callable[[], State]) -> PullReport | None:
     """The same for a pull, for which it does not matter what has changed here."""
     base = s.base_state()
-    if s.told(look).hash != base.hash or s.db.unplaced():
+    if agreement.told(s, look).hash != base.hash or s.db.unplaced():
         return None
     return PullReport(base.v, base.v, down=dict(s.down))
 
 
-def _tree_root(s: Seat, state: State) -> bytes | None:
+def _tree_root(s: Session, state: State) -> bytes | None:
     """The root of a state's tree, where the local cache holds its snapshot."""
     data = s.db.get_object(state.master) if state.master != ZERO_HASH else None
     if data is None or Ids(s.keys.id_key).of(ObjectKind.SNAPSHOT, data) != state.master:
@@ -102,7 +93,23 @@ def _tree_root(s: Seat, state: State) -> bytes | None:
     return decode_snapshot(data).root
 
 
-def _is_in(s: Seat, state: State) -> bool:
+def _is_in(s: Session, state: State) -> bool:
     """Whether this device is one of a state's, as far as the local cache knows."""
     data = s.db.get_object(state.devices)
     return data is not None and decode_device_set(data, s.keys.ns_id, known=True).get(s.device.device_id) is not None
+
+
+def nothing_left(db: LocalDb, tree: WorkTree, epoch: int) -> bool:
+    """True when no earlier operation left anything that the next one begins with, or ends with.
+
+    `epoch`: of the newest state that this device knows. When in doubt, there is something.
+    """
+    if any(db.has(key) for key in _TO_GO_ON_WITH) or db.count_records(REPLACED):
+        return False
+    return keys_are_everywhere(db, epoch) and not tree.disk.names(tree.state_dir(b"tmp"))
+
+
+def keys_are_everywhere(db: LocalDb, epoch: int) -> bool:
+    """True when all backends were seen to hold the keyring and slots of this key epoch."""
+    known = db.get(KEY_COPIES_KEY) or KeyCopies(0 if db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})
+    return known == (epoch, {})

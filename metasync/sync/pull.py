@@ -6,16 +6,17 @@ what a pull does with news, and what a push does when another was faster.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable
-from metasync.errors import ExcludedError, WorkspaceError
+from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
 from metasync.events import Phase
-from metasync.local.spill import Large, Paths
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
 from metasync.local.state_keys import Conflict as LocalConflict
 from metasync.merge import guard
@@ -23,15 +24,17 @@ from metasync.merge.changes import same_bytes
 from metasync.merge.trees import Merge, merge
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.reports.sync import Changes, ConflictReport, PullReport, Skipped
-from metasync.session.agreement import BASE_KEY
-from metasync.session.eras import rebased
+from metasync.reports.sync import ConflictReport, PullReport
+from metasync.session import agreement
+from metasync.session.agreement import LEFT_KEY
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.sync.fetch import ChangedMeanwhile, deliver, read_here, whole
+from metasync.sync.scanned import noted, summary
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
 from metasync.transfer.contents import Contents
 from metasync.worktree import case
-from metasync.worktree.index import Row, files_with, rows_at
+from metasync.worktree.index import Row, files_with, load_rows, rows_at, store_rows
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import Tree, changed, note_index_of
 from metasync.worktree.scan import Ingest, Scan, scan, store_scan
@@ -62,38 +65,32 @@ class Plan:
     texts: dict[bytes, MergedText] = field(default_factory=dict)
 
 
-def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
-    """The same where nothing was there before."""
-    if not isinstance(tree, Large):
-        return summary((path, None, entry) for path, entry in tree.items())
-    above = {path.rpartition(b"/")[0] for path in tree}  # no parent of these is not among them: it is in the tree
-    return Changes(added=Paths(path for path in tree if path not in above))
+def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
+    """The folder's base for a merge with `target`: another one by now, if that is of a later era."""
+    if base.state.era == target.state.era:
+        return base
+    base = s.base()
+    if s.db.has(LEFT_KEY):
+        with s.db.transaction():
+            with contextlib.suppress(MetaSyncError):  # then what was deleted comes back
+                store_rows(s.db, _deleted(s, s.load(s.db.need(LEFT_KEY)), base))
+            s.db.set(LEFT_KEY, None)
+    return base
 
 
-def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Changes:
-    """Changes for people, from (path, before, after). Directories only where nothing inside them is named."""
-    added: list[bytes] = []
-    modified: list[bytes] = []
-    deleted: list[bytes] = []
-    parents: set[bytes] = set()
-    dirs: set[bytes] = set()
-    for path, a, b in pairs:  # no list of all: an entry is large
-        if a == b:
-            continue
-        (added if a is None else deleted if b is None else modified).append(path)
-        if any(e is not None and e.kind is Kind.DIR for e in (a, b)):
-            dirs.add(path)
-        while b"/" in path:
-            path = path.rpartition(b"/")[0]
-            if path in parents:
-                break
-            parents.add(path)
-    dirs &= parents
-    return Changes(*(tuple(sorted(p for p in paths if p not in dirs)) for paths in (added, modified, deleted)))
-
-
-def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:
-    return tuple(Skipped(path, reason) for path, reason in items)
+def _deleted(s: Session, left: Agreed, base: Agreed) -> list[tuple[bytes, Row]]:
+    """Rows for what the version that the folder left lacks and `base` has: it was here once, and then deleted."""
+    contents = s.contents(base)
+    rows, there = load_rows(s.db), s.flat(left, contents)
+    root = rows.get(b"")
+    if root is None:
+        return []
+    modes = {Kind.FILE: stat.S_IFREG, Kind.DIR: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+    return [
+        (path, Row(entry, root.dev, 0, 0, 0, 0, modes[entry.kind] | entry.mode, trusted=False))
+        for path, entry in s.flat(base, contents).items()
+        if path not in there and path not in rows
+    ]
 
 
 def integrate(
@@ -245,10 +242,9 @@ def _check_out(
     changes = [
         Change(p, e, None if p in gone else replaceable(plan.rows.get(p), tree.get(p), e)) for p, e in merged.items()
     ]
-    s.note_agreed(
-        was.content
-        for p in merged
-        if (was := plan.scan.base.get(p)) is not None and was.kind is not Kind.DIR and same_bytes(was, tree.get(p))
+    replaced = ((plan.scan.base.get(p), tree.get(p)) for p in merged)
+    agreement.note_agreed(
+        s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, commit, version=target.state.v)

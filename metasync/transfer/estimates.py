@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, text16, u8, u16, u32, u64
 from metasync.config import BACKENDS_MAX, NAME_BYTES_MAX
+from metasync.local import state_keys
 from metasync.runtime.effects import Now, Op, Reply
 from metasync.runtime.sizes import PROMPT_BYTES_MAX
 
@@ -216,3 +217,6 @@ def _carried(line: _Line, span: _Span, latency: float) -> float:
         if shared > 0:
             carried += min(float(size), own_rate * shared)
     return carried
+
+
+ESTIMATES_KEY: Final = state_keys.ESTIMATES_KEY.holding(Estimates.encode, Estimates.decode)

@@ -210,7 +210,7 @@ class Upload:
         self._waiting_bytes -= sent.raw_bytes
         self.bytes_stored += stored.record.size
         self.stored.append(stored)
-        trail = trail_of(stored, self.transfer)
+        trail = trail_of(stored, self.transfer) if len(stored.holders) < stored.copies else None
         self._noted(KeptPack(stored.record, self._objects.get(sent.place), trail))
         if trail is not None and self._least is not None:
             self._trails[trail.name] = trail

@@ -10,8 +10,11 @@ from typing import TypeAlias
 from metasync.objects.chunker import Chunker
 from metasync.objects.file import encode_file
 from metasync.objects.ids import Ids
-from metasync.objects.model import Chunk, ObjectKind
+from metasync.objects.model import Chunk, Entry, ObjectKind
+from metasync.objects.paths import split
+from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.scan import Content
+from metasync.worktree.tree import WorkTree
 
 Sink: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
 
@@ -81,3 +84,18 @@ class Ingest:
     def _store(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
         if self._sink is not None and not (self._known is not None and self._known(object_id)):
             self._sink(kind, object_id, data)
+
+
+def reread(tree: WorkTree, path: bytes, entry: Entry, ingest: Ingest) -> bool:
+    """Reads a file again to store it; False when it is not what the scan named."""
+    parent, name = split(path)
+    try:
+        fd = tree.disk.open(name, READ_FLAGS, tree.dir(parent))
+    except OSError:
+        return False
+    try:
+        return tuple(ingest(fd, tree.disk.fstat(fd))) == (entry.size, entry.content, entry.root)
+    except OSError:
+        return False
+    finally:
+        tree.disk.close(fd)

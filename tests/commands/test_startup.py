@@ -63,7 +63,7 @@ UNUSED = {
         "zstandard",
     ),
     *(
-        "metasync.session.session",
+        "metasync.session.write_index",
         "metasync.sync.push",
         "metasync.sync.pull",
         "metasync.worktree.scan",

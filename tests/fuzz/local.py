@@ -53,8 +53,7 @@ from metasync.local.state_keys import (
 )
 from metasync.objects.model import Entry, Kind
 from metasync.session import connections, space
-from metasync.session.agreement import BASE_KEY
-from metasync.session.folder import LINKS_KEY, Link, load_secret
+from metasync.session.folder import BASE_KEY, LINKS_KEY, Link, load_secret
 from metasync.session.session import Session
 from metasync.worktree.fs_probe import NAME_RULES_KEY
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row

@@ -13,6 +13,7 @@ from workspace_kit import Lab, tree_of, write
 from metasync.errors import UsageError
 from metasync.history import conflicts as conflicting
 from metasync.merge.trees import conflict_name, copied_from
+from metasync.sync.operations import settle_replaced
 from metasync.workspace import Workspace
 
 
@@ -173,7 +174,7 @@ def test_unsaved_edits_of_both_sides_are_kept(two: tuple[Workspace, Workspace]) 
     assert b"edited since\n" in kept(c)
     c.push()
     with c._session("test") as s:
-        s.settle_replaced()
+        settle_replaced(s)
     assert b"edited since\n" in kept(c), "no version holds it"
 
 

@@ -29,7 +29,7 @@ from metasync.local.state import LocalDb
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime import effects
-from metasync.session import connections, open_backend, session
+from metasync.session import agreement, connections, open_backend, session
 from metasync.workspace import Workspace
 from metasync.worktree import disk
 
@@ -335,25 +335,25 @@ def decided_not_remembered() -> None:
         self.runtime.run(self.group.propose(base, lambda: change))
         _die()
 
-    session.Session.propose = dying  # type: ignore[method-assign]
+    agreement.propose = dying  # type: ignore[method-assign]
 
 
 @_point
 def before_the_report() -> None:
     """Decided and remembered as the newest; the folder is not said to be at it."""
-    propose = session.Session.propose
+    propose = agreement.propose
 
     def dying(self: Any, base: Any, change: Any) -> Any:
         propose(self, base, change)
         _die()
 
-    session.Session.propose = dying  # type: ignore[method-assign]
+    agreement.propose = dying  # type: ignore[method-assign]
 
 
 @_point
 def after_the_report() -> None:
     """The folder is at the new version; others were not told."""
-    session.Session.after_commit = _die  # type: ignore[method-assign]
+    agreement.after_commit = _die  # type: ignore[method-assign]
 
 
 def die_at_call(k: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -428,7 +428,7 @@ class Past(NamedTuple):
 def read_past(w: Workspace, *, read_blobs: bool = False) -> Past:
     """Walks all snapshots, second parents too. `read_blobs`: fetches every small content and checks it."""
     with w._session("test") as s:
-        newest = s.newest()
+        newest = agreement.newest(s)
         contents = s.contents(newest)
         snapshots: dict[bytes, Snapshot] = {}
         todo = [newest.state.master] if newest.snapshot is not None else []

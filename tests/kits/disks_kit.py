@@ -20,8 +20,10 @@ from workdir import QuietDisk
 from workspace_kit import CHEAP, PASSPHRASE
 
 from metasync.objects.model import Entry
+from metasync.reports.start import CloneReport
 from metasync.reports.sync import PullReport
-from metasync.workspace import CloneReport, Workspace
+from metasync.session import agreement
+from metasync.workspace import Workspace
 from metasync.worktree.tree import WorkTree
 
 FAT_TICK_NS = 2 * 10**9
@@ -308,7 +310,7 @@ class Pair:
         self.linux = Folder(root / "linux", QuietDisk())
         self.other = Folder(root / "other", disk)
         disks = {os.fsencode(f.root): f.disk for f in (self.linux, self.other)}
-        monkeypatch.setattr("metasync.workspace.WorkTree", lambda path, *_: WorkTree(path, disks[path]))
+        monkeypatch.setattr("metasync.session.session.WorkTree", lambda path, *_: WorkTree(path, disks[path]))
         monkeypatch.setenv("METASYNC_KEYRING", "off")
         made = Workspace.init(
             self.linux.root, name="w", backends=self.urls, passphrase=PASSPHRASE, kdf=CHEAP, device_name="linux"
@@ -318,7 +320,7 @@ class Pair:
         if clone:
             self.clone()
 
-    def clone(self) -> CloneReport:
+    def clone(self) -> CloneReport[Workspace]:
         report = Workspace.clone(
             self.other.root, name="w", backends=self.urls, passphrase=PASSPHRASE, device_name="other"
         )
@@ -352,7 +354,7 @@ class Pair:
 
     def agreed(self) -> dict[bytes, Entry]:
         with self.at_linux._session("agreed") as s:
-            return s.flat(s.newest())
+            return s.flat(agreement.newest(s))
 
     def unplaced(self) -> dict[bytes, str]:
         return {s.path: s.reason for s in self.at_other.status().unplaced}

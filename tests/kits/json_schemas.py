@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasync import preferences, workspace
 from metasync.commands import _text
+from metasync.local import settings
 from metasync.merge import changes
-from metasync.reports import backends, history, members, sync
+from metasync.reports import backends, history, members, start, sync
 from metasync.session import evidence
 from metasync.testing import contract
 
@@ -30,8 +30,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 
 COMMANDS: dict[str, Any] = {
-    "init": workspace.InitReport,
-    "clone": workspace.CloneReport,
+    "init": start.InitReport,
+    "clone": start.CloneReport,
     "status": backends.Status,
     "push": sync.PushReport,
     "pull": sync.PullReport,
@@ -56,7 +56,7 @@ COMMANDS: dict[str, Any] = {
     "key show": members.KeyReport,
     "key change-passphrase": members.PassphraseReport,
     "key rotate": members.RotationReport,
-    **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), preferences.SettingsReport),
+    **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), settings.SettingsReport),
     "completion": {"shell": str, "script": str},
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }

@@ -27,8 +27,7 @@ from metasync.cli import main
 from metasync.consensus import Group
 from metasync.keys.slots import Cost
 from metasync.maintenance import status
-from metasync.session import open_backend
-from metasync.session.agreement import Seat
+from metasync.session import agreement, open_backend
 from metasync.testing.counting import CountingBackend
 from metasync.testing.faults import FaultyBackend
 from metasync.testing.quota import Quota, QuotaBackend
@@ -175,7 +174,7 @@ class Lab:
 
     def hurry(self, deadline_s: float = QUICK_S, *, proposing: bool = False) -> None:
         """Gives up on a quorum after so many seconds, where news are looked for or also where something is proposed."""
-        for task in (Seat.ask_newest, Seat.looking.__wrapped__):  # type: ignore[attr-defined]
+        for task in (agreement.ask_newest, agreement.looking.__wrapped__):  # type: ignore[attr-defined]
             self._monkeypatch.setitem(task.__kwdefaults__, "deadline_s", deadline_s)
         if proposing:
             self._monkeypatch.setitem(Group.propose.__kwdefaults__, "deadline_s", deadline_s)

@@ -22,7 +22,7 @@ from metasync.objects.walk import build, build_nodes, flatten
 from metasync.store import index
 from metasync.store.index import PackRecord, decode_segment, encode_segment, make_segment, pack_objects, segments_of
 from metasync.store.pack_format import Located
-from metasync.sync.pull import summary, summary_of_new
+from metasync.sync.scanned import summary, summary_of_new
 from metasync.worktree import scan as scanning
 from metasync.worktree.index import pack_entry, unpack_entry
 from metasync.worktree.names import unportable
@@ -289,7 +289,7 @@ def test_a_whole_push_of_many_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(spill, "SPOOL_BYTES_HELD", 50)
     monkeypatch.setattr("metasync.store.packs.SPREAD_BYTES_LEAST", 100)
     monkeypatch.setattr("metasync.consensus.group.META_BYTES_TOGETHER", 0)
-    monkeypatch.setattr("metasync.sync.push.NODES_TOGETHER", 2)
+    monkeypatch.setattr("metasync.sync.packing.NODES_TOGETHER", 2)
     urls = lab.urls("one", "two", "three")
     w = lab.init(urls)
     files = {f"d{i}/f{j}": b"%d %d" % (i, j) for i in range(6) for j in range(7)}

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workspace_kit import Lab, write
 
-from metasync import preferences
 from metasync.backends.memory import MemoryBackend
 from metasync.errors import BackendError, PausedError, UsageError, WorkspaceError
 from metasync.events import Notice, Transferred
@@ -506,7 +505,7 @@ def test_a_pause_is_said_and_passed_by(ready: Lab) -> None:
 
 def test_settings_that_others_are_writing(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who changes them waits for its turn, and says so if that does not come; nothing is changed then."""
-    monkeypatch.setattr(preferences, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(kept, "LOCK_WAIT_S", 0.1)
     with Workspace.open(ready.root / "laptop") as w:
         w.configure("nice", "5")
         with exclusive(w._settings_path.with_suffix(".lock"), 1.0):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metasync.session.eras import LEFT_KEY
 
 from metasync.consensus import JOURNAL_KEY
 from metasync.errors import WorkspaceError
@@ -14,7 +15,6 @@ from metasync.local import state_keys
 from metasync.local.state import FORMAT, LocalDb
 from metasync.local.state_keys import BYTES, CLONE_ANEW, TABLES, Key, KeyCopies, PendingKeys, SpaceNote
 from metasync.session.agreement import BASE_KEY, LINE_KEY, MEMORY_KEY, NEWEST_KEY, PARTS_KEY
-from metasync.session.eras import LEFT_KEY
 from metasync.session.evidence import EVIDENCE_KEY
 from metasync.session.folder import JOINING_KEY, LINKS_KEY
 from metasync.session.session import ESTIMATES_KEY

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from workspace_kit import Lab, tree_of, write
@@ -15,7 +16,8 @@ from metasync.backends.folder import FolderBackend
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice, Progress
 from metasync.local.lock import LOOK_EVERY_S, TURN_S, GiveWay, Turns, WorkspaceLock
-from metasync.sync.push import _Attempts
+from metasync.session.session import Session
+from metasync.sync.push import _Push
 from metasync.workspace import Workspace
 
 SOON_S = 60.0
@@ -268,7 +270,8 @@ def test_a_push_does_not_give_way_to_a_push(lab: Lab, monkeypatch: pytest.Monkey
 
 def test_a_push_that_proposes_gives_way_to_nobody() -> None:
     clock = Clock()
-    attempts = _Attempts(b"", "", force=False, turns=Turns().begin(lambda: True, clock))
+    idle = SimpleNamespace(entropy=bytes, db=SimpleNamespace(get=lambda _: None))
+    attempts = _Push(cast(Session, idle), "", force=False, least=None, turns=Turns().begin(lambda: True, clock))
     attempts.look()
     clock.now += 2 * TURN_S
     attempts.proposing = True

@@ -28,6 +28,7 @@ from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
 from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
 from metasync.runtime.effects import Op, each
+from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.store import placement
 from metasync.store.index import PackRecord
@@ -52,7 +53,7 @@ def fill(lab: Lab, w: Workspace) -> None:
 
 def config_of(w: Workspace) -> Config:
     with w._session("test") as s:
-        s.ask_newest()
+        agreement.ask_newest(s)
         return s.config
 
 
@@ -356,7 +357,7 @@ def test_a_workspace_that_stays_open_follows_another_process(lab: Lab) -> None:
     with other._session("held open") as s:
         laptop.backend_add(lab.url("d"))
         laptop.backend_set("a", new_name="alpha")
-        assert s.ask_newest().config == s.config_hash
+        assert agreement.ask_newest(s).config == s.connections.config_hash
         assert {b.name for b in s.config.backends} == {"alpha", "b", "c", "d"}
         assert sorted(s.names.values()) == ["alpha", "b", "c"]  # the way to d is opened with the next operation
     assert {b.name for b in other.backends() if b.linked} == {"alpha", "b", "c", "d"}
@@ -472,7 +473,7 @@ def test_what_was_moved_is_settled_by_the_next_change(lab: Lab) -> None:
         laptop.backend_remove("a")
     everything = {p.name: p for name in "abc" for p in lab.objects(name, "packs")}
     with laptop._session("test") as s:
-        index = s.index_at_hand()
+        index = s.indexes.at_hand(s.base_state().index)
         assert index is not None
         for record in index.packs().values():
             for place in s.transfer.order(record.name)[: s.transfer.placement.copies]:

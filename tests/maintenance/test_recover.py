@@ -17,8 +17,8 @@ from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError
 from metasync.events import Notice
-from metasync.local.state_keys import ERA_KEY
 from metasync.runtime.effects import Sleep
+from metasync.session.folder import ERA_KEY
 from metasync.workspace import Workspace
 
 

@@ -21,6 +21,7 @@ from metasync.errors import (
 from metasync.keys.invitation import Code, Way, decode_code
 from metasync.local.state_keys import INVITED_KEY
 from metasync.reports.members import InviteReport
+from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.workspace import Workspace
 
@@ -102,7 +103,7 @@ def test_an_invitation_is_used_once(lab: Lab) -> None:
 def test_two_at_once_and_one_gets_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = begun(lab)
     code = invite(w).code
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -111,7 +112,7 @@ def test_two_at_once_and_one_gets_in(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
             accepted(lab, code, "faster")
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     with pytest.raises(ExcludedError, match="used before"):
         accepted(lab, code, "slower")
     assert names(w) == ["laptop", "tablet"]
@@ -181,7 +182,7 @@ def test_an_invitation_ends_after_so_many_versions(lab: Lab) -> None:
     w.push()  # which takes it back for good: its device is admitted never more
     assert w.device_list().invitations == ()
     with w._session("x") as s:
-        devices = s.devices_of(s.ask_newest())
+        devices = s.devices_of(agreement.ask_newest(s))
         assert len(devices.revoked_ids) == 1
     unending = invite(w, "phone", expires_after=0)
     assert unending.expires is None

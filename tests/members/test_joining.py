@@ -11,7 +11,8 @@ from metasync.checkout.checkout import Checkout
 from metasync.consensus import JOURNAL_KEY, Change, State
 from metasync.errors import ExcludedError, NoQuorumError, UnreachableError, UsageError
 from metasync.members import admission
-from metasync.session.agreement import BASE_KEY
+from metasync.session import agreement
+from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 from metasync.testing.counting import CountingBackend
 from metasync.transfer.contents import Contents
@@ -132,7 +133,7 @@ def test_a_clone_without_enough_voters_says_so(lab: Lab, monkeypatch: pytest.Mon
         return s.group.propose(base, lambda: change, op_id=change.op_id, deadline_s=QUICK_S)
 
     lab.hurry()
-    monkeypatch.setattr(Session, "proposing", proposing)
+    monkeypatch.setattr(agreement, "proposing", proposing)
     folder = lab.root / "desktop"
     report = Workspace.clone(folder, name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
     d = lab.keep(report.workspace)

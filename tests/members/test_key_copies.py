@@ -12,6 +12,7 @@ from metasync.errors import DamagedError, PassphraseError
 from metasync.keys import make_slot, ring_path, slot_path
 from metasync.local.state_keys import KEY_COPIES_KEY
 from metasync.members import key_copies, key_store, rotation
+from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.workspace import Workspace
 
@@ -221,7 +222,7 @@ def test_a_ring_of_a_change_that_lost_is_not_spread(lab: Lab) -> None:
     """Two rings of epoch 2, both well made: the one whose admin key the agreed chain has is the one."""
     w, _, _ = three(lab)
     with w._session("lost") as s:
-        opened = key_store.open_admin_key(s, s.ask_newest(), PASSPHRASE)
+        opened = key_store.open_admin_key(s, agreement.ask_newest(s), PASSPHRASE)
         slots = rotation._new_slots(s, opened, PASSPHRASE, CHEAP)
         lost = rotation._make(s, opened, slots, (), s.config)
     rotate(w)

@@ -14,7 +14,7 @@ import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.backends import registry
-from metasync.consensus import Group
+from metasync.consensus import Group, State
 from metasync.consensus.records.log_replay import Log
 from metasync.errors import (
     DamagedError,
@@ -31,8 +31,9 @@ from metasync.local.state_keys import KEPT_KEY
 from metasync.members import admission, devices, key_store, rotation
 from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
+from metasync.session import agreement
 from metasync.session.session import Session
-from metasync.sync import push as pushing
+from metasync.session.write_index import AgreedIndexes
 from metasync.transfer.upload import Upload
 from metasync.workspace import Workspace
 
@@ -386,16 +387,16 @@ def test_logins_survive_what_others_agree(lab: Lab) -> None:
 def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its packs are stored, then the keys change: what it names in the end is of the new epoch."""
     w, d, _ = three(lab)
-    real = pushing.storing_index
+    real = AgreedIndexes.storing
     turns: list[int] = []
 
-    def slow(s: Session, base: Any, upload: Any) -> Any:
+    def slow(self: AgreedIndexes, base: State, *index: Any) -> Any:
         if not turns:
             rotate(w)
-        turns.append(upload.form.epoch)
-        return real(s, base, upload)
+        turns.append(base.epoch)
+        return real(self, base, *index)
 
-    monkeypatch.setattr(pushing, "storing_index", slow)
+    monkeypatch.setattr(AgreedIndexes, "storing", slow)
     write(d.directory, {"big": b"\x07" * 300_000})
     report = d.push()
     assert turns == [1, 2]
@@ -405,7 +406,7 @@ def test_a_push_that_lost_to_a_rotation_seals_again(lab: Lab, monkeypatch: pytes
     assert (w.directory / "big").read_bytes() == b"\x07" * 300_000
     late = lab.clone(lab.urls("a", "b", "c"), device="late")
     with late._session("look") as s:
-        named = set(s.newest().index.packs())
+        named = set(agreement.newest(s).index.packs())
     ours = {n for n, epoch in pack_epochs(lab, "a", "b", "c").items() if epoch == 2}
     assert ours & {name.hex() for _, name in named}
 
@@ -421,7 +422,7 @@ def test_an_upload_of_an_old_epoch_or_generation_is_not_gone_on_with() -> None:
 
 def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, p = three(lab)
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -430,7 +431,7 @@ def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch
             revoke(w, "phone")
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     write(p.directory, {"late": b"mine"})
     with pytest.raises(RevokedError):
         p.push()
@@ -441,7 +442,7 @@ def test_a_revoked_devices_push_comes_before_or_not_at_all(lab: Lab, monkeypatch
 
 def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, p = three(lab)
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -452,7 +453,7 @@ def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: 
             lab.clone(lab.urls("a", "b", "c"), device="newcomer")
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     report = revoke(w, "phone")
     assert "newcomer" in report.devices
     d.pull()
@@ -465,7 +466,7 @@ def test_a_revocation_that_lost_to_a_push_comes_after_it(lab: Lab, monkeypatch: 
 
 def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, _ = three(lab)
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -474,7 +475,7 @@ def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             rotate(d)
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     assert rotate(w).epoch == 3  # the passphrase was kept: it goes on
     done.clear()
 
@@ -484,7 +485,7 @@ def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             rotate(d, new_passphrase=NEW)
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose_with_another)
+    monkeypatch.setattr(agreement, "propose", propose_with_another)
     with pytest.raises(PassphraseError, match="another device changed"):
         rotate(w)
     assert all(len(keys_in(lab, n, "slot")) == 2 for n in "abc")
@@ -494,7 +495,7 @@ def test_two_rotations_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_device_revoked_by_the_other_while_it_revokes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w, d, _ = three(lab)
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -503,7 +504,7 @@ def test_a_device_revoked_by_the_other_while_it_revokes(lab: Lab, monkeypatch: p
             revoke(d, "laptop")
         return real(self, base, change)
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     with pytest.raises(RevokedError):
         revoke(w, "desktop")
     assert [x.name for x in d.device_list().devices if x.state == "admitted"] == ["desktop", "phone"]
@@ -656,7 +657,7 @@ def test_the_version_is_closed_on_a_quorum(lab: Lab, monkeypatch: pytest.MonkeyP
     """A thief's program, which keeps to no rule, cannot have another value accepted after a revocation."""
     w, _, p = three(lab)
     with p._session("thief") as s:
-        base = s.ask_newest()
+        base = agreement.ask_newest(s)
         before = s.group
     report = revoke(w, "phone")
     assert report.complete
@@ -748,10 +749,10 @@ def test_a_commit_without_files_leaves_what_merges_staged(lab: Lab) -> None:
     with w._session("x") as s:
         state = s.base_state()
         s.db.set(KEPT_KEY, b"k" * 32)
-        s.adopt(replace(state, v=state.v + 1, prev=state.hash))
+        agreement.adopt(s, replace(state, v=state.v + 1, prev=state.hash))
         assert s.db.get(KEPT_KEY) == b"k" * 32
-        s.adopt(replace(state, v=state.v + 2, master=b"m" * 32))
-        assert not s.db.has(KEPT_KEY)
+        agreement.adopt(s, replace(state, v=state.v + 2, master=b"m" * 32))
+        assert s.db.get(KEPT_KEY) is None
 
 
 def test_the_new_keys_are_sealed_to_the_others_alone(lab: Lab) -> None:

@@ -17,6 +17,7 @@ from workspace_kit import Lab, tree_of, wipe, write
 from metasync.consensus import Group
 from metasync.errors import NoQuorumError, RevokedError
 from metasync.runtime.effects import Gather
+from metasync.session import agreement
 from metasync.session.session import Session
 from metasync.workspace import Workspace
 
@@ -36,13 +37,13 @@ def closed_logs(w: Workspace, base: Any) -> int:
 
 def base_of(w: Workspace) -> Any:
     with w._session("before") as s:
-        return s.ask_newest()
+        return agreement.ask_newest(s)
 
 
 @contextmanager
 def meanwhile(monkeypatch: pytest.MonkeyPatch, device: str, what: Callable[[], object]) -> Iterator[None]:
     """Does something once, just before this device proposes."""
-    real = Session.propose
+    real = agreement.propose
     done: list[int] = []
 
     def propose(self: Session, base: Any, change: Any) -> Any:
@@ -52,7 +53,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, device: str, what: Callable[[], o
         return real(self, base, change)
 
     with monkeypatch.context() as m:
-        m.setattr(Session, "propose", propose)
+        m.setattr(agreement, "propose", propose)
         yield
     assert done
 
@@ -248,7 +249,7 @@ def works(lab: Lab, w: Workspace, d: Workspace, *names: str, passphrase: str = N
     """Both devices go on, keys and slots are on all backends, and any of them are enough to clone."""
     for x in (w, d):
         with x._session("ways") as s:
-            unlinked = {e.name for e in s.newest().config.backends} - set(s.names.values())
+            unlinked = {e.name for e in agreement.newest(s).config.backends} - set(s.names.values())
         for n in sorted(unlinked):
             x.link(n, lab.url(n))
     write(w.directory, {"of w": b"w"})

@@ -22,7 +22,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.local.state_keys import EVIDENCE_KEY
-from metasync.session.agreement import BASE_KEY
+from metasync.session.folder import BASE_KEY
 from metasync.workspace import Workspace
 from simulation.db import Tables, copied
 from simulation.disk import Volume

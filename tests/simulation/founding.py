@@ -8,11 +8,18 @@ from typing import Any, Final, NamedTuple, cast
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
-from metasync.local.state_keys import CLONING_KEY, CONFIG_KEY, DEVICE_KEY, NAME_KEY, PLACE_KEY, UNFINISHED_KEY
+from metasync.local.state_keys import (
+    CLONING_KEY,
+    CONFIG_KEY,
+    DEVICE_KEY,
+    META_KIND,
+    NAME_KEY,
+    PLACE_KEY,
+    UNFINISHED_KEY,
+)
 from metasync.members.found import Founded, found
 from metasync.runtime.effects import Task
-from metasync.session.agreement import BASE_KEY, META_KIND
-from metasync.session.folder import LINKS_KEY, Link
+from metasync.session.folder import BASE_KEY, LINKS_KEY, Link
 from metasync.session.open_backend import NewBackend
 from simulation.db import Tables, empty_tables
 from simulation.disk import Node, Volume

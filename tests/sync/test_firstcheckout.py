@@ -23,7 +23,7 @@ from metasync.local.state_keys import CONFLICTS, EXACT_KEY, TREE_KEY, UNFINISHED
 from metasync.members import admission
 from metasync.objects import walk_large
 from metasync.runtime.sizes import SMALL_FILE_BYTES
-from metasync.session.agreement import PARTS_KEY
+from metasync.session.folder import PARTS_KEY
 from metasync.sync import first_checkout
 from metasync.workspace import CloneReport, Workspace
 from metasync.worktree.disk import Disk

@@ -230,20 +230,20 @@ def test_the_merge_in_a_push_is_guarded_as_a_pull(lab: Lab) -> None:
 
 def test_losing_a_race_does_not_lose_the_force(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another device commits between the look for news and the proposal: the second try knows what the first did."""
-    from metasync.sync import push as pushing
+    from metasync.sync.packing import Packing
 
     w, c = pair(lab)
     remove(w, 20)
-    real, raced = pushing._add_trees, []
+    real, raced = Packing.add_trees, []
 
-    def race(*args: Any) -> bytes:
+    def race(*args: Any) -> tuple[bytes, bytes]:
         if not raced:
             raced.append(True)
             write(c.directory, {"faster": b"f"})
             c.push()
         return real(*args)
 
-    monkeypatch.setattr(pushing, "_add_trees", race)
+    monkeypatch.setattr(Packing, "add_trees", race)
     r = w.push(force=True)
     assert raced
     assert r.pulled is not None

@@ -17,7 +17,7 @@ from metasync.errors import GuardError
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, REPLACED, TREE_KEY
 from metasync.reports.sync import Changes
-from metasync.session.agreement import BASE_KEY
+from metasync.session.folder import BASE_KEY
 from metasync.sync import pull as pulling
 from metasync.workspace import Workspace
 from metasync.worktree import index, merge_walk, overlay

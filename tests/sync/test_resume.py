@@ -19,8 +19,9 @@ from metasync.checkout import checkout
 from metasync.checkout.checkout import Checkout
 from metasync.errors import WorkspaceError
 from metasync.events import Notice
+from metasync.reports.start import CloneReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
-from metasync.workspace import CloneReport, Workspace
+from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
 MB = 1 << 20
@@ -48,7 +49,7 @@ def published(lab: Lab, tree: dict[str, bytes]) -> Workspace:
     return w
 
 
-def cloned(lab: Lab, told: list[str] | None = None) -> CloneReport:
+def cloned(lab: Lab, told: list[str] | None = None) -> CloneReport[Workspace]:
     def listen(event: Any) -> None:
         if isinstance(event, Notice) and told is not None:
             told.append(event.text)

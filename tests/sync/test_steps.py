@@ -22,7 +22,8 @@ from metasync.consensus.records.entry import with_refs
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import Key
 from metasync.session import open_backend
-from metasync.session.agreement import BASE_KEY, LINE_KEY
+from metasync.session.agreement import LINE_KEY
+from metasync.session.folder import BASE_KEY
 from metasync.sync import no_change
 
 T = TypeVar("T")

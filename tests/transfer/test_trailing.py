@@ -16,6 +16,7 @@ from workspace_kit import Lab, flip, tree_of, write
 from metasync.errors import FormatError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Event, Notice
 from metasync.local.state_keys import STORED
+from metasync.session import agreement
 from metasync.transfer import late_copies, resume
 from metasync.transfer.copies import Transfer
 from metasync.transfer.late_copies import AT_ONCE_BYTES, TRAILING_KEY, Trail, decode_trails, encode_trails, load
@@ -320,11 +321,10 @@ def test_a_backend_that_is_away_gets_its_copies_later(lab: Lab) -> None:
 
 def test_it_is_noted_before_it_is_agreed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that dies in the midst of agreeing leaves a note behind; what was never agreed is dropped later."""
-    from metasync.session.session import Session
 
     w = lab.init(lab.urls("a", "b", "c"))
     write(w.directory, {"f": os.urandom(100_000)})
-    real = Session.propose
+    real = agreement.propose
 
     class Died(BaseException):
         pass
@@ -333,10 +333,10 @@ def test_it_is_noted_before_it_is_agreed(lab: Lab, monkeypatch: pytest.MonkeyPat
         assert len(load(w._db)) == 1
         raise Died
 
-    monkeypatch.setattr(Session, "propose", propose)
+    monkeypatch.setattr(agreement, "propose", propose)
     with pytest.raises(Died):
         w.push(durability=1)
-    monkeypatch.setattr(Session, "propose", real)
+    monkeypatch.setattr(agreement, "propose", real)
     w = lab.reopen(w)
     assert len(load(w._db)) == 1
     (w.directory / "f").write_bytes(b"something else")

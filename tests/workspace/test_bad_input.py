@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, run_cli, swap, tree_of, unreadable, wipe, write
 
-from metasync import workspace
 from metasync.backends.folder import FolderBackend
 from metasync.consensus import DEADLINE_S, Change
 from metasync.errors import (
@@ -31,6 +30,7 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
+from metasync.session import session
 from metasync.testing.faults import Plan
 from metasync.workspace import Workspace
 from metasync.worktree import scan
@@ -1131,7 +1131,7 @@ def test_a_second_process_waits_or_says_who_holds_the_workspace(lab: Lab, monkey
     from metasync.local.lock import WorkspaceLock
 
     w = started(lab)
-    monkeypatch.setattr(workspace, "WAIT_S", 0.3)
+    monkeypatch.setattr(session, "WAIT_S", 0.3)
     with WorkspaceLock(w.directory / ".metasync").acquire("metasync push"):
         with pytest.raises(WorkspaceError) as e:
             w.pull()

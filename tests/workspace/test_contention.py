@@ -22,8 +22,8 @@ from crash_kit import (
 )
 from crowd_kit import crowd, pull_all, push_when
 
-from metasync import workspace
 from metasync.errors import WorkspaceError
+from metasync.session import session
 from metasync.workspace import Workspace
 
 quiet_environment()
@@ -116,7 +116,7 @@ def test_the_second_process_waits_until_the_first_ends(tmp_path: Path) -> None:
 
 
 def test_a_dead_holder_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "WAIT_S", 0.0)
+    monkeypatch.setattr(session, "WAIT_S", 0.0)
     place = tmp_path / "d"
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP
@@ -129,7 +129,7 @@ def test_a_dead_holder_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_holder_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "WAIT_S", 0.2)
+    monkeypatch.setattr(session, "WAIT_S", 0.2)
     place = tmp_path / "d"
     Workspace.init(
         place, name=NAME, backends=[f"file://{tmp_path}/b"], passphrase=PASSPHRASE, kdf=CHEAP

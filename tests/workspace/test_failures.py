@@ -15,8 +15,9 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, wipe, write
 from metasync.checkout import trash as replaced_module
 from metasync.consensus import State
 from metasync.errors import NoQuorumError
+from metasync.session import agreement
 from metasync.session.session import Session
-from metasync.sync import push as push_module
+from metasync.sync.push import _Push
 from metasync.testing.faults import Fault, Plan
 from metasync.workspace import Workspace
 from metasync.worktree.index import load_rows
@@ -250,7 +251,7 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
     d = lab.clone(urls)
     w.pull()  # its own push is the next version then, and not the clone's joining
     write(w.directory, {"doubtful": b"2"})
-    propose = Session.propose
+    propose = agreement.propose
 
     def unheard(self: Session, *change: Any) -> Any:
         assert propose(self, *change).mine
@@ -260,14 +261,14 @@ def test_what_is_deleted_while_a_push_is_in_doubt_was_deleted(lab: Lab, monkeypa
         raise NoQuorumError("nobody is there")
 
     with monkeypatch.context() as m:
-        m.setattr(Session, "propose", unheard)
+        m.setattr(agreement, "propose", unheard)
         with pytest.raises(NoQuorumError):
             w.push()
     (Path(w.directory) / "doubtful").unlink()
     with monkeypatch.context() as m:
-        m.setattr(Session, "propose", unsent)
-        m.setattr(Session, "settle_journal", lambda self, latest=None: None)
-        m.setattr(Session, "newest_or_own", lambda self: (self.base(), True))
+        m.setattr(agreement, "propose", unsent)
+        m.setattr(agreement, "settle_journal", lambda self, latest=None: None)
+        m.setattr(agreement, "newest_or_own", lambda self: (self.base(), True))
         write(w.directory, {"kept": b"3"})
         with pytest.raises(NoQuorumError):
             w.push()
@@ -286,15 +287,15 @@ def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
     d = lab.clone(urls)
     w.pull()
     write(w.directory, {"f.txt": b"pushed\none\n"})
-    propose = Session.propose
+    propose = agreement.propose
 
     def unheard(self: Session, *change: Any) -> Any:
         assert propose(self, *change).mine
         raise NoQuorumError("the answer was lost")
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(Session, "propose", unheard)
-        m.setattr(Session, "remember", lambda self, state: None)
+        m.setattr(agreement, "propose", unheard)
+        m.setattr(agreement, "remember", lambda self, state: None)
         with pytest.raises(NoQuorumError):
             w.push()
     w = lab.reopen(w)
@@ -306,7 +307,7 @@ def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
 def test_a_change_that_comes_upon_an_own_push_in_doubt(lab: Lab, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """A first look still finds the push open, the next one that it was agreed: what follows stands on it."""
     w, d = in_doubt(lab)
-    settle = Session.settle_journal
+    settle = agreement.settle_journal
     looks: list[Session] = []
 
     def open_at_first(self: Session, latest: State | None = None) -> int | None:
@@ -314,7 +315,7 @@ def test_a_change_that_comes_upon_an_own_push_in_doubt(lab: Lab, monkeypatch: py
         return settle(self, latest) if len(looks) > 1 else None
 
     with monkeypatch.context() as m:
-        m.setattr(Session, "settle_journal", open_at_first)
+        m.setattr(agreement, "settle_journal", open_at_first)
         if change == "keys":
             w.key_rotate(PASSPHRASE, kdf=CHEAP)
         else:
@@ -331,14 +332,14 @@ def test_a_change_that_comes_upon_an_own_push_in_doubt(lab: Lab, monkeypatch: py
 def test_a_pull_that_hears_of_its_own_push_only_as_it_looks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a first look misses, the next one brings: it is still this device's own push, and no side of a conflict."""
     w, d = in_doubt(lab)
-    look = Session.ask_newest
+    look = agreement.ask_newest
     looks: list[Session] = []
 
     def late(self: Session, **more: Any) -> Any:
         looks.append(self)
         return self.newest_state() if len(looks) == 1 else look(self, **more)
 
-    monkeypatch.setattr(Session, "ask_newest", late)
+    monkeypatch.setattr(agreement, "ask_newest", late)
     for _ in range(2):
         assert w.pull().conflicts == ()
     assert w.push().version == 4
@@ -352,7 +353,7 @@ def test_a_push_that_finds_its_own_push_below_another_one(lab: Lab, monkeypatch:
     w, d = in_doubt(lab)
     write(d.directory, {"other": b"other"})
     assert d.sync()[1].version == 4
-    monkeypatch.setattr(Session, "settle_journal", lambda self, latest=None: None)
+    monkeypatch.setattr(agreement, "settle_journal", lambda self, latest=None: None)
     report = w.push()
     assert (report.found_again, report.version) == (3, 5)
     assert report.pulled is not None
@@ -372,23 +373,23 @@ def test_what_was_packed_and_never_agreed_is_kept(lab: Lab, monkeypatch: pytest.
     w.pull()
     write(d.directory, {"f": b"theirs"})
     write(w.directory, {"f": b"ours", "more": b"more"})
-    attempt, propose = push_module._attempt, Session.propose
+    attempt, propose = _Push.attempt, agreement.propose
     tries: list[str] = []
 
-    def raced(s: Session, *more: Any) -> Any:
-        if s.tree.root == os.fsencode(w.directory):
+    def raced(self: _Push, base: Any) -> Any:
+        if self.s.tree.root == os.fsencode(w.directory):
             tries.append("a try")
             if len(tries) == 2:
                 (Path(w.directory) / "f.conflict.1").unlink()
-        return attempt(s, *more)
+        return attempt(self, base)
 
     def late(self: Session, *change: Any) -> Any:
-        monkeypatch.setattr(Session, "propose", propose)
+        monkeypatch.setattr(agreement, "propose", propose)
         d.push()
         return propose(self, *change)
 
-    monkeypatch.setattr(push_module, "_attempt", raced)
-    monkeypatch.setattr(Session, "propose", late)
+    monkeypatch.setattr(_Push, "attempt", raced)
+    monkeypatch.setattr(agreement, "propose", late)
     w.push()
     assert len(tries) == 2
     replaced = Path(w.directory) / ".metasync" / "replaced"

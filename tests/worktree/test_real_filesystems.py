@@ -149,7 +149,7 @@ class Database(sqlite3.Connection):
 @pytest.fixture
 def devices(tmp_path: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devices]:
     monkeypatch.setenv("METASYNC_KEYRING", "off")
-    monkeypatch.setattr("metasync.workspace.WorkTree", lambda path, *_: WorkTree(path, QuietDisk()))
+    monkeypatch.setattr("metasync.session.session.WorkTree", lambda path, *_: WorkTree(path, QuietDisk()))
     monkeypatch.setattr("metasync.local.state.sqlite3.connect", partial(sqlite3.connect, factory=Database))
     made = Devices(tmp_path, mounted)
     yield made

@@ -17,7 +17,7 @@ from metasync.local.state import LocalDb, State
 from metasync.local.state_keys import TREE_KEY
 from metasync.objects.model import Entry, Kind
 from metasync.session.session import Session
-from metasync.sync import push as pushing
+from metasync.sync import scanned
 from metasync.workspace import Workspace
 from metasync.worktree.index import Row, load_rows, pack_entry, store_rows, unpack_entry
 from metasync.worktree.merge_walk import walk_index
@@ -59,7 +59,7 @@ def no_scan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("scanned")
 
     with monkeypatch.context() as m:
-        m.setattr(pushing, "scan", refuse)
+        m.setattr(scanned, "scan", refuse)
         yield
 
 
@@ -141,7 +141,7 @@ def test_in_a_folder_with_ignore_rules_it_is_told_as_well(pushed: Workspace, mon
     tick()
     assert pushed.push().version == 2
     with monkeypatch.context() as m:
-        m.setattr(pushing, "scan", None)
+        m.setattr(scanned, "scan", None)
         assert pushed.push().version is None
     (pushed.directory / ".metasyncignore").write_bytes(b"nothing\n*.o\n")
     (pushed.directory / "x.o").write_bytes(b"")
@@ -204,7 +204,7 @@ def test_a_push_that_failed_notes_nothing(pushed: Workspace, monkeypatch: pytest
         raise MetaSyncError("gone")
 
     with monkeypatch.context() as m:
-        m.setattr("metasync.session.session.Session.propose", lost)
+        m.setattr("metasync.session.agreement.propose", lost)
         with pytest.raises(MetaSyncError, match="gone"):
             pushed.push()
     assert pushed._db.get(TREE_KEY) is None

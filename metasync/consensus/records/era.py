@@ -49,6 +49,27 @@ class Tombstone(NamedTuple):
     digest: bytes
 
 
+class Passage(NamedTuple):
+    """What a device keeps of the record of the era that it passed to last."""
+
+    first: State
+    ended: State
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return self.first.encode() + self.ended.encode() + self.digest
+
+    def named_by(self, state: State) -> State:
+        """The state whose config, devices and index serve to read `state`: itself, unless its era has ended."""
+        return state if state.era >= self.first.era else self.first
+
+
+def decode_passage(data: bytes) -> Passage:
+    """What `Passage.encode` made. `FormatError`."""
+    ended = decode_state(data[STATE_BYTES : 2 * STATE_BYTES])
+    return Passage(decode_state(data[:STATE_BYTES]), ended, data[2 * STATE_BYTES :])
+
+
 @dataclass(frozen=True, slots=True)
 class EraRecord:
     """One era's beginning. `ended`: the last state of the era before; `first`: the state that is decided by this.
@@ -70,6 +91,11 @@ class EraRecord:
     @property
     def number(self) -> int:
         return self.first.era
+
+    @property
+    def passage(self) -> Passage:
+        """What a device keeps that passes to this era."""
+        return Passage(self.first, self.ended, self.digest)
 
 
 def era_path(number: int) -> str:

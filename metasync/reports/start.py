@@ -1,0 +1,49 @@
+"""What `init` and `clone` report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from metasync.reports.sync import ConflictReport, Skipped
+
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class InitReport(Generic[W]):
+    """A new workspace. The recovery phrase is kept nowhere else. `workspace` is open: close it, or use `with`.
+
+    `voters`: how many backends vote; `lying`: how many of these may lie.
+    """
+
+    directory: str
+    name: str
+    backends: tuple[str, ...]
+    survives: str
+    recovery_phrase: str
+    workspace: W = field(repr=False)
+    voters: int = 1
+    lying: int = 0
+
+
+@dataclass(frozen=True)
+class CloneReport(Generic[W]):
+    """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
+
+    `problem`: why it is not known whether `version` is the newest; "" when it is. `unplaced`: what cannot be held here.
+    """
+
+    directory: str
+    version: int
+    fingerprint: str
+    files: int
+    bytes: int
+    unlinked: tuple[str, ...]
+    read_only: bool
+    conflicts: tuple[ConflictReport, ...]
+    down: dict[str, str]
+    workspace: W = field(repr=False)
+    problem: str = ""
+    unplaced: tuple[Skipped, ...] = ()
+    name: str = ""

@@ -1,0 +1,153 @@
+"""Operations from their beginning: what earlier ones left is finished, then comes what is to be done.
+
+A push or pull begins with a cheap look whether there is anything to do. What more it takes is loaded after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from metasync.events import Notice
+from metasync.local.lock import GiveWay, Turns
+from metasync.local.state_keys import AGREED_MARK, INODES_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
+from metasync.session import agreement
+from metasync.session.session import Operations, Session
+from metasync.sync import no_change
+
+if TYPE_CHECKING:
+    from metasync.reports.sync import PullReport, PushReport
+
+SYNC_ROUNDS_MAX: Final = 10
+
+
+@contextlib.contextmanager
+def changing(work: Operations, what: str, *, reopen: bool = False) -> Iterator[Session]:
+    """A session that may change things: what earlier operations left is finished first.
+
+    `reopen`: the ways to the backends are opened anew after it, for they may have other names.
+    """
+    try:
+        with work.begun(what) as s:
+            finish(s, cloning=what == "clone")
+            yield s
+    finally:
+        if reopen:
+            work.connections.close()
+
+
+def sync(
+    work: Operations, message: str, *, dry_run: bool, force: bool, durability: int | None
+) -> tuple[PullReport, PushReport]:
+    """Pulls and pushes until both sides agree."""
+    pulled = pull(work, dry_run=dry_run, force=force)
+    pushed = push(work, message, dry_run=dry_run, force=force, durability=durability)
+    for _ in range(SYNC_ROUNDS_MAX):
+        if dry_run or pushed.version is not None or pushed.pulled is None:
+            break
+        pushed = push(work, message, dry_run=False, force=force, durability=durability)
+    return pulled, pushed
+
+
+def push(work: Operations, message: str, *, dry_run: bool, force: bool, durability: int | None) -> PushReport:
+    """Has what changed here agreed as a new version: see `Workspace.push`. Lets other operations go first."""
+    turns, first = Turns(), True
+    while True:
+        try:
+            return _push(work, turns, message, dry_run, force, durability, first=first)
+        except GiveWay as way:
+            work.tell(Notice("another operation in this folder goes first; this push goes on after it"))
+            with work.locked("push", first=False):
+                way.save()
+                work.connections.close()  # what they know may be old by now
+            first = False
+
+
+def _push(
+    work: Operations, turns: Turns, message: str, dry_run: bool, force: bool, durability: int | None, *, first: bool
+) -> PushReport:
+    """One turn of a push, its `first` or a later one. `GiveWay`: another one is needed."""
+    with work.begun("push", first=first) as s, contextlib.ExitStack() as stack:
+        begun, is_quiet = None, no_change.may_be(s)
+        if is_quiet and not dry_run and durability is None:
+            found = no_change.push(s, stack.enter_context(agreement.looking(s)))
+            if not isinstance(found, no_change.Begun):
+                return found
+            begun = found
+        if not is_quiet:
+            finish(s)
+        if dry_run:
+            from metasync.sync.preview import preview
+
+            return preview(s)
+        from metasync.sync.push import run
+
+        return run(s, message, force=force, durability=durability, turns=turns, begun=begun)
+
+
+def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
+    """Brings the folder up to the newest agreed version: see `Workspace.pull`."""
+    with work.begun("pull") as s, contextlib.ExitStack() as stack:
+        look = None
+        if is_quiet := no_change.may_be(s):
+            look = stack.enter_context(agreement.looking(s, on_news=partial(import_module, "metasync.sync.pull")))
+            if (nothing := no_change.pull(s, look)) is not None:
+                return nothing
+        from metasync.sync.pull import pull as bring_up
+
+        if not is_quiet:
+            finish(s)
+        newest = agreement.newest(s) if look is None else s.load(s.newest_state())
+        agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end
+        return bring_up(s, s.base(), newest, dry_run=dry_run, force=force)
+
+
+def finish(s: Session, *, cloning: bool = False) -> None:
+    """Finishes a checkout that was interrupted, looks at what checkouts replaced, and brings the rest of a clone.
+
+    `cloning`: the caller is going to bring the clone.
+    """
+    if any(s.db.has(key) for key in (PLAN_KEY, INODES_KEY)) or s.tree.disk.names(s.tree.state_dir(b"tmp")):
+        from metasync.checkout.checkout import Checkout
+
+        if Checkout(s.db, s.tree).recover() is not None:
+            s.listener(Notice("finished a checkout that had been interrupted"))
+    for conflict in settle_replaced(s):
+        s.listener(Notice(f"a late write came back as {os.fsdecode(conflict.copy)}", warning=True))
+    if not cloning and s.db.has(UNFINISHED_KEY):
+        from metasync.sync import first_checkout
+
+        s.listener(Notice("finishing a clone that had been interrupted"))
+        for made in first_checkout.bring(s, agreement.newest(s)).report.conflicts:
+            path, kept = os.fsdecode(made.path), os.fsdecode(made.kept)
+            s.listener(Notice(f"{path}: yours is kept as {kept} ({made.reason})", warning=True))
+
+
+def settle_replaced(s: Session) -> list[Conflict]:
+    """Drops or brings back what checkouts replaced, where that is certain now (architecture.md, D8)."""
+    if not s.db.records(REPLACED):
+        return []
+    from metasync.checkout.trash import settle
+
+    agreed = s.base()
+    tree: set[bytes] = set()
+
+    def known(content: bytes, size: int, path: bytes) -> bool:
+        # The index is not asked: it may name what a push read, packed, and found gone before it was agreed.
+        if size == 0 or s.db.get_object(content) == AGREED_MARK:
+            return True
+        if not tree:
+            tree.update(e.content for e in s.flat(agreed).values())
+        return content in tree
+
+    def hash_file(fd: int) -> bytes:
+        hasher = s.ids.content()
+        while piece := s.tree.disk.read_next(fd, 1 << 20):
+            hasher.update(piece)
+        return hasher.digest()
+
+    return settle(s.tree, s.db, s.tree.clock_ns(), known, hash_file, agreed.state.v)

@@ -1,0 +1,118 @@
+"""What a scan of the folder comes to: where it differs from an agreed tree, as reports name it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from metasync.local.spill import Large, Paths
+from metasync.objects.model import Entry, Kind
+from metasync.reports.sync import Changes, PushReport, Skipped
+from metasync.session.session import Agreed, Session
+from metasync.worktree.ingest import Ingest
+from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
+from metasync.worktree.names import unportable
+from metasync.worktree.overlay import Tree, changed
+from metasync.worktree.scan import Reading, Scan, scan
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a scan found. `differing`: paths at which the folder is not what is agreed."""
+
+    walked: Walk
+    seen: Scan
+    differing: Collection[bytes]
+
+    @property
+    def before(self) -> Tree:
+        """The agreed tree."""
+        return self.seen.base
+
+    @property
+    def touched(self) -> set[bytes] | None:
+        """Paths at which the rows may not be the tree any more; None: they were not the agreed tree."""
+        seen = self.seen
+        if not self.walked.is_settled:
+            return None
+        return {*seen.tree.put, *seen.tree.gone, *seen.put_rows, *seen.delete_rows}
+
+    @property
+    def found(self) -> Iterable[tuple[bytes, Entry | None]]:
+        """What is here at the differing paths."""
+        tree = self.seen.tree
+        # Where nothing was agreed these are all, and one by one they cost more.
+        return ((path, tree.get(path)) for path in self.differing) if self.before else tree.put.items()
+
+    @property
+    def changes(self) -> Changes:
+        """The differing paths, for people."""
+        before, tree = self.before, self.seen.tree
+        return summary((p, before.get(p), tree.get(p)) for p in self.differing) if before else summary_of_new(tree.put)
+
+    @property
+    def unportable(self) -> tuple[Skipped, ...]:
+        """New names that other systems cannot hold."""
+        before, tree = self.before, self.seen.tree
+        if isinstance(tree.put, Large) and not before:
+            return noted(unportable(tree.put, tree.put, ascending=True))
+        fresh = [p for p in self.differing if p in tree and p not in before] if before else list(tree.put)
+        return noted(unportable(fresh, tree.near(fresh)))
+
+
+def walk(s: Session, base: Agreed) -> Walk:
+    """A walk of the folder, beside the index alone if that is the agreed tree."""
+    return walk_index(s.tree, s.db, base.tree_root) or walk_folder(s.tree, s.db, s.flat(base))
+
+
+def scan_folder(walked: Walk, ingest: Ingest, reading: Reading | None = None) -> Here:
+    """Scans what a walk has found to differ, and reads it."""
+    seen = scan(walked, ingest, reading)
+    return Here(walked, seen, changed(seen.tree))
+
+
+def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
+    """The same where nothing was there before."""
+    if not isinstance(tree, Large):
+        return summary((path, None, entry) for path, entry in tree.items())
+    above = {path.rpartition(b"/")[0] for path in tree}  # no parent of these is not among them: it is in the tree
+    return Changes(added=Paths(path for path in tree if path not in above))
+
+
+def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Changes:
+    """Changes for people, from (path, before, after). Directories only where nothing inside them is named."""
+    added: list[bytes] = []
+    modified: list[bytes] = []
+    deleted: list[bytes] = []
+    parents: set[bytes] = set()
+    dirs: set[bytes] = set()
+    for path, a, b in pairs:  # no list of all: an entry is large
+        if a == b:
+            continue
+        (added if a is None else deleted if b is None else modified).append(path)
+        if any(e is not None and e.kind is Kind.DIR for e in (a, b)):
+            dirs.add(path)
+        while b"/" in path:
+            path = path.rpartition(b"/")[0]
+            if path in parents:
+                break
+            parents.add(path)
+    dirs &= parents
+    return Changes(*(tuple(sorted(p for p in paths if p not in dirs)) for paths in (added, modified, deleted)))
+
+
+def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:
+    return tuple(Skipped(path, reason) for path, reason in items)
+
+
+def push_report(s: Session, seen: Scan, version: int | None, changes: Changes) -> PushReport:
+    """A report with what the scan left out."""
+    return PushReport(
+        version,
+        changes,
+        busy=noted((p, "changed while it was read") for p in seen.busy),
+        unreadable=noted(seen.unreadable),
+        skipped=noted(seen.skipped),
+        down=dict(s.down),
+        warnings=tuple(seen.warnings),
+    )
