@@ -280,8 +280,7 @@ class Workspace:
         reads the trees of all of them.
         """
         with self._session("log") as s:
-            where = None if path is None else tree_path(path)
-            return log.log(log.History(s), where, limit=limit, with_counts=with_counts)
+            return log.log(s, None if path is None else tree_path(path), limit=limit, with_counts=with_counts)
 
     def diff(
         self, a: str | None = None, b: str | None = None, paths: Sequence[TreePath] = (), *, text: bool = False

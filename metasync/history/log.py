@@ -224,8 +224,9 @@ def _join(path: bytes, name: bytes) -> bytes:
 # ---- the log
 
 
-def log(history: History, path: bytes | None, *, limit: int | None, with_counts: bool = False) -> list[LogItem]:
+def log(s: Session, path: bytes | None, *, limit: int | None, with_counts: bool = False) -> list[LogItem]:
     """Agreed versions, newest first; with a path those in which it changed, and what was kept of it beside them."""
+    history = History(s)
     history.whole = limit is None
     if path is not None:
         return _log_of(history, path, limit)

@@ -4,24 +4,51 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from metasync.consensus.records.state import ZERO_HASH, Ref
 from metasync.events import Phase, Progress
+from metasync.local.state_keys import SHORT_KEY
 from metasync.members import key_copies
 from metasync.reports.backends import CheckProblem, CheckReport
-from metasync.runtime.effects import Task
 from metasync.runtime.sizes import PACKS_ASKED_AT_ONCE
 from metasync.session import health, space
 from metasync.session.session import Agreed, Session
 from metasync.store.index import PackRecord
 from metasync.transfer import late_copies
-from metasync.transfer.verify import check_pack
+from metasync.transfer.verify import CopyState, check_pack
 
 PIECES = 4  # read on each backend that tells no digests: 4 MiB as a rule
 PACKS_READ_AT_ONCE = 4  # each on R backends: 4 x 2 x 4 MiB in memory as a rule
+
+
+class Verdict(NamedTuple):
+    """What the copies of one pack come to. `good`: how many are there or on their way; `waits`: some are still made."""
+
+    problems: tuple[CheckProblem, ...]
+    good: int
+    waits: bool
+
+
+def judge(
+    pack: bytes, home: Sequence[CopyState], elsewhere: Sequence[CopyState], wanted: int, late: Collection[str]
+) -> Verdict:
+    """Judges the copies of a pack where it belongs, and elsewhere. `wanted`: how many were promised.
+
+    `late`: backends to which a push has left a copy to be made later; that is no problem while there is another one.
+    """
+    bad = [c for c in home if c.problem is not None]
+    good = len(home) - len(bad) + len(elsewhere)
+    excused = good >= wanted  # a copy that found another place is not missed where it belongs
+    waits = bool(late) and good > 0 and not excused
+    if waits:
+        coming = {c.backend for c in bad if c.missing and c.backend in late}
+        bad = [c for c in bad if c.backend not in coming]
+        good += len(coming)
+    told = (CheckProblem(c.backend, pack, c.problem or "") for c in bad if not (excused and c.missing))
+    return Verdict(tuple(told), good, waits)
 
 
 def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
@@ -34,46 +61,26 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
     packs = sorted(agreed.index.packs().values(), key=lambda p: (p.generation, p.name))
     problems: list[CheckProblem] = []
     lost: list[bytes] = []
-    pieces = {} if read_data else _pieces(s, packs)
     looked: Counter[str] = Counter()
     short = bytes_read = 0
-    todo = iter(packs)
+    wanted, names = s.transfer.placement.copies, s.names
     on_their_way = late_copies.load(s.db)
     waited_for: list[late_copies.Trail] = []
-    running: dict[Future[Any], PackRecord] = {}
-    done_packs = 0
-    while True:
-        for record in todo:
-            running[s.runtime.start(_task(s, record, pieces, read_data))] = record
-            if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_ASKED_AT_ONCE):
-                break
-        if not running:
-            break
-        for future in s.runtime.wait(running):
-            record = running.pop(future)
-            home, elsewhere = future.result()
-            looked.update(c.how for c in (*home, *elsewhere))
-            bytes_read += sum(c.bytes_read for c in (*home, *elsewhere))
-            bad = [c for c in home if c.problem is not None]
-            good = len(home) - len(bad) + len(elsewhere)
-            excused = good >= s.transfer.placement.copies
-            trail = on_their_way.get((record.generation, record.name))
-            if trail is not None and good and not excused:
-                late = {s.names.get(i) for i in trail.missing} & {c.backend for c in bad if c.missing}
-                bad = [c for c in bad if c.backend not in late]
-                waited_for.append(trail)
-                good += len(late)
-            problems += [
-                CheckProblem(c.backend, record.name, c.problem or "")
-                for c in bad
-                if not (excused and c.missing)  # a copy that found another place is not missed here
-            ]
-            short += good < s.transfer.placement.copies
-            if not good:
-                lost.append(record.name)
-            done_packs += 1
-            s.listener(Progress("check", done_packs, len(packs), "packs"))
-    standings = {**health.check_places(s, sorted(s.names.values())), **health.standings(s)}
+    for n, (record, home, elsewhere) in enumerate(_looked_at(s, packs, read_data=read_data), 1):
+        looked.update(c.how for c in (*home, *elsewhere))
+        bytes_read += sum(c.bytes_read for c in (*home, *elsewhere))
+        trail = on_their_way.get((record.generation, record.name))
+        late = {names.get(i, "") for i in trail.missing} if trail is not None else set()
+        verdict = judge(record.name, home, elsewhere, wanted, late)
+        problems += verdict.problems
+        short += verdict.good < wanted
+        if not verdict.good:
+            lost.append(record.name)
+        if trail is not None and verdict.waits:
+            waited_for.append(trail)
+        s.listener(Progress("check", n, len(packs), "packs"))
+    s.db.set(SHORT_KEY, short)
+    standings = {**health.check_places(s, sorted(names.values())), **health.standings(s)}
     keys, seen = key_copies.check(s, agreed.state, standings, read_data=read_data)
     beside, brought = _check_meta(s, agreed, standings, read_data=read_data)
     return CheckReport(
@@ -91,16 +98,33 @@ def check(s: Session, agreed: Agreed, *, read_data: bool) -> CheckReport:
             *(CheckProblem(backend, b"", why) for backend, why in keys),
         ),
         notes=(*space.check_ballast(s, standings), *seen, *brought),
-        trailing=late_copies.summary(waited_for, s.names),
+        trailing=late_copies.summary(waited_for, names),
     )
+
+
+def _looked_at(
+    s: Session, packs: Sequence[PackRecord], *, read_data: bool
+) -> Iterator[tuple[PackRecord, list[CopyState], list[CopyState]]]:
+    """Looks at the copies of packs, several at a time: where each belongs, and elsewhere. In no order."""
+    pieces = {} if read_data else _pieces(s, packs)
+    running: dict[Future[Any], PackRecord] = {}
+    todo = iter(packs)
+    while True:
+        for record in todo:
+            task = check_pack(s.transfer, record, read_data=read_data, pieces=pieces.get(record.name))
+            running[s.runtime.start(task)] = record
+            if len(running) >= (PACKS_READ_AT_ONCE if read_data else PACKS_ASKED_AT_ONCE):
+                break
+        if not running:
+            return
+        for future in s.runtime.wait(running):
+            record = running.pop(future)
+            home, elsewhere = future.result()
+            yield record, home, elsewhere
 
 
 Pieces: TypeAlias = dict[bytes, dict[str, int]]
 """By pack and backend: the number of the segment to read there."""
-
-
-def _task(s: Session, record: PackRecord, pieces: Pieces, read_data: bool) -> Task:
-    return check_pack(s.transfer, record, read_data=read_data, pieces=pieces.get(record.name))
 
 
 def _pieces(s: Session, packs: Sequence[PackRecord]) -> Pieces:

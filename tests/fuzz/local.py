@@ -53,8 +53,7 @@ from metasync.local.state_keys import (
 )
 from metasync.objects.model import Entry, Kind
 from metasync.session import connections, space
-from metasync.session.folder import BASE_KEY, LINKS_KEY, Link, load_secret
-from metasync.session.session import Session
+from metasync.session.folder import BASE_KEY, LINKS_KEY, Link, load_secret, stored_devices
 from metasync.worktree.fs_probe import NAME_RULES_KEY
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.worktree.names import ANY
@@ -183,7 +182,7 @@ def read_database(data: bytes) -> None:
         db.need(LINKS_KEY)
         db.need(CONFIG_KEY)
         state = db.need(BASE_KEY)
-        Session.stored_devices(db, state, NS_ID)
+        stored_devices(db, state, NS_ID)
         load_rows(db)
         objects = db.get_objects([digest(9), BASE.devices])
         assert all(isinstance(x, bytes) for x in objects.values())

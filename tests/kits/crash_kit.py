@@ -26,10 +26,11 @@ from metasync.consensus.acceptors import LogAcceptor
 from metasync.history.log import version_of
 from metasync.keys.slots import Cost
 from metasync.local.state import LocalDb
+from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
 from metasync.objects.snapshot import decode_snapshot
 from metasync.runtime import effects
-from metasync.session import agreement, connections, open_backend, session
+from metasync.session import agreement, connections, open_backend
 from metasync.workspace import Workspace
 from metasync.worktree import disk
 
@@ -441,7 +442,7 @@ def read_past(w: Workspace, *, read_blobs: bool = False) -> Past:
                 continue
             snapshots[one] = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [one])[one])
             todo += snapshots[one].parents
-            tree = contents.walk(session.walk.flatten(snapshots[one].root))
+            tree = contents.walk(walk.flatten(snapshots[one].root))
             last = last or tree
             for path, entry in tree.items():
                 if entry.kind is Kind.DIR:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metasync.session.eras import LEFT_KEY
 
 from metasync.consensus import JOURNAL_KEY
 from metasync.errors import WorkspaceError
 from metasync.local import state_keys
 from metasync.local.state import FORMAT, LocalDb
 from metasync.local.state_keys import BYTES, CLONE_ANEW, TABLES, Key, KeyCopies, PendingKeys, SpaceNote
-from metasync.session.agreement import BASE_KEY, LINE_KEY, MEMORY_KEY, NEWEST_KEY, PARTS_KEY
+from metasync.session.agreement import LEFT_KEY, LINE_KEY
 from metasync.session.evidence import EVIDENCE_KEY
-from metasync.session.folder import JOINING_KEY, LINKS_KEY
-from metasync.session.session import ESTIMATES_KEY
+from metasync.session.folder import BASE_KEY, JOINING_KEY, LINKS_KEY, MEMORY_KEY, NEWEST_KEY, PARTS_KEY
+from metasync.transfer.estimates import ESTIMATES_KEY
 from metasync.transfer.late_copies import TRAILING_KEY
 from metasync.worktree.fs_probe import NAME_RULES_KEY
 

@@ -64,7 +64,7 @@ def test_the_new_device_is_agreed_beside_the_download(lab: Lab, monkeypatch: pyt
         assert not s.db.has(JOURNAL_KEY)
         assert s.base_state() == s.newest_state()
         assert s.db.get(BASE_KEY) == s.newest_state()
-        assert admission.admitted(s, s.devices_of(s.base_state()))
+        assert agreement.is_in(s, s.devices_of(s.base_state()))
     assert d.status().newest == 2
 
 

@@ -22,10 +22,11 @@ from metasync.local import spill
 from metasync.local.state_keys import CONFLICTS, EXACT_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.members import admission
 from metasync.objects import walk_large
+from metasync.reports.start import CloneReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.folder import PARTS_KEY
 from metasync.sync import first_checkout
-from metasync.workspace import CloneReport, Workspace
+from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
 MB = 1 << 20
@@ -76,7 +77,7 @@ def published(lab: Lab) -> Workspace:
     return w
 
 
-def cloned(lab: Lab, told: list[Any] | None = None, device: str = "desktop") -> CloneReport:
+def cloned(lab: Lab, told: list[Any] | None = None, device: str = "desktop") -> CloneReport[Workspace]:
     report = Workspace.clone(
         lab.root / device,
         name="docs",

@@ -18,11 +18,10 @@ from metasync.errors import DamagedError, NotFoundError, UnreachableError, Upgra
 from metasync.runtime.effects import Urgency
 from metasync.runtime.sizes import TRANSFER_TIMEOUT_S
 from metasync.runtime.tasks import Runtime
-from metasync.session.session import ESTIMATES_KEY
 from metasync.store.pack_format import HEADER_BYTES, Located
 from metasync.transfer.copies import pack_path
 from metasync.transfer.download import Download
-from metasync.transfer.estimates import Direction, Estimates
+from metasync.transfer.estimates import ESTIMATES_KEY, Direction, Estimates
 from metasync.transfer.schedule import CUT_BYTES_LEAST
 
 PACKS = photos(60_000_000, 7)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from metasync.errors import BackendError, FormatError
 from metasync.runtime.effects import Now, Op, Reply
 from metasync.runtime.sizes import PROMPT_BYTES_MAX
-from metasync.session.session import ESTIMATES_KEY
 from metasync.transfer.estimates import (
     BACKENDS_MAX,
+    ESTIMATES_KEY,
     LARGE_BYTES_LEAST,
     RECENT_MAX,
     SAMPLES,

@@ -163,7 +163,7 @@ def test_by_default_a_push_waits_for_all(lab: Lab) -> None:
     write(w.directory, {"f": b"1"})
     r = w.push()
     assert (r.trailing, copies(lab, "a", "b", "c")) == ((), [2])
-    assert w._copying is None
+    assert not w.copying
 
 
 @pytest.mark.parametrize("n", [0, -1, 3])
