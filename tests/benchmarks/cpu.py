@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -29,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
@@ -136,19 +137,20 @@ def _show(step: str, calls: list[tuple[str, str, str, float, float]]) -> None:
 def delayed(out: Path, words: list[str]) -> None:
     """Runs the command line with every call on a store delayed, and writes down when each began and ended."""
     from metasync import cli
-    from metasync.backends.api import Backend, BackendUrl
-    from metasync.backends.wrappers.wrapper import Call, Wrapper
-    from metasync.session import open_backend
+    from metasync.backends.api import Backend
+
+    wrapper = _first_of("metasync.backends.wrappers.wrapper", "metasync.backends._wrap")
+    open_backend = _first_of("metasync.session.open_backend", "metasync.ways")
 
     calls: list[tuple[str, str, str, float, float]] = []
     lock = threading.Lock()
 
-    class Delayed(Wrapper):
+    class Delayed(wrapper.Wrapper):
         def __init__(self, inner: Backend, name: str) -> None:
             super().__init__(inner)
             self.name = name
 
-        def around(self, call: Call, do: Callable[[], T]) -> T:
+        def around(self, call: Any, do: Callable[[], T]) -> T:
             if call.kind == "identity":  # no request where one counts
                 return do()
             begin = time.monotonic()
@@ -161,7 +163,7 @@ def delayed(out: Path, words: list[str]) -> None:
 
     really_opened = open_backend.opened
 
-    def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
+    def opened(name: str, url: Any, *, create: bool) -> Backend:
         return Delayed(really_opened(name, url, create=create), name)
 
     open_backend.opened = opened
@@ -170,6 +172,14 @@ def delayed(out: Path, words: list[str]) -> None:
     finally:
         with lock:
             out.write_text(json.dumps(calls))
+
+
+def _first_of(*names: str) -> Any:
+    """The first of these modules that is there: the commit beside this one may be older than its name."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise ModuleNotFoundError(names[0])
 
 
 # --- figures ---
