@@ -16,7 +16,7 @@ from paxos_world import World, change, make_workspace
 from fuzz.target import FEW, Target, joined_parts, parts_of, replaced
 from metasync.codec import u32, u64
 from metasync.consensus import bootstrap
-from metasync.consensus import learner as learn_module
+from metasync.consensus.acceptors import log
 from metasync.consensus.records.birth import birth_path, genesis_path
 from metasync.consensus.records.entry import Entry, Kind, Round, _encode, entry_path, hint_path
 from metasync.consensus.records.state import VERSION_MAX, State
@@ -77,7 +77,7 @@ def learn(data: bytes) -> None:
         insider |= b[0] % 8 >= 5
         _alter(g, world.stores[name], g.ws.acceptor_of(name), b, part[6:])
     device = g.ws.group(b"\2" * 16, device=1)
-    with replaced([(learn_module, "entry_path", checked_path)]):
+    with replaced([(log, "entry_path", checked_path)]):
         _read(g, world, device, data, touched, insider)
 
 
