@@ -186,7 +186,7 @@ def _told(s: Settings) -> SettingsReport:
 
 
 class Governor:
-    """Has a runtime's calls obey the file at `path`: see `calls.Governor`. `now`: a pause does not count.
+    """Has a runtime's calls obey the file at `path`: see `channel.Governor`. `now`: a pause does not count.
 
     `on_pause(phrase)` is called, from whatever thread notices, when transfers begin to wait for the end of a pause.
     `clock` never goes back, `wall` gives seconds since 1970, and the time of day is `wall`'s, here.

@@ -3,7 +3,7 @@
 The order of things: the new root is written and the new acceptors get all they need, the change is agreed by the old
 ones, the old instance is closed, and an empty version on the new config shows that it works. Whoever lost a version to
 somebody else makes the change anew on top of that. Moving the data is a matter of its own: until it is done, what
-changed hands is read where it was (`places`), and no second change of the mapping is begun.
+changed hands is read where it was (`store.placement`), and no second change of the mapping is begun.
 """
 
 from __future__ import annotations

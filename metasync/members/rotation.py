@@ -5,7 +5,7 @@ sealed to the devices that remain and to new slots, all certificates anew, the r
 on a quorum's backends at least before the state that names them is proposed; so whoever learns of that state can open
 it. Others may be faster: then all is made anew on top of what they agreed, with the devices that joined meanwhile.
 
-Once it is decided, the logs of that version are closed (`reconfig.fence`): until then a revoked device still has a
+Once it is decided, the logs of that version are closed (`reconfigure.fence`): until then a revoked device still has a
 vote there, and a thief's program could use it against the rules. A crash at any point leaves either the old keys in
 force, with a ring and slots that nothing names, or the new ones; what is left to do then, the next operation of this
 device does, and every device that follows to the new keys.

@@ -3,7 +3,7 @@
 States alone are of concern here, with the configs and device sets that they name: `session` loads trees and indexes.
 
 A state names the one before it and, by `skip`, one further back (`consensus.records.state`). The next version's is
-found by going back along `skip` from the newest: `ancestry` fetches what it lacks, one answer after the other, before a
+found by going back along `skip` from the newest: `chain` fetches what it lacks, one answer after the other, before a
 push can be agreed. So the states that lead to that `skip` are kept here (`LINE_KEY`): one for each bit that is set in
 the version, of 400 bytes each. Nothing is believed because it stands there: a state is looked up by its hash.
 """

@@ -73,11 +73,11 @@ class Machine:
         return open_backend.reached(name, parse_url(link.url), link, suspected=suspected)
 
     def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
-        """A store that takes no part yet: see `ways.opened_first`."""
+        """A store that takes no part yet: see `open_backend.opened_first`."""
         return open_backend.opened_first(name, url, create=create)
 
     def reached(self, name: str, url: BackendUrl, link: Link | None = None) -> Backend:
-        """A store that is to be linked: see `ways.reached`."""
+        """A store that is to be linked: see `open_backend.reached`."""
         return open_backend.reached(name, url, link)
 
     def secret(self, directory: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:

@@ -190,7 +190,7 @@ class _Push:
         s = self.s
         if begun is None:
             newest, self.asked = agreement.newest_or_own(s)
-        elif (known := s.newest_state()).hash != base.state.hash:  # `quiet` has waited for it
+        elif (known := s.newest_state()).hash != base.state.hash:  # `no_change` has waited for it
             newest = s.load(known)
         else:
             newest, self.asked, self.ahead, self.walked = base, False, begun.look, begun.walk

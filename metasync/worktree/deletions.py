@@ -162,7 +162,7 @@ class _Judging:
         """Names that a file of another name may have got from the user, by key (where names have twins) and by inode:
         some file systems (FAT by FUSE) give each spelling an inode of its own.
 
-        An agreed name that was never here is not among them: the file keeps the name it had, see `twins`. Nor is one
+        An agreed name that was never here is not among them: the file keeps the name it had, see `case`. Nor is one
         with a row where names are not known to have twins: both may have been here side by side, before the disk
         came to fold case.
         """

@@ -5,7 +5,7 @@ rules that it had at the last scan still count; if none are known, nothing new i
 anything below it taken for deleted until it can be read again: the new rules may say that it stays.
 
 The rules of the last scan serve for one thing more. What was ignored when it went missing was not deleted as far as
-anybody was told: it stays agreed when the rule goes, and is brought back (`absence`).
+anybody was told: it stays agreed when the rule goes, and is brought back (`deletions`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ base's entry, while the others go on.
 A row is trusted when both its times lie before the scan's stamp, taken from the file system's own clock before anything
 is read: a write that came later has a later time, so that an equal stat proves equal bytes (git's racy-clean rule).
 
-Stage 2 judges what was not found (`absence`): few of those paths were deleted, the others keep the base's entries.
+Stage 2 judges what was not found (`deletions`): few of those paths were deleted, the others keep the base's entries.
 """
 
 from __future__ import annotations

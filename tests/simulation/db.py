@@ -25,7 +25,7 @@ def copied(tables: Tables) -> Tables:
 
 
 class SimDb(State):
-    """`localdb.State` over `tables`, which outlive the process. What a call wrote is durable when it returns."""
+    """`local.state.State` over `tables`, which outlive the process. What a call wrote is durable when it returns."""
 
     def __init__(self, tables: Tables, boot: Boot | None = None) -> None:
         self.tables = tables
