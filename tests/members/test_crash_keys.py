@@ -33,7 +33,7 @@ from crash_kit import (
 )
 from effort import few_and_many
 
-from metasync.errors import ExcludedError, PassphraseError, RevokedError, UsageError, WorkspaceError
+from metasync.errors import DamagedError, ExcludedError, PassphraseError, RevokedError, UsageError, WorkspaceError
 from metasync.workspace import Workspace
 
 quiet_environment()
@@ -60,7 +60,7 @@ def opens(urls: list[str], place: Path, passphrase: str) -> bool:
     """Whether a clone with this passphrase becomes a device that can push."""
     try:
         report = Workspace.clone(place, name=NAME, backends=urls, passphrase=passphrase, device_name=place.name)
-    except PassphraseError:
+    except (PassphraseError, DamagedError):  # the second: a revocation died between its new slots and their keyring
         return False
     with report.workspace as w:
         assert not report.problem
