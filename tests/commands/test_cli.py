@@ -408,6 +408,7 @@ def test_dry_runs_change_nothing(ready: Lab) -> None:
     c = ready.clone(ready.urls("a", "b", "c"))
     write(c.directory, {"x": b"1"})
     c.push()
+    c.close()  # what it tells beside has landed
     write(ready.root / "laptop", {"y": b"1"})
     before = tree_of(ready.root / "laptop")
     stored = sorted(p for p in ready.root.rglob("stores/**/*") if p.is_file())
