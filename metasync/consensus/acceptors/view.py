@@ -17,6 +17,7 @@ was read there is, and so is the word of an admitted device that it read one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -58,7 +59,7 @@ AUDIT_TRIES: Final = 2  # one answer may have been damaged on its way
 LAG_S: Final = 5.0  # before an entry that another device has just seen must be there for this one, too
 
 
-class AcceptorView:
+class AcceptorView(ABC):
     """One acceptor of the version after `base`. Votes count only if its birth was seen right in this operation.
 
     `everybody`: the views of all acceptors of the version, this one among them. The flags hold for one operation, from
@@ -99,8 +100,9 @@ class AcceptorView:
         self.barred: Barred | None = None  # why it took no block of ours at the last try
         self.forget()
 
+    @abstractmethod
     def _empty(self) -> Log | Blocks:
-        raise NotImplementedError
+        """The log of an acceptor that showed nothing."""
 
     def begin(self) -> None:
         """Starts an operation: a birth and an end of the log that were seen before count no longer."""
@@ -116,32 +118,32 @@ class AcceptorView:
 
     # what is asked of it
 
+    @abstractmethod
     def look(self, *, beyond: bool = False) -> Task:
         """Reads all that it holds of this version, with its birth beside every step. -> Outcome.
 
         `beyond`: where it holds something, whether it holds something of the next version too (`Instance.is_last`).
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def append(self, kind: Kind, rnd: Round, value: State | None, stale: Round) -> Task:
         """Has it take a message. -> Outcome. PREPARE does not climb over foreign rounds above `stale`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_entry(self, v: int) -> Task:
         """-> the SignedEntry that begins version v there, None when it shows none, or the `BackendError`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def path_of(self, seen: Seen, epoch: int) -> str:
         """Where it must still show what it was seen to hold."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opens(self, seen: Seen, epoch: int, data: bytes) -> bool:
         """Whether bytes are an entry of that place at all, whoever made it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def note_claim(self, seen: Seen, teller: bytes) -> None:
         """Takes note that another device saw this here."""
-        raise NotImplementedError
 
     # what it is worth
 
