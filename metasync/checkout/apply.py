@@ -16,8 +16,7 @@ from metasync.checkout.displace import Displaced, Left
 from metasync.checkout.plan import LEFT, Applied, Change, Plan
 from metasync.checkout.staging import Stage
 from metasync.local.state import State
-from metasync.objects.model import Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Kind, split
 from metasync.worktree.case import Presence, twin_here
 from metasync.worktree.disk import NO_LINKS, check_path
 from metasync.worktree.index import is_unchanged, rows_at, same_file, same_stat

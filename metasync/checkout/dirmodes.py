@@ -8,7 +8,7 @@ import stat as stat_
 from metasync.checkout.plan import LEFT
 from metasync.local.state import State
 from metasync.local.state_keys import MODES_KEY
-from metasync.objects.paths import split
+from metasync.objects.model import split
 from metasync.worktree.merge_walk import Noted
 from metasync.worktree.tree import WorkTree, failed
 

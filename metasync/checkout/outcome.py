@@ -7,8 +7,7 @@ import os
 import stat as stat_
 
 from metasync.checkout.apply import TICK_WAIT_S, Placer
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.disk import check_path
 from metasync.worktree.index import Row, is_unchanged, row_of, same_stat
 from metasync.worktree.tree import WorkTree

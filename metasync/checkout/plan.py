@@ -13,8 +13,7 @@ from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import Conflict
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.case import Presence, _shown
 from metasync.worktree.index import Row, children, pack_entry, pack_row, unpack_row
 from metasync.worktree.merge_walk import Noted

@@ -18,8 +18,7 @@ from contextlib import suppress
 
 from metasync.checkout.plan import LEFT, Change, Plan
 from metasync.errors import WorkspaceError
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
 from metasync.worktree.tree import WorkTree
 

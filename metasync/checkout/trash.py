@@ -14,7 +14,7 @@ from collections.abc import Callable
 from metasync.local.state import State
 from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, Conflict, ReplacedFile
 from metasync.merge.trees import conflict_name
-from metasync.objects.paths import split
+from metasync.objects.model import split
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.tree import WorkTree
 

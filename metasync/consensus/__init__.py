@@ -8,8 +8,8 @@ from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.participant import Barred, Standing, checked_memory
 from metasync.consensus.proposer import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
 from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_digest, birth_matches, birth_path, encode_birth
+from metasync.consensus.records.entry import Head
 from metasync.consensus.records.era import EraRecord, is_root
-from metasync.consensus.records.head import Head
 from metasync.consensus.records.state import (
     NOTHING,
     STATE_BYTES,

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from metasync.consensus import learner
-from metasync.consensus.chain import ancestor
+from metasync.consensus.chain import ancestor, rings_on
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import rings_on
 from metasync.consensus.objects import get_const
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant, check_config
 from metasync.consensus.records.era import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record

@@ -33,9 +33,8 @@ from metasync.errors import (
     NotFoundError,
     UpgradeError,
 )
-from metasync.keys.admin import AdminChain
 from metasync.keys.derive import RecordKind
-from metasync.keys.device_set import DeviceSet, decode_device_set
+from metasync.keys.device_set import AdminChain, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 from metasync.config import Config
 from metasync.consensus import reconfigure
-from metasync.consensus.chain import ancestor, fetch_state
+from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys
 from metasync.consensus.eras import get_recent, newest_seen
 from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import fetch_ring, follow_keys
 from metasync.consensus.objects import (
     META_BYTES_MAX,
     Copy,

@@ -11,8 +11,18 @@ from typing import Any, Final
 from metasync.consensus.chain import ancestor
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
-from metasync.consensus.records.entry import ENTRY_BYTES_MAX, Entry, Kind, Round, hint_path, seal_hint
-from metasync.consensus.records.head import Head, head_path, open_head, seal_head
+from metasync.consensus.records.entry import (
+    ENTRY_BYTES_MAX,
+    Entry,
+    Head,
+    Kind,
+    Round,
+    head_path,
+    hint_path,
+    open_head,
+    seal_head,
+    seal_hint,
+)
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, State
 from metasync.errors import DamagedError, FormatError, NoQuorumError, UpgradeError
 from metasync.keys.derive import read_header

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from typing import Final
 
-from metasync.config import Config
-from metasync.consensus.acceptors import AcceptorView, views_of
+from metasync.config import Config, Form
+from metasync.consensus.acceptors.block import BlockAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Round
@@ -21,6 +24,16 @@ from metasync.consensus.records.state import State
 from metasync.errors import ForkError, UpgradeError
 from metasync.keys.derive import UPGRADE
 from metasync.keys.device_set import DeviceSet
+
+_FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
+
+
+def views_of(m: Participant, config: Config, devices: DeviceSet, base: State) -> dict[bytes, AcceptorView]:
+    """Every acceptor of the version after `base`, with nothing read of it yet, by id and in the config's order."""
+    views: dict[bytes, AcceptorView] = {}
+    for backend, acceptor in config.acceptors:
+        views[acceptor.acceptor_id] = _FORMS[acceptor.form](m, config, devices, base, backend.name, acceptor, views)
+    return views
 
 
 class Instance:

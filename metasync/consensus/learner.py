@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from metasync.consensus.acceptors import AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state
+from metasync.consensus.acceptors.view import AcceptorView
+from metasync.consensus.chain import ancestor, fetch_state, find_keys
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import find_keys
 from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
 from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint

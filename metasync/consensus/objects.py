@@ -15,8 +15,7 @@ from metasync.consensus.records.state import STATE_BYTES, Ref, State, decode_sta
 from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task, Work
-from metasync.runtime.sizes import patience_s
+from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task, Work, patience_s
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23

@@ -38,9 +38,8 @@ from types import GeneratorType
 from typing import Any, Final
 
 from metasync.codec import Reader, u8
-from metasync.consensus.chain import ancestor
+from metasync.consensus.chain import ancestor, check_admitted
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import check_admitted
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER

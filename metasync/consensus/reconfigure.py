@@ -24,10 +24,9 @@ from functools import partial
 from typing import Any, Final
 
 from metasync.config import Config
-from metasync.consensus.acceptors import AcceptorView
-from metasync.consensus.chain import fetch_state
+from metasync.consensus.acceptors.view import AcceptorView
+from metasync.consensus.chain import check_admitted, fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import check_admitted
 from metasync.consensus.objects import (
     CONST_BYTES_MAX,
     META_BYTES_MAX,
@@ -52,8 +51,7 @@ from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
 from metasync.keys.derive import RecordKind, sha256
-from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
-from metasync.runtime.sizes import patience_s
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, patience_s
 
 JOIN_TRIES: Final = 3  # of each write that a new root needs
 PAUSE_S: Final = 0.1  # between tries

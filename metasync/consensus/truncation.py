@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import TRUST_S, AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state
+from metasync.consensus.chain import AGAIN, ancestor, fetch_state, find_keys
 from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
-from metasync.consensus.key_epochs import AGAIN, find_keys
 from metasync.consensus.objects import const_path, put_everywhere, seal_object
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import (

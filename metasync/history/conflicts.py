@@ -19,10 +19,8 @@ from metasync.history.restore import Here, look, mark_agreed, sources, take_in
 from metasync.local.state_keys import BOTH_KEY, CONFLICTS, REPLACED
 from metasync.merge.trees import copied_from
 from metasync.objects import walk
-from metasync.objects.leaves import Needs
-from metasync.objects.model import Entry
-from metasync.objects.paths import split
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.directory import Needs
+from metasync.objects.model import Entry, decode_snapshot, split
 from metasync.reports.history import ConflictItem, Kept, ResolveReport
 from metasync.reports.sync import ConflictReport
 from metasync.session.session import Session

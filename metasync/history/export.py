@@ -24,8 +24,7 @@ from metasync.history.diff import nothing_there, top_paths
 from metasync.history.log import History, is_below
 from metasync.history.versions import Version, required, resolve
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import Cause, NotRestored, RestoreReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.session import Session

@@ -19,8 +19,7 @@ from metasync.events import Notice
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
 from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
 from metasync.session import agreement

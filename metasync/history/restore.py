@@ -26,8 +26,7 @@ from metasync.history.versions import Version, required, resolve
 from metasync.local.state_keys import RESTORED_KEY, RESTORED_ON_KEY
 from metasync.merge.changes import same_bytes
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import NotRestored, RestoreReport
 from metasync.reports.sync import ConflictReport
 from metasync.session import agreement

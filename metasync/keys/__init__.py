@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metasync.keys.admin import AdminChain
     from metasync.keys.derive import Header, RecordKind, seal, sha256, sign, unseal, verify
     from metasync.keys.device_set import (
         DEVICE_ENTROPY_BYTES,
+        AdminChain,
         Certificate,
         DeviceIdentity,
         DeviceSet,
@@ -104,7 +104,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Loads the module that has `name` when it is asked for: who opens a folder needs no slots."""
     if name in __all__:
-        for module in ("derive", "admin", "device_set", "keyring", "slots"):
+        for module in ("derive", "device_set", "keyring", "slots"):
             found = import_module(f"metasync.keys.{module}")
             if name in vars(found):
                 return getattr(found, name)

@@ -17,7 +17,6 @@ from typing import Final
 
 from metasync.codec import Reader, ascending, bytes32, u8, u16, u32, u64
 from metasync.errors import FormatError, PassphraseError, WorkspaceError
-from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,
@@ -37,6 +36,7 @@ from metasync.keys.derive import (
     verify,
     wrap,
 )
+from metasync.keys.device_set import AdminChain, decode_chain
 
 FIRST_EPOCH: Final = 1
 RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # ephemeral key, ring secret, record

@@ -170,7 +170,7 @@ def _names(told: Any) -> frozenset[str]:
 # The workspace and this device (`session.folder`). CONFIG, PREVIOUS and LINKS follow the agreed config.
 NAME_KEY: Final = Key("name", TEXT)
 DEVICE_KEY: Final = Key("device", BYTES)  # id of this device
-PLACE_KEY: Final = Key("place", BYTES)  # where `.metasync` lay when this device was enrolled: `session.identity`
+PLACE_KEY: Final = Key("place", BYTES)  # where `.metasync` lay when this device was enrolled: `session.folder`
 INVITED_KEY: Final = Key("invited", BYTES)  # until a device that came by an invitation is agreed: its secret, and whose
 CONFIG_KEY: Final = Key("config", Codec[Config](Config.encode, decode_config))  # of the newest state
 PREVIOUS_KEY: Final = Key("config before", CONFIG_KEY.codec)  # whose mapping is still read
@@ -219,7 +219,7 @@ TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
     "trailing", BYTES, "`metasync check` tells which packs lack copies."
 )
 SHORT_KEY: Final = Key("short", COUNT)  # how many packs this device stored with fewer copies than promised
-CARRIED_KEY: Final = Key("carried", BYTES)  # how unevenly pushes have loaded backends: `store.balance`
+CARRIED_KEY: Final = Key("carried", BYTES)  # how unevenly pushes have loaded backends: `store.placement`
 ESTIMATES_KEY: Final = Key("estimates", BYTES, None)  # what the lines to the backends bear: `transfer.estimates`
 GIVEN_UP_KEY: Final = Key(
     "ballast", json_codec("names of backends", _names), None
@@ -295,7 +295,7 @@ class Unplaced(NamedTuple):
 
 
 class StoredNote(NamedTuple):
-    """Packs that a push stored and that no version names yet: `transfer.resume`."""
+    """Packs that a push stored and that no version names yet: `transfer.upload`."""
 
     n: int
     note: bytes

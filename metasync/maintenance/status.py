@@ -12,7 +12,7 @@ from metasync.maintenance.reconfigure import still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
 from metasync.merge import guard
-from metasync.objects.paths import split
+from metasync.objects.model import split
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import JOURNAL_KEY, ZERO_HASH, Change, Decided, Group, Ref, State
-from metasync.consensus.key_epochs import exclusion
+from metasync.consensus.chain import exclusion
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError
 from metasync.keys.device_set import DeviceSet, expired, joined, without_invitations
 from metasync.keys.invitation import SECRET_BYTES

@@ -32,10 +32,10 @@ from metasync.config import (
 from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
 from metasync.errors import UnreachableError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
-from metasync.keys.admin import AdminChain
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
+    AdminChain,
     Certificate,
     DeviceIdentity,
     DeviceSet,

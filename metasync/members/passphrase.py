@@ -13,10 +13,9 @@ from typing import Final
 from metasync.errors import UsageError
 from metasync.keys.derive import sha256
 from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
-from metasync.local import device_keys
 from metasync.members import key_copies, key_store
 from metasync.reports.members import KeyReport, PassphraseReport, SlotInfo
-from metasync.session import agreement
+from metasync.session import agreement, folder
 from metasync.session.session import Session
 
 KINDS: Final = {PASSPHRASE: "passphrase"}  # all others: recovery phrases
@@ -44,7 +43,7 @@ def show(s: Session, *, state_dir: Path) -> KeyReport:
         slots=tuple(slots),
         rings=tuple(sorted(rings)),
         unasked=tuple(sorted({*files.failed, *s.down})),
-        stored=device_keys.where(state_dir),
+        stored=folder.where(state_dir),
     )
 
 

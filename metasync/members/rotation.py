@@ -21,9 +21,10 @@ from typing import Final
 from metasync.config import Config
 from metasync.consensus import JOURNAL_KEY, Change, Decided, State
 from metasync.errors import BackendError, NoQuorumError, PassphraseError, UsageError, WorkspaceError
-from metasync.keys.admin import CHAIN_MAX, AdminChain
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
+    CHAIN_MAX,
+    AdminChain,
     Certificate,
     DeviceSet,
     OpenLogins,

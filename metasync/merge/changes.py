@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import ChangeKind, Counts, Facts, NodeKind, PathChange
 
 KINDS: dict[Kind, NodeKind] = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from metasync.codec import Reader
 from metasync.errors import UpgradeError
-from metasync.objects.ids import Ids
-from metasync.objects.model import ID_BYTES, Chunk, ObjectKind
-from metasync.objects.split import LEVELS_MAX, cut
+from metasync.objects.chunker import LEVELS_MAX, cut
+from metasync.objects.model import ID_BYTES, Chunk, Ids, ObjectKind
 
 FORMAT = 1
 _NODE = struct.Struct(">BBQ32sI")  # format, level, bytes covered, content hash (root only), count

@@ -1,11 +1,17 @@
-"""The values that content objects are made of (architecture.md, D1). `docs/design/format.md` sections 2 and 3."""
+"""What content objects are made of: values, keyed ids, snapshots, paths. `docs/design/format.md` sections 2 to 4.
+
+A path is bytes, `/`-separated, relative to the root of its tree.
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
-from metasync.codec import Tags
+from blake3 import blake3
+
+from metasync.codec import Reader, Tags, encode_tags, i64, text16, u8
+from metasync.errors import UpgradeError
 
 ObjectId = NewType("ObjectId", bytes)
 """32 bytes: the keyed BLAKE3 of an object's plaintext, with a key of its kind."""
@@ -85,3 +91,79 @@ class Snapshot(NamedTuple):
     time_ns: int
     message: str
     tags: Tags = ()
+
+
+class Ids:
+    """Names objects. Two workspaces never give the same bytes the same id, so no provider can confirm a guess.
+
+    `id_key`: 32 bytes, drawn once per workspace. One subkey per kind keeps, say, a blob that looks like a directory
+    from ever passing for one.
+    """
+
+    __slots__ = ("_blob", "_keys", "_split")
+
+    def __init__(self, id_key: bytes) -> None:
+        if len(id_key) != ID_BYTES:
+            raise ValueError("an id key has 32 bytes")
+        self._keys = {kind: blake3(b"metasync object %d" % kind, key=id_key).digest() for kind in ObjectKind}
+        self._blob = self._keys[ObjectKind.BLOB]
+        self._split = blake3(b"metasync split", key=id_key).digest()
+
+    def of(self, kind: ObjectKind, data: bytes | memoryview) -> ObjectId:
+        """The 32-byte id of an object's plaintext."""
+        return ObjectId(blake3(data, key=self._keys[kind]).digest())
+
+    def blob(self, data: bytes | memoryview) -> ObjectId:
+        """The id of a blob; of a whole file's bytes it is also the file's content hash."""
+        return ObjectId(blake3(data, key=self._blob).digest())
+
+    def content(self) -> blake3:
+        """A running content hash; `.update(piece)`, then `.digest()`. Equals `blob` of the pieces joined."""
+        return blake3(key=self._blob)
+
+    def split_point(self, name: bytes) -> int:
+        """64 pseudo-random bits of a name, from which directories take their boundaries."""
+        return int.from_bytes(blake3(name, key=self._split).digest(8), "big")
+
+
+FORMAT = 1
+PARENTS_MAX = 16
+DEVICE_BYTES = 16
+
+
+def encode_snapshot(s: Snapshot) -> bytes:
+    """The bytes of a snapshot. `ValueError` on a message of over 65,535 bytes or too many parents."""
+    if (
+        len(s.parents) > PARENTS_MAX
+        or len(s.device) != DEVICE_BYTES
+        or any(len(i) != ID_BYTES for i in (s.root, *s.parents))
+    ):
+        raise ValueError("not a snapshot that can be encoded")
+    if len(s.message.encode("utf-8")) > MESSAGE_BYTES_MAX:
+        raise ValueError("the message is longer than 65,535 bytes")
+    head = u8(FORMAT) + s.root + u8(len(s.parents)) + b"".join(s.parents)
+    return head + s.device + i64(s.time_ns) + text16(s.message) + encode_tags(s.tags)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """Reads a snapshot; `FormatError` on anything else, `UpgradeError` if newer."""
+    r = Reader(data, "snapshot object")
+    fmt = r.u8()
+    if fmt > FORMAT:
+        raise UpgradeError(f"a snapshot has format {fmt}", next_step="Upgrade metasync.")
+    if fmt != FORMAT:
+        raise r.fail("unknown format")
+    root = r.take(ID_BYTES)
+    count = r.u8()
+    if count > PARENTS_MAX:
+        raise r.fail(f"{count} parents")
+    parents = tuple(r.take(ID_BYTES) for _ in range(count))
+    out = Snapshot(root, parents, r.take(DEVICE_BYTES), r.i64(), r.text16(), r.tags())
+    r.end()
+    return out
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """The directory a path lies in (b"" for the root) and its name there."""
+    parent, _, name = path.rpartition(b"/")
+    return parent, name

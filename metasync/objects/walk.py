@@ -12,10 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
 from metasync.objects import directory, file
-from metasync.objects.ids import Ids
-from metasync.objects.leaves import Beside, Bytes, Needs, above_leaves, check_leaf, listed, load
-from metasync.objects.model import PATH_BYTES_MAX, Chunk, Entry, Kind, ObjectKind
-from metasync.objects.split import LEVELS_MAX
+from metasync.objects.chunker import LEVELS_MAX
+from metasync.objects.directory import Beside, Bytes, Needs, above_leaves, check_leaf, listed, load
+from metasync.objects.model import PATH_BYTES_MAX, Chunk, Entry, Ids, Kind, ObjectKind
 
 Tree: TypeAlias = dict[bytes, Entry]
 """A flat tree: path -> entry; directories carry content b""."""

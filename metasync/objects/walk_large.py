@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from metasync.errors import FormatError
 from metasync.objects import directory
-from metasync.objects.leaves import Bytes, Needs
+from metasync.objects.chunker import LEVELS_MAX
+from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.objects.split import LEVELS_MAX
 from metasync.objects.walk import Room
 
 BATCH_BYTES = 4 << 20  # of nodes opened together: those of some 60,000 files

@@ -22,12 +22,24 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from metasync.errors import BackendError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+TRANSFER_TIMEOUT_S: Final = 30.0
+"""For a request that moves data, besides the time that its bytes take."""
+
+SLOWEST_BYTES_PER_S: Final = 64_000
+"""A line slower than this is given up on."""
+
+
+def patience_s(size_bytes: int) -> float:
+    """How many seconds one request that moves so many bytes may take."""
+    return TRANSFER_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
+
 
 _T = TypeVar("_T")
 OpKind: TypeAlias = Literal["create", "put", "get", "stat", "list", "delete", "space", "digest"]

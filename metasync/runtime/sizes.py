@@ -42,14 +42,3 @@ SMALL_TIMEOUT_S: Final = 60
 
 LARGE_TIMEOUT_S: Final = 600
 """For its answer to any other: a pack of 16 MiB at 0.25 Mbit/s. Slower lines are not waited for."""
-
-TRANSFER_TIMEOUT_S: Final = 30.0
-"""For a request that moves data, besides the time that its bytes take."""
-
-SLOWEST_BYTES_PER_S: Final = 64_000
-"""A line slower than this is given up on."""
-
-
-def patience_s(size_bytes: int) -> float:
-    """How many seconds one request that moves so many bytes may take."""
-    return TRANSFER_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S

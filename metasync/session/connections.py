@@ -29,13 +29,14 @@ from metasync.session.folder import (
     LINKS_KEY,
     MEMORY_KEY,
     STATE_DIR,
+    IdentityGuard,
     Link,
     load_secret,
+    place_now,
     save_secret,
     stored_devices,
     stored_newest,
 )
-from metasync.session.identity import IdentityGuard, place_now
 from metasync.session.open_backend import INCARNATION_BYTES
 from metasync.worktree.disk import Disk
 
@@ -85,7 +86,7 @@ class Machine:
         return load_secret(directory, db)
 
     def place(self, directory: Path) -> bytes:
-        """Where the workspace's `.metasync` lies: see `identity`."""
+        """Where the workspace's `.metasync` lies: see `folder`."""
         return place_now(directory / STATE_DIR)
 
     def keep_secret(

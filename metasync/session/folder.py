@@ -1,23 +1,38 @@
-"""The local state that `init` and `clone` write, which makes a folder a device (architecture.md, D11)."""
+"""What makes a folder a device: its local state, its keys, and the place it lies at (architecture.md, D11).
+
+The keys are in the system's keyring, or in a file of mode 0600: `METASYNC_KEYRING=off` chooses the file, and so does a
+system without a keyring.
+
+Blocks are single-writer objects (consensus.md, rule 7.4): two processes that write as one device could take back what
+was agreed. So whoever writes a block holds the workspace's lock, and works in the very folder that was enrolled. A
+copied home directory or disk image has the device's keys as well, and is another place; a moved folder is the same one.
+Places are told apart by machine, file system and inode. The number of the device (`st_dev`) does not count: a stick
+that is plugged in again has another one.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from metasync.backends._folder_checks import place_of
 from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
-from metasync.consensus import checked_memory
+from metasync.consensus import Barred, checked_memory
 from metasync.consensus.records.era import Passage, decode_passage
 from metasync.consensus.records.state import State, decode_state
 from metasync.errors import FormatError, UsageError, WorkspaceError
+from metasync.events import Listener, Notice
 from metasync.keys.device_set import (
     Certificate,
     DeviceIdentity,
@@ -27,7 +42,7 @@ from metasync.keys.device_set import (
     decode_identity,
 )
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
-from metasync.local import device_keys, state_keys
+from metasync.local import state_keys
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import (
     CLONE_ANEW,
@@ -154,8 +169,6 @@ def write_local(
     more: Mapping[str, bytes | None] = MappingProxyType({}),
 ) -> None:
     """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
-    from metasync.session.identity import place_now
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
         building = folder / f"{STATE_DIR}.new"
@@ -164,7 +177,7 @@ def write_local(
 
             shutil.rmtree(building)
         building.mkdir(mode=0o700)
-        device_keys.save(building, account(device.device_id), _secret(keys, device, certificate))
+        keep_secret(building, account(device.device_id), _secret(keys, device, certificate))
         with contextlib.closing(LocalDb.open(building / DB_FILE)) as db, db.transaction():
             db.set(NAME_KEY, name)
             db.set(DEVICE_KEY, device.device_id)
@@ -191,7 +204,7 @@ def account(device_id: bytes) -> str:
 
 def save_secret(folder: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> None:
     """Keeps the device's own keys in place of those it had; the old ones or the new ones are there at any time."""
-    device_keys.save(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
+    keep_secret(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
 
 
 def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> bytes:
@@ -200,7 +213,7 @@ def _secret(keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificat
 
 def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentity, Certificate]:
     """The device's own keys."""
-    secret = device_keys.load(folder / STATE_DIR, account(db.need(DEVICE_KEY)))
+    secret = kept_secret(folder / STATE_DIR, account(db.need(DEVICE_KEY)))
     try:
         r = Reader(secret, "device keys")
         keys = decode_keys(r.bytes32(_SECRET_BYTES_MAX))
@@ -212,3 +225,177 @@ def load_secret(folder: Path, db: LocalDb) -> tuple[WorkspaceKeys, DeviceIdentit
             f"this device's keys are damaged: {e.message}", next_step="Clone the workspace into a new folder."
         ) from e
     return keys, device, certificate
+
+
+def place_now(state_dir: Path) -> bytes:
+    """32 bytes: the machine, the file system and the inode of `.metasync`."""
+    folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return place_of(folder, str(state_dir))
+    finally:
+        os.close(folder)
+
+
+class IdentityGuard:
+    """The guard of one open workspace. Called from several threads.
+
+    `init` and `clone` record the place; opening a workspace that has none, of an older version, does so too. `place()`
+    is where it lies now; `lock()` takes its lock, or raises `WorkspaceError` at once.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        db: LocalDb,
+        *,
+        place: Callable[[], bytes],
+        lock: Callable[[], contextlib.AbstractContextManager[object]],
+    ) -> None:
+        self._directory = directory
+        self._place = place
+        self._lock = lock
+        self._mutex = threading.Lock()
+        self._held = 0
+        self._borrowed = contextlib.ExitStack()
+        self._borrows = False
+        recorded = db.get(PLACE_KEY)
+        if recorded is None:
+            recorded = place()
+            db.set(PLACE_KEY, recorded)
+        self._recorded = recorded
+
+    def __call__(self) -> Barred | None:
+        """Why no block may be written now; None: it may. A command that holds no lock takes it here, if it is free."""
+        if self.is_copy():
+            return Barred(
+                f"{self._directory} is a copy of another folder, whose device identity it must not use",
+                "give it an identity of its own: `metasync clone` into a new folder, and bring your changes there",
+            )
+        with self._mutex:
+            if not (self._held or self._borrows):
+                try:
+                    self._borrowed.enter_context(self._lock())
+                except WorkspaceError as e:
+                    text = f"what is under way there must be finished first, and {e.message}"
+                    return Barred(text, "run again when that ended")
+                self._borrows = True
+            return None
+
+    def tell(self, config: Config, listener: Listener) -> None:
+        """Warns who works in a copy: it agrees through acceptors in log form alone, if they make a quorum."""
+        names = sorted(b.name for b, a in config.acceptors if a.form == "block")
+        if names and self.is_copy():
+            text = f"this folder is a copy of another: it does not vote on {', '.join(names)}"
+            listener(
+                Notice(f"{text}. `metasync clone` into a new folder gives it an identity of its own", warning=True)
+            )
+
+    def is_copy(self) -> bool:
+        """True when `.metasync` is not where this device was enrolled."""
+        try:
+            return self._place() != self._recorded
+        except OSError:
+            return True
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """While the caller holds the workspace's lock."""
+        with self._mutex:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._held -= 1
+
+    def give_back(self) -> None:
+        """Gives back a lock that was taken for a block."""
+        with self._mutex:
+            self._borrows = False
+            self._borrowed.close()
+
+
+KEYRING_SERVICE = "metasync"
+KEYS_FILE = "device.key"
+_LEFT_S = 3600.0  # a save takes milliseconds
+IN_KEYRING = b"in the system's keyring\n"
+
+
+def keep_secret(state_dir: Path, account: str, secret: bytes) -> None:
+    """Keeps `secret` for this workspace; `account` names it in the keyring. The file appears whole or not at all."""
+    path = state_dir / KEYS_FILE
+    content = secret
+    if _keyring_set(account, secret):
+        content = IN_KEYRING
+    temporary = path.with_suffix(f".new-{os.getpid()}-{threading.get_native_id()}")  # a `status` may save beside a push
+    for left in state_dir.glob(f"{path.stem}.new*"):  # of a process that died over it
+        with contextlib.suppress(FileNotFoundError):
+            if left == temporary or time.time() - left.stat().st_mtime > _LEFT_S:
+                left.unlink()
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+
+
+def kept_secret(state_dir: Path, account: str) -> bytes:
+    """What `keep_secret` kept. `WorkspaceError` when it is gone."""
+    try:
+        content = (state_dir / KEYS_FILE).read_bytes()
+    except OSError as e:
+        raise WorkspaceError(
+            f"this device's keys are not in {state_dir / KEYS_FILE}: {e.strerror}",
+            next_step="Clone the workspace into a new folder; the passphrase gives this device new keys.",
+        ) from e
+    if content != IN_KEYRING:
+        return content
+    secret = _keyring_get(account)
+    if secret is None:
+        raise WorkspaceError(
+            "this device's keys are not in the system's keyring any more, or the keyring is locked",
+            next_step="Unlock it, or clone the workspace into a new folder.",
+        )
+    return secret
+
+
+def _keyring_set(account: str, secret: bytes) -> bool:
+    if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
+        return False
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return False
+    try:
+        keyring.set_password(KEYRING_SERVICE, account, base64.b64encode(secret).decode("ascii"))
+        return _keyring_get(account) == secret
+    except (keyring.errors.KeyringError, RuntimeError):
+        return False
+
+
+def _keyring_get(account: str) -> bytes | None:
+    try:
+        import keyring
+        import keyring.errors
+    except ImportError:
+        return None
+    try:
+        value = keyring.get_password(KEYRING_SERVICE, account)
+    except (keyring.errors.KeyringError, RuntimeError):
+        return None
+    try:
+        return base64.b64decode(value, validate=True) if value else None
+    except ValueError:  # something else under our name: as good as nothing
+        return None
+
+
+def where(state_dir: Path) -> str:
+    """Where a device's keys are kept: for people."""
+    try:
+        content = (state_dir / KEYS_FILE).read_bytes()
+    except OSError:
+        return "nowhere: the file that should hold them cannot be read"
+    return "the system's keyring" if content == IN_KEYRING else str(state_dir / KEYS_FILE)

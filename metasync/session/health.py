@@ -11,11 +11,11 @@ from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.config import DEFAULT_CAPACITY, BackendEntry
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path
-from metasync.consensus.records.head import Head
+from metasync.consensus.records.entry import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
 from metasync.reports.backends import BackendState
-from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each, together
-from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX, patience_s
+from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each, patience_s, together
+from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import agreement, space
 from metasync.session.connections import given_up
 from metasync.session.session import LOOK_S, Session

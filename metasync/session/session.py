@@ -22,9 +22,7 @@ from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
 from metasync.local.lock import WAIT_S
 from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
-from metasync.objects.ids import Ids
-from metasync.objects.model import ObjectKind
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
 from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest
 from metasync.worktree.fs_probe import rules_of

@@ -19,7 +19,7 @@ from metasync.local.state_keys import GIVEN_UP_KEY, SPACE_KEY, SpaceNote
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
 from metasync.session.connections import given_up
-from metasync.transfer.free_space import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.transfer.copies import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space

@@ -1,6 +1,7 @@
 """The pack indexes of agreed versions: read from the local cache or the backends, and written (architecture.md, D4).
 
-An index is a root that lists segments. Segments never change, so that versions share most of theirs.
+An index is a root that lists segments. Segments never change, so that versions share most of theirs. They are merged
+tier by tier, so that a root lists few of them (`docs/design/format.md`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import lt
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus import ZERO_HASH, Ref, State
@@ -18,8 +20,17 @@ from metasync.local.spill import Spool
 from metasync.local.state_keys import META_KIND
 from metasync.runtime.effects import Task, together
 from metasync.store import index as pack_index
-from metasync.store import index_tiers
-from metasync.store.index import Index, IndexRoot, IndexSegment, RootItem
+from metasync.store.index import (
+    OBJECT,
+    PACK_AT,
+    Index,
+    IndexRoot,
+    IndexSegment,
+    PackRecord,
+    RootItem,
+    check_records,
+    segment_sorted,
+)
 
 if TYPE_CHECKING:
     from metasync.consensus import Group
@@ -135,12 +146,12 @@ class AgreedIndexes:
             yield list
             return
         items = [*root.items, *fresh]
-        while crowd := index_tiers.crowded(IndexRoot(tuple(items))):
+        while crowd := crowded(IndexRoot(tuple(items))):
             merged = [
                 pack_index.decode_segment(spool.get(fresh[i])) if i in fresh else segments[root.items.index(i)]
                 for i in crowd
             ]
-            item, place = _unstored(spool, index_tiers.merge(merged, final=len(crowd) == len(items)))
+            item, place = _unstored(spool, merge(merged, final=len(crowd) == len(items)))
             items = [*(i for i in items if i not in crowd), item]
             fresh = {**{i: p for i, p in fresh.items() if i not in crowd}, item: place}
 
@@ -185,3 +196,50 @@ def _if_there(task: Task) -> Task:
         return (yield from task)
     except MetaSyncError:
         return None
+
+
+TIER_SEGMENTS_MAX = 8
+MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed record (64 MiB), with room for growth
+
+
+def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
+    """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
+    check_records(segments)
+    dead = {t for s in segments for t in s.tombstones}
+    keep: dict[tuple[bytes, int], tuple[PackRecord, bytearray]] = {}
+    for s in segments:
+        into: list[bytearray | None] = []
+        for record in s.packs:
+            if (record.generation, record.name) in dead:
+                into.append(None)
+                continue
+            before = keep.get((record.name, record.generation))
+            keep[record.name, record.generation] = (record, before[1] if before else bytearray())
+            into.append(keep[record.name, record.generation][1])
+        objects = s.raw_objects()
+        for at in range(0, len(objects), OBJECT.size):
+            packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
+            if packed is not None:
+                packed += objects[at : at + PACK_AT] + bytes(4) + objects[at + PACK_AT + 4 : at + OBJECT.size]
+    return segment_sorted(((record, _sorted(bytes(packed))) for record, packed in keep.values()), () if final else dead)
+
+
+def _sorted(packed: bytes) -> bytes:
+    """The objects of one pack that came from several segments."""
+    objects = [packed[at : at + OBJECT.size] for at in range(0, len(packed), OBJECT.size)]
+    return packed if all(map(lt, objects, objects[1:])) else b"".join(sorted(set(objects)))
+
+
+def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
+    """The segments of the lowest tier that holds too many; empty when none does.
+
+    Segments that would merge into one too large for a meta object stay as they are: they are few for their size.
+    """
+    tiers: dict[int, list[RootItem]] = {}
+    for item in root.items:
+        tiers.setdefault(item.tier, []).append(item)
+    for tier in sorted(tiers):
+        items = tiers[tier]
+        if len(items) > TIER_SEGMENTS_MAX and sum(i.size for i in items) <= MERGED_BYTES_MAX:
+            return tuple(items)
+    return ()

@@ -19,8 +19,7 @@ from metasync.codec import amount
 from metasync.errors import DamagedError, MetaSyncError, UnreachableError
 from metasync.events import Notice, Phase, Progress
 from metasync.objects import walk
-from metasync.objects.model import Chunk, Entry, ObjectKind
-from metasync.objects.paths import split
+from metasync.objects.model import Chunk, Entry, ObjectKind, split
 from metasync.session.session import Session
 from metasync.store.pack_format import Located
 from metasync.transfer.contents import Contents, NotNamedError

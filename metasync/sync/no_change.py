@@ -27,9 +27,7 @@ from metasync.local.state_keys import (
     UNFINISHED_KEY,
     KeyCopies,
 )
-from metasync.objects.ids import Ids
-from metasync.objects.model import ObjectKind
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.reports.sync import Changes, PullReport, PushReport
 from metasync.session import agreement
 from metasync.session.session import Session

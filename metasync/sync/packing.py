@@ -12,12 +12,10 @@ from metasync.errors import WorkspaceError
 from metasync.events import Notice
 from metasync.local.state_keys import CARRIED_KEY
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.snapshot import encode_snapshot
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, encode_snapshot
 from metasync.session.session import Agreed, Session
 from metasync.sync.scanned import Here
-from metasync.transfer import resume
-from metasync.transfer.upload import Upload, known_in
+from metasync.transfer.upload import Notes, Upload, known_in
 from metasync.worktree.index import Row, store_rows
 from metasync.worktree.ingest import Ingest, reread
 
@@ -63,7 +61,7 @@ class Packing:
         self.begin = begin
         self.chunks = dict(chunks)  # of files that were read, by their file objects, the blobs
         self.upload: Upload | None = None
-        self._notes: resume.Notes | None = None
+        self._notes: Notes | None = None
 
     def save(self, wait_s: float) -> None:
         """Notes what is stored, for the next push to go on with; waits so long for what is under way."""
@@ -76,7 +74,7 @@ class Packing:
         s, upload, state = self.s, self.upload, base.state
         moved = upload is not None and not upload.transfer.is_alike(s.transfer)  # others changed the backends meanwhile
         if upload is None or moved or not upload.counting(state.min_gen, state.epoch):
-            notes = self._notes = resume.Notes(s.db, state.config, state.gen, state.epoch, s.runtime.clock)
+            notes = self._notes = Notes(s.db, state.config, state.gen, state.epoch, s.runtime.clock)
             upload = self.upload = Upload(
                 s.transfer,
                 replace(s.form, epoch=state.epoch),

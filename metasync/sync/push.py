@@ -28,9 +28,9 @@ from metasync.session.session import Agreed, Session
 from metasync.sync.no_change import Begun, keys_are_everywhere
 from metasync.sync.packing import Packing, Reading
 from metasync.sync.scanned import Here, push_report, scan_folder, walk
-from metasync.transfer import late_copies, resume
+from metasync.transfer import late_copies
 from metasync.transfer.late_copies import TRAILING_KEY
-from metasync.transfer.upload import Upload
+from metasync.transfer.upload import Upload, forget_notes
 from metasync.worktree.merge_walk import Walk
 from metasync.worktree.overlay import Some, note_index_of
 from metasync.worktree.scan import Scan, store_scan
@@ -332,7 +332,7 @@ class _Push:
             s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
             s.db.set(BASE_KEY, state)
             s.db.set(JOURNAL_KEY, None)
-            resume.forget(s.db)
+            forget_notes(s.db)
             s.db.set(CARRIED_KEY, upload.carry() or None)
             agreement.drop_kept(s)
             if tree_root is not None:

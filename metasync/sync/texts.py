@@ -12,9 +12,7 @@ from typing import NamedTuple
 from metasync.merge.lines import merge3
 from metasync.merge.trees import TextMerge
 from metasync.objects import walk
-from metasync.objects.ids import Ids
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.snapshot import encode_snapshot
+from metasync.objects.model import Entry, Ids, Kind, ObjectKind, Snapshot, encode_snapshot
 from metasync.worktree.ingest import Ingest
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Container, Generator, Iterable
 from typing import Protocol, TypeAlias, TypeVar
 
 from metasync.errors import DamagedError, MetaSyncError
-from metasync.objects.leaves import Needs
+from metasync.objects.directory import Needs
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Runner, Urgency
 from metasync.store.index import Index, PackRecord

@@ -33,8 +33,7 @@ from metasync.errors import (
     NotFoundError,
     UnreachableError,
 )
-from metasync.runtime.effects import Op, Reply, Runner, Task, Urgency, Work
-from metasync.runtime.sizes import patience_s
+from metasync.runtime.effects import Op, Reply, Runner, Task, Urgency, Work, patience_s
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located

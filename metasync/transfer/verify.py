@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
-from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
-from metasync.runtime.sizes import patience_s
+from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work, patience_s
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.transfer.copies import Place, Transfer, pack_path

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from metasync.local.state import State
-from metasync.objects.model import Entry
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, split
 from metasync.worktree.index import children
 from metasync.worktree.names import is_spelling, key
 from metasync.worktree.tree import WorkTree

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from metasync.objects.model import Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Kind, split
 from metasync.worktree.merge_walk import Noted, Walk
 from metasync.worktree.names import MACOS, is_spelling, key
 

@@ -9,9 +9,7 @@ from typing import TypeAlias
 
 from metasync.objects.chunker import Chunker
 from metasync.objects.file import encode_file
-from metasync.objects.ids import Ids
-from metasync.objects.model import Chunk, Entry, ObjectKind
-from metasync.objects.paths import split
+from metasync.objects.model import Chunk, Entry, Ids, ObjectKind, split
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.scan import Content
 from metasync.worktree.tree import WorkTree

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.local.state import State
 from metasync.local.state_keys import TREE_KEY
-from metasync.objects.model import NAME_BYTES_MAX, PATH_BYTES_MAX, Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import NAME_BYTES_MAX, PATH_BYTES_MAX, Entry, Kind, split
 from metasync.worktree.case import respelled
 from metasync.worktree.ignore_files import RuleFiles, load_texts
 from metasync.worktree.index import (

@@ -25,8 +25,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from metasync.local.spill import Large
 from metasync.local.state import State
 from metasync.local.state_keys import JOURNAL_KEY, UNPLACED, Unplaced
-from metasync.objects.model import Entry, Kind
-from metasync.objects.paths import split
+from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.deletions import judge
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.ignore_files import store_texts

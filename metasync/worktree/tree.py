@@ -13,7 +13,7 @@ from collections import OrderedDict
 from contextlib import suppress
 
 from metasync.errors import WorkspaceError
-from metasync.objects.paths import split
+from metasync.objects.model import split
 from metasync.worktree.disk import (
     COPY_BYTES,
     CREATE_FLAGS,

@@ -40,10 +40,7 @@ import workloads
 from metasync.keys.slots import Cost
 from metasync.store import balance
 from metasync.store.balance import TRIALS_MAX, Balance
-from metasync.store.placement import (
-    Placement,
-    Target,
-)
+from metasync.store.placement import Placement, Target
 from metasync.transfer.copies import Stored, Transfer
 from metasync.transfer.upload import uploading_bytes_max
 from metasync.workspace import Workspace

@@ -13,8 +13,10 @@ from paxos_world import World, change, make_workspace
 from metasync.config import Form
 from metasync.consensus import Group, truncation
 from metasync.consensus import chain as ancestry
-from metasync.consensus.acceptors import DELTA_S, BlockAcceptor, LogAcceptor
 from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.acceptors.block import BlockAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import DELTA_S
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Barred, check_config
 from metasync.consensus.records import entry as entries

@@ -16,8 +16,8 @@ from effort import first
 from test_paxos import broken, schedule
 
 from metasync.config import Form
-from metasync.consensus.acceptors import BlockAcceptor
 from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
 from metasync.runtime.effects import Task

@@ -10,7 +10,7 @@ from paxos_world import Workspace, World, change, make_workspace
 
 from metasync.config import Form
 from metasync.consensus import Group, State, chain, truncation
-from metasync.consensus.acceptors import LogAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.birth import birth_path
 from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, seal_floor

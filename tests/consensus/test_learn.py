@@ -25,7 +25,7 @@ from metasync.consensus import (
     encode_birth,
     proposer,
 )
-from metasync.consensus.acceptors import LogAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import meta_path
 from metasync.consensus.reconfigure import give_state

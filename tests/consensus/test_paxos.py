@@ -20,8 +20,9 @@ from metasync.config import Form
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
 from metasync.consensus import instance as instance_module
 from metasync.consensus import proposer as paxos_module
-from metasync.consensus.acceptors import LogAcceptor, view
 from metasync.consensus.acceptors import log as logform_module
+from metasync.consensus.acceptors import view
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.records import log_replay as replay_module
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import decode_state

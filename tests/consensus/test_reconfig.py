@@ -20,8 +20,8 @@ from metasync.config import CHANGED_TAG, Acceptor, BackendEntry, Config
 from metasync.consensus import Change, Decided, Group, State, birth_digest
 from metasync.consensus import proposer as paxos_module
 from metasync.consensus import reconfigure as reconfig_module
-from metasync.consensus.acceptors import AcceptorView
 from metasync.consensus.acceptors import view as view_module
+from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.reconfigure import check_step
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.state import successor

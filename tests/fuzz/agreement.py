@@ -45,18 +45,17 @@ from metasync.config import (
 from metasync.consensus.participant import Remembered, decode_memory, encode_memory
 from metasync.consensus.proposer import decode_journal
 from metasync.consensus.records import birth, entry
-from metasync.consensus.records import head as heads
+from metasync.consensus.records import entry as heads
 from metasync.consensus.records.birth import birth_matches
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import VERSION_MAX, Change, State, decode_state, follows, successor
 from metasync.errors import FormatError, PassphraseError, UpgradeError
-from metasync.keys import admin as chain_module
+from metasync.keys import device_set as chain_module
 from metasync.keys import device_set as devices_module
 from metasync.keys import keyring as ring_module
 from metasync.keys import slots as slots_module
-from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import Header, RecordKind, derive, seal, seal_public, sha256, sign
-from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
+from metasync.keys.device_set import AdminChain, decode_certificate, decode_chain, decode_device_set, decode_identity
 from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
 from metasync.objects.chunker import Chunker, SizeClass

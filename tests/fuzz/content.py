@@ -17,10 +17,11 @@ from content_kit import FULL, IDS, NoSuchObject, blob, digest, file_entry, noise
 from fuzz.target import Target, certain, joined_parts, parts_of, replaced
 from metasync.codec import Reader, ascending, encode_tags, u16, u32, u64
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
-from metasync.objects import directory, file, snapshot
+from metasync.objects import directory, file, model
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
-from metasync.store import index, index_tiers
+from metasync.session import write_index
+from metasync.store import index
 from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord
 from metasync.store.pack_format import Footer, Header, Located, Segment
@@ -405,7 +406,7 @@ def _use(segments: list[index.IndexSegment], loaded: Index) -> None:
     for pack in loaded.packs().values():
         loaded.inside(pack)
     for final in (False, True):
-        merged = index_tiers.merge(segments, final=final)
+        merged = write_index.merge(segments, final=final)
         again = index.decode_segment(index.encode_segment(merged))
         after = Index([again])
         assert [i for i in everything if i in after] == live
@@ -425,7 +426,7 @@ CONTENT = (
     Target("tags", decode_tags, lambda: content_seeds("tags"), encode_tags),
     Target("dir", directory.decode_node, lambda: content_seeds("dir node"), encode_dir_node),
     Target("file", file.decode_node, lambda: content_seeds("file node"), encode_file_node),
-    Target("snapshot", snapshot.decode_snapshot, lambda: content_seeds("snapshot"), snapshot.encode_snapshot),
+    Target("snapshot", model.decode_snapshot, lambda: content_seeds("snapshot"), model.encode_snapshot),
     Target("footer", packfile.decode_footer, lambda: content_seeds("pack footer"), packfile.encode_footer),
     Target("index-root", index.decode_root, lambda: content_seeds("index root"), index.encode_root),
     Target("index-segment", index.decode_segment, segment_seeds, room=frame_room),

@@ -35,7 +35,6 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
-from metasync.local import device_keys
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb, State
 from metasync.local.state_keys import (
@@ -53,7 +52,7 @@ from metasync.local.state_keys import (
 )
 from metasync.objects.model import Entry, Kind
 from metasync.session import connections, space
-from metasync.session.folder import BASE_KEY, LINKS_KEY, Link, load_secret, stored_devices
+from metasync.session.folder import BASE_KEY, IN_KEYRING, KEYS_FILE, LINKS_KEY, Link, load_secret, stored_devices
 from metasync.worktree.fs_probe import NAME_RULES_KEY
 from metasync.worktree.index import Row, load_rows, pack_row, store_rows, unpack_row
 from metasync.worktree.names import ANY
@@ -102,7 +101,7 @@ class _Scratch:
         self.state.mkdir()
 
     def with_key(self, data: bytes) -> Path:
-        (self.state / device_keys.FILE).write_bytes(data)
+        (self.state / KEYS_FILE).write_bytes(data)
         return self.folder
 
     def file(self, data: bytes) -> Path:
@@ -327,7 +326,7 @@ LOCAL = (
         "links", LINKS_KEY.load, lambda: [LINKS_KEY.codec.encode(LINKS), b"{}", b"[1]", b'{"a": 1}'], allowed=DAMAGED
     ),
     Target("notes", notes_of, note_seeds, allowed=DAMAGED, tries=SOME),
-    Target("secret", open_secret, lambda: [_secret(), device_keys.IN_KEYRING], allowed=DAMAGED, tries=SOME),
+    Target("secret", open_secret, lambda: [_secret(), IN_KEYRING], allowed=DAMAGED, tries=SOME),
     Target("local-state", read_database, lambda: [database()], allowed=DAMAGED, tries=SOME, room=lambda _: 8 << 20),
     Target(
         "url",

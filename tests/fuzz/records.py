@@ -34,10 +34,9 @@ from fuzz.target import SOME, Target, joined_parts, parts_of
 from metasync.codec import ascending, bytes32, u8
 from metasync.consensus.objects import open_object, seal_object
 from metasync.consensus.records import entry as entries
-from metasync.consensus.records import head as heads
+from metasync.consensus.records import entry as heads
 from metasync.consensus.records.birth import open_genesis
-from metasync.consensus.records.entry import Kind, open_entry, open_hint
-from metasync.consensus.records.head import Head, open_head
+from metasync.consensus.records.entry import Head, Kind, open_entry, open_head, open_hint
 from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import follows
 from metasync.errors import FormatError

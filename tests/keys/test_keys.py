@@ -47,9 +47,8 @@ from metasync.keys import (
     slot_path,
     unseal,
 )
-from metasync.keys.admin import decode_chain
 from metasync.keys.derive import RECORD_BYTES_MAX, agree, derive, read_header, seal_public, sign, sign_public, verify
-from metasync.keys.device_set import decode_certificate
+from metasync.keys.device_set import decode_certificate, decode_chain
 
 CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)
 RNG = random.Random(3)

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects.chunker import Chunker, SizeClass
-from metasync.objects.ids import Ids
-from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.objects.model import Entry, Ids, Kind, ObjectKind
 from metasync.runtime.effects import Gather, Now, Op, Reply, Task, Work
 from metasync.store.packs import Packer, PackFormat, SealedPack, WorkspacePackKeys
 from metasync.translators._base import Chain

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from metasync.consensus import proposer
-from metasync.consensus.acceptors import LogAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.history.log import version_of
 from metasync.keys.slots import Cost
 from metasync.local.state import LocalDb
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
 from metasync.runtime import effects
 from metasync.session import agreement, connections, open_backend
 from metasync.workspace import Workspace

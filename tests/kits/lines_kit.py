@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from metasync.runtime.sizes import SLOWEST_BYTES_PER_S
+from metasync.runtime.effects import SLOWEST_BYTES_PER_S
 from metasync.transfer.estimates import Call, Direction, Estimates
 from metasync.transfer.schedule import Failure, Piece, Schedule, Take
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from metasync.config import Acceptor, BackendEntry, Config, Form
 from metasync.consensus import Change, Group, birth_digest, found
-from metasync.consensus.acceptors import LogAcceptor
 from metasync.consensus.acceptors import block as blockform_module
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Entry, Kind

@@ -12,7 +12,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, tree_of, write
 
 from metasync.backends.folder import FolderBackend
 from metasync.consensus import Group
-from metasync.consensus.acceptors import LogAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.participant import Outcome
 from metasync.consensus.records.entry import Kind
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, PassphraseError, UnreachableError, UsageError

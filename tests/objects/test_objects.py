@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from metasync.codec import padme
 from metasync.errors import FormatError, UpgradeError
-from metasync.objects import directory, file, snapshot, split
-from metasync.objects.ids import Ids
-from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
+from metasync.objects import chunker, directory, file, model
+from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind, Snapshot
 from metasync.store import pack_format
 from metasync.store.pack_format import Footer, Header, Located, Segment
 
@@ -241,8 +240,8 @@ def test_nodes_of_a_large_directory_are_bounded(large):
     assert [e for n in leaves for e in n.entries] == listing
     sizes = sorted(len(data) for data in nodes.values())
     item = len(leaf([listing[0]]))
-    assert sizes[-1] <= split.NODE_BYTES_MAX + item
-    assert sum(s < split.NODE_BYTES_MIN for s in sizes) <= 2, "only the last of a level may be short"
+    assert sizes[-1] <= chunker.NODE_BYTES_MAX + item
+    assert sum(s < chunker.NODE_BYTES_MIN for s in sizes) <= 2, "only the last of a level may be short"
     assert 32 << 10 < sum(sizes) / len(sizes) < 64 << 10
     assert max(n.level for n in decoded) == 1
 
@@ -289,7 +288,7 @@ def test_a_large_file_is_split_like_a_large_directory():
     nodes = dict(file.encode_file(digest(1), chunks, IDS))
     decoded = [file.decode_node(data) for data in nodes.values()]
     assert sum(n.size for n in decoded if not n.level) == sum(c.size for c in chunks)
-    assert max(map(len, nodes.values())) <= split.NODE_BYTES_MAX + 100
+    assert max(map(len, nodes.values())) <= chunker.NODE_BYTES_MAX + 100
     for at in (0, MANY // 2, MANY - 1):
         edited = list(chunks)
         edited[at : at + 1] = [Chunk(digest(-1), 3), Chunk(digest(-2), 4)]
@@ -302,7 +301,7 @@ def test_a_file_of_equal_chunks_has_few_different_nodes():
     chunks = [Chunk(digest(1), 16 << 20)] * 120_000
     nodes = file.encode_file(digest(2), chunks, IDS)
     assert len({i for i, _ in nodes}) <= 4
-    assert max(len(data) for _, data in nodes) <= split.NODE_BYTES_MAX + 100
+    assert max(len(data) for _, data in nodes) <= chunker.NODE_BYTES_MAX + 100
 
 
 def test_long_names_make_several_levels_that_can_all_be_read():
@@ -323,15 +322,15 @@ def test_long_names_make_several_levels_that_can_all_be_read():
 def test_cut_covers_all_in_order(lengths, rng):
     items = [bytes(n) for n in lengths]
     words = [rng.randbytes(8) for _ in items]
-    ranges = split.cut(items, words, lambda w: int.from_bytes(w, "big"))
+    ranges = chunker.cut(items, words, lambda w: int.from_bytes(w, "big"))
     assert [i for a, b in ranges for i in range(a, b)] == list(range(len(items)))
-    if sum(lengths) <= split.NODE_BYTES_WHOLE:
+    if sum(lengths) <= chunker.NODE_BYTES_WHOLE:
         assert len(ranges) == 1
     else:
         for a, b in ranges[:-1]:
             size = sum(lengths[a:b])
-            assert size >= split.NODE_BYTES_MIN
-            assert size - lengths[b - 1] < split.NODE_BYTES_MAX
+            assert size >= chunker.NODE_BYTES_MIN
+            assert size - lengths[b - 1] < chunker.NODE_BYTES_MAX
 
 
 def test_another_key_splits_elsewhere(large):
@@ -349,9 +348,9 @@ def test_another_key_splits_elsewhere(large):
 
 @given(snapshots)
 def test_snapshot_round_trip(s):
-    data = snapshot.encode_snapshot(s)
-    assert snapshot.decode_snapshot(data) == s
-    assert snapshot.encode_snapshot(snapshot.decode_snapshot(data)) == data
+    data = model.encode_snapshot(s)
+    assert model.decode_snapshot(data) == s
+    assert model.encode_snapshot(model.decode_snapshot(data)) == data
 
 
 GOOD = Snapshot(digest(1), (digest(2), digest(3)), b"d" * 16, 1_700_000_000_000_000_000, "mérge", ((3, b"x"),))
@@ -371,17 +370,17 @@ GOOD = Snapshot(digest(1), (digest(2), digest(3)), b"d" * 16, 1_700_000_000_000_
 )
 def test_snapshots_that_no_reader_would_take_are_not_written(bad):
     with pytest.raises(ValueError, match=r"."):
-        snapshot.encode_snapshot(bad)
+        model.encode_snapshot(bad)
 
 
 def test_a_newer_snapshot_asks_for_an_upgrade():
     with pytest.raises(UpgradeError):
-        snapshot.decode_snapshot(b"\2" + snapshot.encode_snapshot(GOOD)[1:])
+        model.decode_snapshot(b"\2" + model.encode_snapshot(GOOD)[1:])
 
 
 def test_hostile_snapshots():
-    first = snapshot.encode_snapshot(GOOD._replace(parents=(), message="", tags=()))
-    refuses(snapshot.decode_snapshot, [snapshot.encode_snapshot(GOOD), first], snapshot.encode_snapshot)
+    first = model.encode_snapshot(GOOD._replace(parents=(), message="", tags=()))
+    refuses(model.decode_snapshot, [model.encode_snapshot(GOOD), first], model.encode_snapshot)
 
 
 # --- the layout of packs

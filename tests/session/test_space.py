@@ -23,8 +23,16 @@ from metasync.store.index import PackRecord
 from metasync.store.packs import SealedPack
 from metasync.store.placement import Placement, Target
 from metasync.testing.quota import Quota
-from metasync.transfer.copies import TREES_BYTES_MAX, Place, Transfer
-from metasync.transfer.free_space import MARGIN_BYTES, NEARLY_FULL_BYTES, Room, is_nearly_full, placed_bytes
+from metasync.transfer.copies import (
+    MARGIN_BYTES,
+    NEARLY_FULL_BYTES,
+    TREES_BYTES_MAX,
+    Place,
+    Room,
+    Transfer,
+    is_nearly_full,
+    placed_bytes,
+)
 from metasync.workspace import Workspace
 
 MIB = 1 << 20

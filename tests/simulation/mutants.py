@@ -23,7 +23,8 @@ from unittest import mock
 import metasync
 from metasync import config, consensus
 from metasync.consensus import learner, proposer
-from metasync.consensus.acceptors import LogAcceptor, log
+from metasync.consensus.acceptors import log
+from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.instance import Instance
 from metasync.consensus.proposer import JOURNAL_KEY, Journal
 from metasync.consensus.records import log_replay

@@ -11,7 +11,9 @@ from unittest import mock
 
 from metasync import config
 from metasync.consensus import learner, reconfigure, truncation
-from metasync.consensus.acceptors import AcceptorView, BlockAcceptor, LogAcceptor
+from metasync.consensus.acceptors.block import BlockAcceptor
+from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.records.block_replay import Blocks

@@ -11,9 +11,7 @@ from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.keys.derive import RecordKind
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import walk
-from metasync.objects.ids import Ids
-from metasync.objects.model import Kind, ObjectKind
-from metasync.objects.snapshot import decode_snapshot
+from metasync.objects.model import Ids, Kind, ObjectKind, decode_snapshot
 from metasync.session import open_backend
 from metasync.store import pack_format
 from metasync.store.index import decode_root, decode_segment

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from metasync.codec import u32
 from metasync.errors import FormatError, UpgradeError
 from metasync.objects.model import ObjectKind
+from metasync.session.write_index import MERGED_BYTES_MAX, TIER_SEGMENTS_MAX, crowded, merge
 from metasync.store import index
 from metasync.store import pack_format as packfile
 from metasync.store.index import (
@@ -34,7 +35,6 @@ from metasync.store.index import (
     make_segment,
     make_segments,
 )
-from metasync.store.index_tiers import MERGED_BYTES_MAX, TIER_SEGMENTS_MAX, crowded, merge
 from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
 from metasync.store.packs import index_of
 

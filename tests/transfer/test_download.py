@@ -15,8 +15,7 @@ from transfers import FAR, STORAGE, Far, Service, best_s, photos, record_of
 from workspace_kit import Lab, tree_of, write
 
 from metasync.errors import DamagedError, NotFoundError, UnreachableError, UpgradeError
-from metasync.runtime.effects import Urgency
-from metasync.runtime.sizes import TRANSFER_TIMEOUT_S
+from metasync.runtime.effects import TRANSFER_TIMEOUT_S, Urgency
 from metasync.runtime.tasks import Runtime
 from metasync.store.pack_format import HEADER_BYTES, Located
 from metasync.transfer.copies import pack_path

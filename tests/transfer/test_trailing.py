@@ -17,7 +17,7 @@ from metasync.errors import FormatError, UnreachableError, UsageError, Workspace
 from metasync.events import Event, Notice
 from metasync.local.state_keys import STORED
 from metasync.session import agreement
-from metasync.transfer import late_copies, resume
+from metasync.transfer import late_copies, upload
 from metasync.transfer.copies import Transfer
 from metasync.transfer.late_copies import AT_ONCE_BYTES, TRAILING_KEY, Trail, decode_trails, encode_trails, load
 from metasync.workspace import Workspace
@@ -43,8 +43,8 @@ KILLED = """
 import os, signal, sys
 from metasync import Workspace
 from metasync.backends.folder import FolderBackend
-from metasync.transfer import resume as kept
-kept.NOTED_BYTES = int(sys.argv[3])
+from metasync.transfer import upload
+upload.NOTED_BYTES = int(sys.argv[3])
 left = int(sys.argv[2])
 real = FolderBackend.put
 def put(self, path, data):
@@ -103,14 +103,14 @@ def test_a_killed_push_goes_on_where_it_was(lab: Lab) -> None:
 def test_notes_are_made_now_and_then_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short push of little notes nothing; one of 60 MB, noted every 16 MB, three or four times."""
     flushed: list[int] = []
-    real = resume._encode
-    monkeypatch.setattr(resume, "_encode", lambda some: flushed.append(len(some)) or real(some))
-    monkeypatch.setattr(resume, "NOTE_EVERY_S", 1e9)
+    real = upload._encode
+    monkeypatch.setattr(upload, "_encode", lambda some: flushed.append(len(some)) or real(some))
+    monkeypatch.setattr(upload, "NOTE_EVERY_S", 1e9)
     w = lab.init(lab.urls("a", "b"))
     write(w.directory, {"small": b"1"})
     w.push()
     assert not flushed
-    monkeypatch.setattr(resume, "NOTED_BYTES", 16 << 20)
+    monkeypatch.setattr(upload, "NOTED_BYTES", 16 << 20)
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(20)})
     w.push()
     assert 2 <= len(flushed) <= 4
@@ -120,9 +120,9 @@ def test_notes_are_made_now_and_then_only(lab: Lab, monkeypatch: pytest.MonkeyPa
 def test_notes_go_by_time_too(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     w = lab.init(lab.urls("a"), replicas=1)
     made: list[int] = []
-    real = resume._encode
-    monkeypatch.setattr(resume, "_encode", lambda some: made.append(len(some)) or real(some))
-    monkeypatch.setattr(resume, "NOTE_EVERY_S", 0.0)
+    real = upload._encode
+    monkeypatch.setattr(upload, "_encode", lambda some: made.append(len(some)) or real(some))
+    monkeypatch.setattr(upload, "NOTE_EVERY_S", 0.0)
     write(w.directory, {f"f{i}": os.urandom(3_000_000) for i in range(4)})
     r = w.push()
     assert made == [1] * r.packs
@@ -132,8 +132,8 @@ def test_a_disk_without_room_for_notes_stops_no_push(lab: Lab, monkeypatch: pyte
     def full(_packs: object) -> list[bytes]:
         raise WorkspaceError("no room")
 
-    monkeypatch.setattr(resume, "_encode", full)
-    monkeypatch.setattr(resume, "NOTED_BYTES", 1)
+    monkeypatch.setattr(upload, "_encode", full)
+    monkeypatch.setattr(upload, "NOTED_BYTES", 1)
     w = lab.init(lab.urls("a"), replicas=1)
     write(w.directory, {"f": os.urandom(100_000)})
     assert w.push().version == 1
@@ -355,7 +355,7 @@ def test_an_interrupted_push_with_durability_goes_on_too(lab: Lab) -> None:
     assert done.returncode == -signal.SIGKILL
     w, told = heard(lab, w)
     with w._session("look") as s:
-        noted = [k for k in resume.Notes(s.db, *_context(w)).load(s.base().index) if k.trail is not None]
+        noted = [k for k in upload.Notes(s.db, *_context(w)).load(s.base().index) if k.trail is not None]
     assert noted
     r = w.push(durability=1)
     assert any("going on with" in t for t in notices(told))

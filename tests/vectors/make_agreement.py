@@ -65,8 +65,17 @@ from metasync.consensus.participant import Remembered, encode_memory
 from metasync.consensus.proposer import Journal
 from metasync.consensus.records import entry as entries_module
 from metasync.consensus.records.birth import encode_birth, seal_genesis
-from metasync.consensus.records.entry import Entry, Kind, Round, Seen, seal_block, seal_floor, seal_hint
-from metasync.consensus.records.head import Head, seal_head
+from metasync.consensus.records.entry import (
+    Entry,
+    Head,
+    Kind,
+    Round,
+    Seen,
+    seal_block,
+    seal_floor,
+    seal_head,
+    seal_hint,
+)
 from metasync.consensus.records.state import STATE_BYTES
 from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256
 from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public

@@ -22,7 +22,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "kits"), str(TESTS.parent)]
 from content_kit import EPOCH_KEYS, FULL, ID_KEY, IDS, NS_ID, SEALED_ONLY, blob, digest, pack_format
 
 from metasync.codec import padme, u16, u32, u64
-from metasync.objects import directory, file, snapshot
+from metasync.objects import directory, file, model
 from metasync.objects.chunker import Chunker
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
 from metasync.store import pack_format as packfile
@@ -361,9 +361,9 @@ MERGE = Snapshot(digest(1), (digest(2), digest(3)), b"device-16-bytes!", -1, "mÃ
 
 def of_snapshots() -> Cases:
     for name, about, s in (("first", "without parents", FIRST), ("merge", "of two, with a message and a tag", MERGE)):
-        data = snapshot.encode_snapshot(s)
+        data = model.encode_snapshot(s)
         yield f"snapshot-{name}", case("snapshot", about, OK, data, id=IDS.of(ObjectKind.SNAPSHOT, data), value=s)
-    good = snapshot.encode_snapshot(FIRST)
+    good = model.encode_snapshot(FIRST)
     head, rest = good[:33], good[34:]
     bad = {
         "nothing": ("no bytes", b""),
@@ -411,7 +411,7 @@ def shrunk(chain: Chain, *objects: tuple[ObjectKind, bytes, bytes]) -> _Shrunk:
     return _Shrunk(len(raw), chain.shrink(raw, Context(b"", 0, b"", len(raw))), places)
 
 
-SNAPSHOT_BYTES = snapshot.encode_snapshot(FIRST)
+SNAPSHOT_BYTES = model.encode_snapshot(FIRST)
 TREE = (
     (ObjectKind.DIR, IDS.of(ObjectKind.DIR, leaf((b"a", FILE))), leaf((b"a", FILE))),
     (ObjectKind.SNAPSHOT, IDS.of(ObjectKind.SNAPSHOT, SNAPSHOT_BYTES), SNAPSHOT_BYTES),

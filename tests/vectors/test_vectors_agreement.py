@@ -41,9 +41,9 @@ from metasync.consensus.records.entry import (
     open_block,
     open_entry,
     open_floor,
+    open_head,
     open_hint,
 )
-from metasync.consensus.records.head import open_head
 from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import decode_state
 from metasync.consensus.truncation import STEP

@@ -25,9 +25,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from metasync import errors
 from metasync.codec import Reader, encode_tags, padme
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.objects import directory, file, snapshot
-from metasync.objects.ids import Ids
-from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
+from metasync.objects import directory, file, model
+from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind
 from metasync.store import index, pack_format
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.translators._base import Chain, IntegrityError
@@ -101,7 +100,7 @@ CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "tags": (decode_tags, encode_tags),
     "dir node": (directory.decode_node, encode_dir_node),
     "file node": (file.decode_node, encode_file_node),
-    "snapshot": (snapshot.decode_snapshot, snapshot.encode_snapshot),
+    "snapshot": (model.decode_snapshot, model.encode_snapshot),
     "pack footer": (pack_format.decode_footer, pack_format.encode_footer),
     "index root": (index.decode_root, index.encode_root),
 }

@@ -16,7 +16,7 @@ from metasync.errors import ForkError, MetaSyncError, NoQuorumError
 from metasync.local.lock import WorkspaceLock
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import PLACE_KEY
-from metasync.session.identity import place_now
+from metasync.session.folder import place_now
 from metasync.testing.racy import RacingBackend
 from metasync.workspace import Workspace
 

@@ -26,8 +26,7 @@ from metasync.local.state import LocalDb
 from metasync.merge.trees import conflict_name
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
-from metasync.objects.ids import Ids
-from metasync.objects.model import Entry, Kind, ObjectKind
+from metasync.objects.model import Entry, Ids, Kind, ObjectKind
 from metasync.worktree.disk import check_name, check_path
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.index import load_rows

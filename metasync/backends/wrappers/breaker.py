@@ -33,8 +33,8 @@ from typing import Any, Final, Literal, cast
 from metasync.backends.api import Backend
 from metasync.backends.wrappers.wrapper import Call, T, Wrapper
 from metasync.errors import BackendError, UnreachableError
-from metasync.runtime.effects import CARRIED, Carried
-from metasync.runtime.sizes import CALLS_MAX, SLOWEST_BYTES_PER_S, SMALL_BYTES_MAX, TRANSFER_TIMEOUT_S
+from metasync.runtime.effects import CARRIED, SLOWEST_BYTES_PER_S, TRANSFER_TIMEOUT_S, Carried
+from metasync.runtime.sizes import CALLS_MAX, SMALL_BYTES_MAX
 from metasync.runtime.threads import Alone
 
 FAILURES_MAX: Final = 5

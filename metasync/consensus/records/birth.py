@@ -13,7 +13,6 @@ from typing import Final
 from metasync.codec import Reader, u8
 from metasync.consensus.records.state import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
-from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,
@@ -26,6 +25,7 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
+from metasync.keys.device_set import AdminChain, decode_chain
 from metasync.keys.keyring import WorkspaceKeys
 
 BIRTH_BYTES: Final = 50

@@ -1,8 +1,11 @@
-"""Log entries: the messages of pPaxos, sealed and signed (consensus.md, rules 1.2 and 1.3).
+"""The signed records of devices: log entries, which are the messages of pPaxos, and heads (consensus.md, 1.2 to 1.5).
 
 An entry binds everything that could be confused: workspace, era, acceptor, version and index (in its associated data,
 so that it opens nowhere else), the entry before it, and the whole base state. Its name is an HMAC under the epoch's log
 key: who may write to the store but holds no key cannot occupy the next slot of a log.
+
+A head says what a device itself last made and last synchronised: one record at `devices/<id>`, overwritten. It is a
+hint, and nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
-from metasync.keys.device_set import CERTIFICATE_BYTES_MAX
+from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 4096
@@ -41,6 +44,7 @@ _REF_BYTES: Final = 8 + 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = "entry 1"
 _BLOCK_SIGNED: Final = "block 1"
+_HEAD_SIGNED: Final = "head 1"
 _HINT_SIGNED: Final = "hint 1"
 _FLOOR_SIGNED: Final = "floor 1"
 
@@ -330,3 +334,56 @@ def _decode(body: bytes) -> Entry:
     if kind is not Kind.DECIDED and rnd.incarnation == ZERO_ID:
         raise FormatError("entry: a round of nobody")
     return Entry(acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id, seen, certificate, tags)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A device's newest snapshot `head`, its last synchronised one `prev`, and the state it had then."""
+
+    device_id: bytes
+    v: int
+    state_hash: bytes
+    head: bytes
+    prev: bytes
+    certificate: bytes = b""
+    tags: Tags = ()
+
+
+def head_path(device_id: bytes) -> str:
+    return f"devices/{device_id.hex()}"
+
+
+def seal_head(
+    keys: WorkspaceKeys, head: Head, identity: DeviceIdentity, *, era: int, epoch: int, random: bytes
+) -> bytes:
+    """The bytes to store at `head_path`."""
+    body = u8(FORMAT) + keys.ns_id + head.device_id + u64(head.v) + head.state_hash + head.head + head.prev
+    body += bytes16(head.certificate) + encode_tags(head.tags)
+    header = Header(RecordKind.HEAD, era, epoch, random)
+    body += sign(identity.sign_private, _HEAD_SIGNED, header.encode() + body)
+    return seal(keys.log_key(epoch), header, body, binding=keys.ns_id + head.device_id, pad_to=ENTRY_PAD)
+
+
+def open_head(keys: WorkspaceKeys, devices: DeviceSet, data: bytes, device_id: bytes) -> Head:
+    """A device's head, signed by it. `FormatError` otherwise, `UpgradeError` for a newer format."""
+    if len(data) < 10:
+        raise FormatError(f"head of {len(data)} bytes")
+    check_format(data[0], "a head")
+    epoch = int.from_bytes(data[6:10], "big")
+    if epoch not in dict(keys.epoch_keys):
+        raise FormatError(f"head: of epoch {epoch}")
+    binding = keys.ns_id + device_id
+    header, body = unseal(keys.log_key(epoch), data, RecordKind.HEAD, binding=binding, bytes_max=ENTRY_BYTES_MAX)
+    r = Reader(body, "head")
+    check_format(r.u8(), "a head")
+    ns_id, found = r.take(32), r.take(16)
+    head = Head(found, r.u64(), r.take(32), r.take(32), r.take(32), r.bytes16(CERTIFICATE_BYTES_MAX), r.tags())
+    signed = r.pos
+    signature = r.take(SIGNATURE_BYTES)
+    r.end()
+    public = devices.key_of(device_id, head.certificate)
+    if ns_id != keys.ns_id or found != device_id or public is None:
+        raise FormatError("head: of another device or workspace")
+    if not verify(public, _HEAD_SIGNED, header.encode() + body[:signed], signature):
+        raise FormatError("head: the device's signature is wrong")
+    return head

@@ -18,7 +18,6 @@ from metasync.config import CONFIG_BYTES_MAX, NAME_BYTES_MAX, Config, decode_con
 from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_matches
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
 from metasync.errors import FormatError
-from metasync.keys.admin import AdminChain, decode_chain
 from metasync.keys.derive import (
     FORMAT,
     SIGNATURE_BYTES,
@@ -32,6 +31,7 @@ from metasync.keys.derive import (
     unseal,
     verify,
 )
+from metasync.keys.device_set import AdminChain, decode_chain
 from metasync.keys.keyring import WorkspaceKeys
 
 ERAS: Final = "eras"

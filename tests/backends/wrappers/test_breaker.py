@@ -26,8 +26,8 @@ from metasync.backends.wrappers.breaker import (
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import ATTEMPT, Call, layers
 from metasync.errors import BackendError, NotFoundError, UnreachableError
-from metasync.runtime.effects import Op, Task
-from metasync.runtime.sizes import CALLS_MAX, SLOWEST_BYTES_PER_S, TRANSFER_TIMEOUT_S
+from metasync.runtime.effects import SLOWEST_BYTES_PER_S, TRANSFER_TIMEOUT_S, Op, Task
+from metasync.runtime.sizes import CALLS_MAX
 from metasync.runtime.tasks import Runtime
 from metasync.testing.faults import FaultyBackend
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from metasync.errors import WorkspaceError
-from metasync.local import device_keys
+from metasync.session import folder
 
 
 @pytest.fixture
@@ -30,20 +30,20 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_keys_come_back_from_the_keyring(tmp_path: Path, entries: dict[str, Any]) -> None:
-    device_keys.save(tmp_path, "device x", b"secret")
-    assert (tmp_path / device_keys.FILE).read_bytes() == device_keys.IN_KEYRING
-    assert device_keys.load(tmp_path, "device x") == b"secret"
+    folder.keep_secret(tmp_path, "device x", b"secret")
+    assert (tmp_path / folder.KEYS_FILE).read_bytes() == folder.IN_KEYRING
+    assert folder.kept_secret(tmp_path, "device x") == b"secret"
 
 
 @pytest.mark.parametrize("value", [None, "", "not base64!", "\u00e9", "YQ", base64.b64encode(b"x").decode() + "\n=="])
 def test_an_entry_that_is_not_ours_is_no_traceback(tmp_path: Path, entries: dict[str, Any], value: str | None) -> None:
-    device_keys.save(tmp_path, "device x", b"secret")
+    folder.keep_secret(tmp_path, "device x", b"secret")
     entries["device x"] = value
     with pytest.raises(WorkspaceError, match="keyring"):
-        device_keys.load(tmp_path, "device x")
+        folder.kept_secret(tmp_path, "device x")
 
 
 def test_a_keyring_that_gives_back_something_else_is_not_used(tmp_path: Path, entries: dict[str, Any]) -> None:
     sys.modules["keyring"].set_password = lambda _, account, value: entries.__setitem__(account, "?")  # type: ignore[attr-defined]
-    device_keys.save(tmp_path, "device x", b"secret")
-    assert (tmp_path / device_keys.FILE).read_bytes() == b"secret"
+    folder.keep_secret(tmp_path, "device x", b"secret")
+    assert (tmp_path / folder.KEYS_FILE).read_bytes() == b"secret"
