@@ -1,11 +1,11 @@
 """The program: `python -m metasync`, and the console script. Loads the command line with Ctrl-C provided for."""
 
-from metasync.commands import _interrupt
+from metasync.terminal import interrupt
 
 
 def main() -> None:
     """Runs the command in `sys.argv`, and exits with its code."""
-    _interrupt.note_early()
+    interrupt.note_early()
     from metasync.cli import main as run
 
     run()

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import click
 
 from metasync import __version__
-from metasync.commands import _interrupt, _text
-from metasync.commands._console import Finish, Options, common, end_progress
 from metasync.errors import MetaSyncError
+from metasync.terminal import interrupt, text
+from metasync.terminal.console import Finish, Options, common, end_progress
 
 _PURPOSES: dict[str, dict[str, str]] = {
     "Everyday": {
@@ -93,14 +93,14 @@ def cli() -> None:
 def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
     """Says what went wrong: one JSON document on stdout, or lines on stderr."""
     end_progress()
-    message, next_step = _text.printable(message), _text.printable(next_step)
+    message, next_step = text.printable(message), text.printable(next_step)
     if options.json:
         error = {"kind": kind, "message": message, "next_step": next_step}
         click.echo(json.dumps({"command": command, "exit_code": code, "error": error}, indent=2))
     else:
         click.echo(f"metasync: {message}", err=True)
         if next_step:
-            click.echo(_text.sentence(next_step), err=True)
+            click.echo(text.sentence(next_step), err=True)
     if options.verbose:
         import traceback
 
@@ -136,23 +136,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = _command_of(words)
     if argv is not None:
         sys.exit(_run(words, options, command))
-    _interrupt.end(_run_alone(words, options, command))
+    interrupt.end(_run_alone(words, options, command))
 
 
 def _run_alone(words: list[str], options: Options, command: str) -> int:
     """The same in a process of its own. A second Ctrl-C, and one while the end is told, ends it at once."""
     try:
-        _interrupt.raise_it()
+        interrupt.raise_it()
         code = _run(words, options, command)
-        _interrupt.leave()
+        interrupt.leave()
     except KeyboardInterrupt:
-        _interrupt.leave()
+        interrupt.leave()
         code = _interrupted(options, command)
     return code
 
 
 def _interrupted(options: Options, command: str) -> int:
-    return _fail(options, command, _interrupt.EXIT_CODE, "Interrupted", "interrupted; safe to run again")
+    return _fail(options, command, interrupt.EXIT_CODE, "Interrupted", "interrupted; safe to run again")
 
 
 def _run(words: list[str], options: Options, command: str) -> int:

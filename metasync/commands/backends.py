@@ -6,9 +6,9 @@ from typing import Literal
 
 import click
 
-from metasync.commands import _text
-from metasync.commands._console import Console, Options, common, opened
 from metasync.errors import UnreachableError
+from metasync.terminal import backends_text, text
+from metasync.terminal.console import Console, Options, common, opened
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -38,7 +38,7 @@ def backend_list(options: Options) -> None:
     with opened(options, console) as w:
         items = w.backends()
         moving = w.moving()
-    lines = [*_text.backends(items), *_text.moving(moving)]
+    lines = [*backends_text.backends(items), *backends_text.moving(moving)]
     console.report("backend list", lines, {"backends": items, "moving": moving})
 
 
@@ -83,7 +83,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_add(url, replaces=replaces, dry_run=dry_run)
-    console.report("backend add", _text.backend_change("add", done), done)
+    console.report("backend add", backends_text.backend_change("add", done), done)
 
 
 @backend.command("remove")
@@ -103,7 +103,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     console = Console(options)
     with opened(options, console) as w:
         done = w.backend_remove(name, dry_run=dry_run)
-    console.report("backend remove", _text.backend_change("remove", done), done)
+    console.report("backend remove", backends_text.backend_change("remove", done), done)
 
 
 @backend.command("set")
@@ -137,7 +137,7 @@ def backend_set(
     size = parse_bytes(capacity) if capacity is not None else None
     with opened(options, console) as w:
         done = w.backend_set(name, capacity_bytes=size, new_name=new_name, role=role, dry_run=dry_run)
-    console.report("backend set", _text.backend_change("set", done), done)
+    console.report("backend set", backends_text.backend_change("set", done), done)
 
 
 @backend.command("check")
@@ -171,7 +171,7 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
 
     def tell(told: contract.Told) -> None:
         if isinstance(told, contract.Outcome):
-            console.line(_text.outcome(told))
+            console.line(backends_text.outcome(told))
         else:
             console.event(told)
 
@@ -187,5 +187,5 @@ def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> No
     except UnreachableError as error:
         error.exit_code = UNREACHABLE_CODE
         raise
-    value = {"url": parsed.location, "folder": folder, **_text.value(report)}
-    console.report("backend check", _text.verdict(report), value, [1] if report.verdict == "unfit" else [])
+    value = {"url": parsed.location, "folder": folder, **text.value(report)}
+    console.report("backend check", backends_text.verdict(report), value, [1] if report.verdict == "unfit" else [])

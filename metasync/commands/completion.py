@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from metasync.commands._console import Console, Options, common
+from metasync.terminal.console import Console, Options, common
 
 VARIABLE = "_METASYNC_COMPLETE"  # as click names it for a program called metasync
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from metasync.commands import _history_text, _text
 from metasync.errors import MetaSyncError
 from metasync.reports.sync import PushReport
+from metasync.terminal import history_text, sync_text, text
 from metasync.workspace import Workspace
 
 Say = Callable[[str], None]
@@ -58,7 +58,7 @@ def _show(root: Path, say: Say) -> None:
     packs = [p for name in PROVIDERS for p in (root / name).rglob("*") if p.is_file() and "packs" in p.parts]
     seen = sum(p.stat().st_size for p in packs)
     _must(b"bread" not in b"".join(p.read_bytes() for p in (root / PROVIDERS[0]).rglob("*") if p.is_file()))
-    say(f"   The providers hold {_text.size(seen)} of encrypted packs under random names; none can read any of it.")
+    say(f"   The providers hold {text.size(seen)} of encrypted packs under random names; none can read any of it.")
 
     say("\n2. Your desktop joins: it needs the providers and the passphrase, nothing else.")
     with Workspace.clone(desktop, name=NAME, backends=urls, passphrase=passphrase, device_name="desktop").workspace:
@@ -101,21 +101,21 @@ def _show(root: Path, say: Say) -> None:
         _must(_tree(phone) == _tree(desktop))
         say(f"   phone has all {len(_tree(phone))} files of version {w.status().version}, byte for byte.")
         say("\n   The history, newest first:")
-        for line in _history_text.log(w.log()):
+        for line in history_text.log(w.log()):
             say(f"      {line}")
 
 
 def _told(report: PushReport, say: Say) -> None:
     if report.pulled is not None and report.pulled.version != report.pulled.before:
         c = report.pulled.conflicts
-        merged = f", {_text.count(len(report.pulled.merged), 'file')} merged by lines" if report.pulled.merged else ""
-        clash = f", {_text.count(len(c), 'conflict')}" if c else ""
+        merged = f", {text.count(len(report.pulled.merged), 'file')} merged by lines" if report.pulled.merged else ""
+        clash = f", {text.count(len(c), 'conflict')}" if c else ""
         say(f"   the other was faster, so first merged version {report.pulled.version}{merged}{clash}")
         for item in c:
-            say(f"   {_text.text(item.path)} keeps the agreed text; yours is in {_text.text(item.kept)}")
+            say(f"   {text.text(item.path)} keeps the agreed text; yours is in {text.text(item.kept)}")
     say(
-        f"   pushed version {report.version}: {_text.changes_line(report.changes)};"
-        f" {_text.count(report.packs, 'pack')} of {_text.size(report.bytes_stored)}, {report.copies} copies each"
+        f"   pushed version {report.version}: {sync_text.changes_line(report.changes)};"
+        f" {text.count(report.packs, 'pack')} of {text.size(report.bytes_stored)}, {report.copies} copies each"
     )
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasync.commands import _devices_text
-from metasync.commands._console import Console, Options, common, opened
-from metasync.commands._passphrase import new_passphrase, passphrase
 from metasync.errors import UsageError
+from metasync.terminal import devices_text
+from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.passphrase import new_passphrase, passphrase
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.members import InvitationInfo
@@ -43,7 +43,7 @@ def device_list(options: Options) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.device_list()
-    console.report("device list", _devices_text.devices(r), r, [5] if r.problem else [])
+    console.report("device list", devices_text.devices(r), r, [5] if r.problem else [])
 
 
 @device.command("revoke")
@@ -80,13 +80,13 @@ def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: boo
             )
         if invited:
             taken = w.invitation_revoke(invited, dry_run=dry_run)
-            console.report("device revoke", _devices_text.taken_back(taken), taken)
+            console.report("device revoke", devices_text.taken_back(taken), taken)
         what = f"Revoke {', '.join(names)}, and change the keys of the workspace?"
         if not dry_run and not yes:
             console.confirm(what)
         current = passphrase()
         r = w.device_revoke(names, current, new_passphrase=_new(keep_passphrase, dry_run=dry_run), dry_run=dry_run)
-    console.report("device revoke", _devices_text.rotation(r), r, _devices_text.codes(r))
+    console.report("device revoke", devices_text.rotation(r), r, devices_text.codes(r))
 
 
 @device.command("confirm")
@@ -108,7 +108,7 @@ def device_confirm(options: Options, name: str, backends: tuple[str, ...], dry_r
     console = Console(options)
     with opened(options, console) as w:
         r = w.device_confirm(name, backends, dry_run=dry_run)
-    console.report("device confirm", _devices_text.confirmed(r), r)
+    console.report("device confirm", devices_text.confirmed(r), r)
 
 
 @click.command()
@@ -147,7 +147,7 @@ def invite(options: Options, name: str, expires: int | None, out: Path | None, d
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as f:
             f.write(r.code + "\n")
-    console.report("invite", _devices_text.invitation(r, out), r)
+    console.report("invite", devices_text.invitation(r, out), r)
 
 
 def _means(word: str, i: InvitationInfo) -> bool:

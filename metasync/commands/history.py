@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from metasync.commands import _history_text, _text
-from metasync.commands._console import Console, Options, common, opened, passes_pause
 from metasync.errors import UsageError
+from metasync.terminal import history_text
+from metasync.terminal import text as _text
+from metasync.terminal.console import Console, Options, common, opened, passes_pause
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import Listing
@@ -47,7 +48,7 @@ def log(options: Options, path: str | None, limit: int | None) -> None:
     with opened(options, console) as w:
         where = _path(options, w, path) if path is not None else None
         items = w.log(where, limit, with_counts=options.verbose)
-    console.report("log", _history_text.log(items), {"versions": items})
+    console.report("log", history_text.log(items), {"versions": items})
 
 
 @click.command()
@@ -81,7 +82,7 @@ def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tupl
     console = Console(options)
     with opened(options, console) as w:
         r = w.diff(a, b, [_path(options, w, p) for p in paths], text=text)
-    console.report("diff", _history_text.diff(r), r, [1] if r.unreadable else [])
+    console.report("diff", history_text.diff(r), r, [1] if r.unreadable else [])
 
 
 @click.command()
@@ -106,7 +107,7 @@ def ls(options: Options, version: str | None, path: str | None, recursive: bool,
             r = _ls_one(options, w, version, recursive)
         else:
             r = w.ls(version, _path(options, w, path) if path is not None else "", recursive=recursive)
-    console.report("ls", _history_text.listing(r, long=long), r)
+    console.report("ls", history_text.listing(r, long=long), r)
 
 
 def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listing:
@@ -163,7 +164,7 @@ def restore(
             dry_run=dry_run,
         )
     codes = [CAUSES[f.cause] for f in r.failed] + ([3] if r.conflicts else [])
-    console.report("restore", _history_text.restore(r, dry_run=dry_run), r, codes)
+    console.report("restore", history_text.restore(r, dry_run=dry_run), r, codes)
 
 
 @click.command()
@@ -182,7 +183,7 @@ def conflicts(options: Options) -> None:
     with opened(options, console) as w:
         items = w.conflicts()
     value = {"conflicts": _text.value(items)}
-    console.report("conflicts", _history_text.conflicts(items), value, [3] if items else [])
+    console.report("conflicts", history_text.conflicts(items), value, [3] if items else [])
 
 
 @click.command()
@@ -204,4 +205,4 @@ def resolve(options: Options, path: str, keep: str) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.resolve(_path(options, w, path), cast(Literal["mine", "theirs", "both"], keep))
-    console.report("resolve", _history_text.resolve(r), r, [3] if r.conflicts else [])
+    console.report("resolve", history_text.resolve(r), r, [3] if r.conflicts else [])

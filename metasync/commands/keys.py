@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from metasync.commands import _devices_text
-from metasync.commands._console import Console, Options, common, opened
-from metasync.commands._passphrase import new_passphrase, passphrase
+from metasync.terminal import devices_text
+from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.passphrase import new_passphrase, passphrase
 
 
 @click.group()
@@ -35,7 +35,7 @@ def key_show(options: Options) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.key_show()
-    console.report("key show", _devices_text.keys(r), r)
+    console.report("key show", devices_text.keys(r), r)
 
 
 @key.command("change-passphrase")
@@ -56,7 +56,7 @@ def key_change_passphrase(options: Options, dry_run: bool) -> None:
     with opened(options, console) as w:
         current = passphrase()
         r = w.key_change_passphrase(current, current if dry_run else new_passphrase(), dry_run=dry_run)
-    lines = _devices_text.passphrase(r, dry_run=dry_run)
+    lines = devices_text.passphrase(r, dry_run=dry_run)
     console.report("key change-passphrase", lines, r)
 
 
@@ -82,4 +82,4 @@ def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
         current = passphrase()
         new = None if keep_passphrase or dry_run else new_passphrase()
         r = w.key_rotate(current, new_passphrase=new, dry_run=dry_run)
-    console.report("key rotate", _devices_text.rotation(r), r, _devices_text.codes(r))
+    console.report("key rotate", devices_text.rotation(r), r, devices_text.codes(r))

@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from metasync.commands import _text
-from metasync.commands._console import Console, Options, common, opened
-from metasync.commands._passphrase import passphrase
 from metasync.errors import UsageError
+from metasync.terminal import backends_text, text
+from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.passphrase import passphrase
 
 
 @click.command()
@@ -42,10 +42,10 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
         if dry_run or (confirm is None and sys.stdin.isatty()):
             r = w.recover(without, "", dry_run=True)
             if dry_run:
-                console.report("recover", _text.recovery(r), r)
-            for line in _text.recovery(r):
+                console.report("recover", backends_text.recovery(r), r)
+            for line in backends_text.recovery(r):
                 console.line(line)
-            confirm = click.prompt(f"Type the workspace's name ({_text.printable(name)}) to restart it", err=True)
+            confirm = click.prompt(f"Type the workspace's name ({text.printable(name)}) to restart it", err=True)
         if confirm is None:
             raise UsageError(
                 "a restart is to be confirmed, and there is no terminal to ask on",
@@ -54,4 +54,4 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
         if confirm != name:
             raise UsageError(f"the workspace is called {name!r}, not {confirm!r}; nothing was changed")
         r = w.recover(without, passphrase(), confirm=confirm)
-    console.report("recover", _text.recovery(r), r, [7] if r.missing else [])
+    console.report("recover", backends_text.recovery(r), r, [7] if r.missing else [])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasync.commands._console import Console, Options, common, opened
+from metasync.terminal.console import Console, Options, common, opened
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.local.settings import SettingsReport

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
-from metasync.commands import _text
-from metasync.commands._console import Console, Options, common
-from metasync.commands._passphrase import passphrase
 from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
+from metasync.terminal import sync_text
+from metasync.terminal import text as _text
+from metasync.terminal.console import Console, Options, common
+from metasync.terminal.passphrase import passphrase
 
 FEW_VOTERS = (
     "With fewer than 4 voting backends, one that lies or is restored from a backup can show your devices different"
@@ -183,9 +184,9 @@ def clone(
     lines += [f"Not linked here: {n}. Link it: metasync backend link {n} URL" for n in report.unlinked]
     if report.read_only:
         lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
-    lines += _text.conflicts(report.conflicts)
-    lines += _text.unplaced(report.unplaced)
-    lines += _text.down(report.down)
+    lines += sync_text.conflicts(report.conflicts)
+    lines += sync_text.unplaced(report.unplaced)
+    lines += sync_text.down(report.down)
     report.workspace.close()
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasync.commands import _text
-from metasync.commands._console import Console, Options, common, opened, passes_pause
 from metasync.events import Notice
+from metasync.terminal import backends_text, sync_text, text
+from metasync.terminal.console import Console, Options, common, opened, passes_pause
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.sync import PushReport
@@ -41,7 +41,7 @@ def status(options: Options) -> None:
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
     codes += [4] if s.under_replicated else []
-    console.report("status", _text.status(s, verbose=options.verbose), s, codes)
+    console.report("status", sync_text.status(s, verbose=options.verbose), s, codes)
 
 
 @click.command()
@@ -64,14 +64,14 @@ def push(options: Options, message: str, dry_run: bool, force: bool, durability:
     console = Console(options)
     with opened(options, console) as w:
         r = _with_copies(console, w, w.push(message, dry_run=dry_run, force=force, durability=durability))
-    console.report("push", _text.push(r, dry_run=dry_run), r, _push_codes(r))
+    console.report("push", sync_text.push(r, dry_run=dry_run), r, _push_codes(r))
 
 
 def _with_copies(console: Console, w: Workspace, r: PushReport) -> PushReport:
     """Waits for the copies that a push, or one before it, left open; its report with those that cannot be made now."""
     if not r.trailing or not w.copying:
         return r
-    copies = _text.count(sum(t.packs for t in r.trailing), "copy", "copies")
+    copies = text.count(sum(t.packs for t in r.trailing), "copy", "copies")
     committed = f"committed as version {r.version}; " if r.version is not None else ""
     console.event(Notice(f"{committed}finishing {copies} (Ctrl-C is safe)"))
     try:
@@ -106,7 +106,7 @@ def pull(options: Options, dry_run: bool, force: bool) -> None:
     console = Console(options)
     with opened(options, console) as w:
         r = w.pull(dry_run=dry_run, force=force)
-    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *_text.pull(r, dry_run=dry_run)]
+    lines = [*(["Dry run: nothing was changed."] if dry_run else []), *sync_text.pull(r, dry_run=dry_run)]
     console.report("pull", lines, r, [3] if r.conflicts else [])
 
 
@@ -130,7 +130,7 @@ def sync(options: Options, message: str, dry_run: bool, force: bool, durability:
         pulled, pushed = w.sync(message, dry_run=dry_run, force=force, durability=durability)
         pushed = _with_copies(console, w, pushed)
     codes = ([3] if pulled.conflicts else []) + _push_codes(pushed)
-    lines = [*_text.pull(pulled, dry_run=dry_run), *_text.push(pushed, dry_run=dry_run)]
+    lines = [*sync_text.pull(pulled, dry_run=dry_run), *sync_text.push(pushed, dry_run=dry_run)]
     console.report("sync", lines, {"pull": pulled, "push": pushed}, codes)
 
 
@@ -153,4 +153,4 @@ def check(options: Options, read_data: bool) -> None:
         r = w.check(read_data=read_data)
     codes = [7] if r.lost else []
     codes += [4] if r.short or r.problems or r.meta_problems else []
-    console.report("check", _text.check(r, read_data=read_data), r, codes)
+    console.report("check", backends_text.check(r, read_data=read_data), r, codes)

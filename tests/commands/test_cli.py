@@ -22,7 +22,7 @@ import metasync.workspace
 from metasync import cli
 from metasync.backends.memory import MemoryBackend
 from metasync.backends.registry import open_backend, parse_url
-from metasync.commands import _console
+from metasync.terminal import console
 from metasync.testing import contract
 from metasync.workspace import Workspace
 
@@ -275,7 +275,7 @@ real = metasync.cli._fail
 metasync.cli._fail = lambda *a: (a[3] == 'ValueError' and press(), real(*a))[1]
 """
 AFTERWARDS = """
-from metasync.commands import _interrupt as interrupt
+from metasync.terminal import interrupt
 end = interrupt.end
 interrupt.end = lambda code: (press(), end(code))
 """
@@ -302,12 +302,12 @@ def test_a_signal_that_is_ignored_stays_ignored(ready: Lab) -> None:
 
 
 def test_the_worst_code_wins() -> None:
-    assert _console.worst([]) == 0
-    assert _console.worst([0, 4, 3]) == 3
-    assert _console.worst([1, 3, 4]) == 1
-    assert _console.worst([6, 1]) == 6
-    assert _console.worst([7, 6]) == 7
-    assert _console.worst([7, 5]) == 5
+    assert console.worst([]) == 0
+    assert console.worst([0, 4, 3]) == 3
+    assert console.worst([1, 3, 4]) == 1
+    assert console.worst([6, 1]) == 6
+    assert console.worst([7, 6]) == 7
+    assert console.worst([7, 5]) == 5
 
 
 def test_an_error_of_our_own(ready: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ import pytest
 from workspace_kit import Lab, write
 
 from metasync import cli
-from metasync.commands import _console
-from metasync.commands._progress import Meter, duration
 from metasync.events import Event, Notice, Phase, Progress, Transferred
+from metasync.terminal import console
+from metasync.terminal.progress import Meter, duration
 from metasync.workspace import Workspace
 
 MIB = 1 << 20
@@ -176,10 +176,10 @@ def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
 
 def test_an_error_stands_on_a_line_of_its_own(capfd: Any) -> None:
     """It was appended to the line of progress."""
-    bar = _console._Bar()
-    _console._bars.append(bar)
+    bar = console._Bar()
+    console._bars.append(bar)
     bar.take(Phase("scan"))
-    cli._fail(_console.Options(), "push", 1, "X", "it failed")
+    cli._fail(console.Options(), "push", 1, "X", "it failed")
     assert capfd.readouterr().err == "\rscan\r    \rmetasync: it failed\n"
     bar.take(Phase("upload"))
     assert capfd.readouterr().err == ""
@@ -196,8 +196,8 @@ def test_no_terminal_no_progress(ready: Lab) -> None:
 
 
 def test_what_stands_still_is_drawn_anew_and_nothing_after_the_end(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    monkeypatch.setattr(_console, "TICK_S", 0.01)
-    bar = _console._Bar()
+    monkeypatch.setattr(console, "TICK_S", 0.01)
+    bar = console._Bar()
     bar.take(Phase("upload"))
     bar.take(up(MIB))
     ends = time.monotonic() + 60

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasync.commands import _text
 from metasync.local import settings
 from metasync.merge import changes
 from metasync.reports import backends, history, members, start, sync
 from metasync.session import evidence
+from metasync.terminal import text as _text
 from metasync.testing import contract
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "json"
@@ -74,7 +74,7 @@ REPORTED = {name: value for module in (changes, members, evidence, sync) for nam
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The schema of a value of this type, as `commands._text.value` gives it."""
+    """The schema of a value of this type, as `terminal.text.value` gives it."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, localns=REPORTED)

@@ -20,13 +20,14 @@ from workdir import write as write_short
 from workspace_kit import Lab, run_process
 
 from metasync.checkout.checkout import Change, Checkout
-from metasync.commands import _text
 from metasync.errors import FormatError
 from metasync.local.state import LocalDb
 from metasync.merge.trees import conflict_name
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.model import Entry, Ids, Kind, ObjectKind
+from metasync.terminal import sync_text
+from metasync.terminal import text as _text
 from metasync.worktree.disk import check_name, check_path
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.index import load_rows
@@ -222,7 +223,7 @@ def test_a_push_hints_at_new_names_that_others_cannot_hold(lab: Lab) -> None:
         b"dir?": "Windows: its name has ?",
         b"end.": "Windows: its name ends in a dot",
     }
-    lines = [line for line in _text.push(report, dry_run=False) if "every system" in line]
+    lines = [line for line in sync_text.push(report, dry_run=False) if "every system" in line]
     assert len(lines) == 1
     assert lines[0].startswith("warning: 6 new names cannot be held by every system: README (")
     assert lines[0].endswith(", ...")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from metasync.commands._text import Alarm, count
 from metasync.reports.members import (
     DeviceList,
     InviteReport,
@@ -15,6 +14,7 @@ from metasync.reports.members import (
     RotationReport,
     Withdrawal,
 )
+from metasync.terminal.text import Alarm, count
 
 
 def devices(r: DeviceList) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from metasync.commands import _text
 from metasync.events import Event, Phase, Progress, Transferred
+from metasync.terminal import text as _text
 
 RATE_S: Final = 5.0
 LEAST_S: Final = 1.0  # over less than that no rate is worth telling

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from metasync.commands import _text
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
+from metasync.terminal import text as _text
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.workspace import Workspace
@@ -157,7 +157,7 @@ class _Bar:
     """One line of progress on a terminal, drawn over itself, a few times a second whatever happens."""
 
     def __init__(self) -> None:
-        from metasync.commands._progress import Meter
+        from metasync.terminal.progress import Meter
 
         self._meter = Meter()
         self._lock = threading.RLock()

@@ -5,19 +5,6 @@ from __future__ import annotations
 import stat
 from collections.abc import Sequence
 
-from metasync.commands._text import (
-    LISTED_MAX,
-    RESOLVE,
-    Safe,
-    changes_line,
-    count,
-    down,
-    left_out,
-    listed,
-    size,
-    text,
-    when,
-)
 from metasync.reports.backends import LogItem
 from metasync.reports.history import (
     ConflictItem,
@@ -32,6 +19,8 @@ from metasync.reports.history import (
     TextDiff,
 )
 from metasync.reports.sync import ConflictReport
+from metasync.terminal.sync_text import changes_line, down, left_out
+from metasync.terminal.text import LISTED_MAX, RESOLVE, Safe, count, listed, size, text, when
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
 NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}

@@ -1,0 +1,1 @@
+"""What people meet at a terminal: the console, prompts, progress, and reports as text.."""

@@ -1,0 +1,123 @@
+"""What the commands on backends, and `check` and `recover`, print. Pure: nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from metasync.config import DEFAULT_CAPACITY
+from metasync.terminal.text import Alarm, count, size, text
+
+if TYPE_CHECKING:
+    from metasync.reports.backends import BackendChange, BackendState, CheckReport, Moving, RecoverReport
+    from metasync.reports.sync import Trailing
+    from metasync.testing.contract import Outcome, Report
+
+
+def backends(items: Sequence[BackendState]) -> list[str]:
+    rows = [("backend", "holds", "used", "capacity", "free", "state", "where")]
+    for b in items:
+        used = size(b.used_bytes) if b.used_bytes is not None else "-"
+        free = size(b.free_bytes) if b.free_bytes is not None else "?"
+        free += f" of {size(b.total_bytes)}" if b.free_bytes is not None and b.total_bytes is not None else ""
+        where = b.url if b.linked else f"not linked here: metasync backend link {b.name} URL"
+        capacity = "equal" if b.capacity_bytes == DEFAULT_CAPACITY else size(b.capacity_bytes)
+        rows.append((b.name, "+".join(b.roles), used, capacity, free, b.state, where))
+    widths = [max(len(r[i]) for r in rows) for i in range(6)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[6]]).rstrip() for r in rows]
+    return lines + [f"warning: {b.warning}." for b in items if b.warning]
+
+
+def moving(m: Moving) -> list[str]:
+    """What a change of the backends left where it was."""
+    if not m.packs:
+        return []
+    return [f"Still to move: {count(m.packs, 'pack')}, {size(m.bytes)}; until then they are read where they are."]
+
+
+def trailing(items: Sequence[Trailing]) -> list[str]:
+    """Copies of agreed packs that are still to be made."""
+    return [f"{count(t.packs, 'pack')} ({size(t.bytes)}) still to be copied to {t.name}." for t in items]
+
+
+def backend_change(what: str, c: BackendChange) -> list[str]:
+    """What was agreed of the backends, and what the workspace survives before and after."""
+    did = {"add": "Added", "remove": "Removed", "set": "Changed"}[what]
+    if c.dry_run:
+        head = f"Would {'change' if what == 'set' else what} {c.name}; nothing was changed."
+    elif c.version is None:
+        head = f"{c.name} is so already; nothing was changed."
+    else:
+        head = f"{did} {c.name}, agreed as version {c.version}; fingerprint now {c.fingerprint}."
+    lines = [head]
+    if c.after != c.before:
+        lines += [f"  before: {c.before}", f"  {'would be' if c.dry_run else 'now'}:    {c.after}"]
+    else:
+        lines.append(f"  {c.after}")
+    if c.moving.packs:
+        lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
+    return [*lines, *c.kept]
+
+
+def check(r: CheckReport, *, read_data: bool) -> list[str]:
+    lines = [f"  {p.backend}: pack {p.pack.hex()[:16]} {p.problem}" for p in r.problems]
+    lines += [f"  {p.backend}: {p.problem}" for p in r.meta_problems]
+    how = f"read {size(r.bytes_read)}"
+    if not read_data:
+        how = "compared sizes" + (f" and {count(r.by_digest, 'digest')}" if r.by_digest else "")
+        how += f", read {count(r.pieces_read, 'piece')} ({size(r.bytes_read)})" if r.pieces_read else ""
+    head = f"Checked version {r.version}: {count(r.packs, 'pack')}, {count(r.copies_checked, 'copy', 'copies')}, {how}."
+    if r.lost:
+        lines.append(f"{count(len(r.lost), 'pack')} cannot be had intact from any backend that answers.")
+    elif lines:
+        lines.append("Everything can still be read." + (" Some packs have too few copies." if r.short else ""))
+    else:
+        lines.append("All is there, as often as promised.")
+    return [head, *lines, *trailing(r.trailing), *(f"note: {note}" for note in r.notes)]
+
+
+def outcome(o: Outcome) -> str:
+    """One line on one check of a store."""
+    said = o.why if o.result != "passed" else f"{o.what} ({o.why})" if o.why else o.what
+    return f"  {'ok' if o.result == 'passed' else o.result:8} {o.name:19} {said}"
+
+
+def verdict(r: Report) -> list[str]:
+    """What a store is fit for, why it is not more, and what it cost to find out."""
+    results = [o.result for o in r.checks]
+    told = ", ".join(f"{results.count(x)} {x}" for x in ("passed", "failed", "weak", "skipped") if x in results)
+    lines = [
+        f"{count(len(results), 'check')}: {told}. Cost {count(r.requests, 'request')}, {size(r.up_bytes)} up,"
+        f" {size(r.down_bytes)} down, {r.seconds:.1f} s.",
+        *([f"Free space: {size(r.free_bytes)}."] if r.free_bytes is not None else []),
+        "",
+        f"Verdict: {r.verdict}{' (quick)' if r.scale == 'quick' else ''}.",
+    ]
+    lines += [f"  because {reason}" for reason in r.reasons]
+    lines += [f"  note: {note}" for note in r.notes]
+    return [*lines, r.advice]
+
+
+def recovery(r: RecoverReport) -> list[str]:
+    """What a restart without lost backends goes on from, and what it lost."""
+    names = ", ".join(r.without)
+    head = f"Would restart the workspace as era {r.era} without {names}; nothing was changed."
+    if r.version is not None:
+        done = "Went on with a restart: era" if r.resumed else "Restarted the workspace as era"
+        head = f"{done} {r.era} without {names}, agreed as version {r.version} ({r.fingerprint})."
+    lines = [head, f"  newest version known: {r.newest} ({r.newest_fingerprint})"]
+    if r.carried:
+        lines.append(
+            f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was agreed"
+        )
+    lines += [f"  before: {r.before}", f"  {'would be' if r.version is None else 'now'}:    {r.after}", *r.notes]
+    if r.lost_packs:
+        lines.append(
+            f"{count(r.lost_packs, 'pack')} ({size(r.lost_bytes)}) had no copy on a backend that is left"
+            + (": what this folder has of them would be stored anew." if r.version is None else ".")
+        )
+    if r.stored_again:
+        lines.append(f"Stored anew from this folder: {size(r.stored_again)}.")
+    lines += [Alarm(f"lost: {text(p)}: no backend that is left has it, and it is not here") for p in r.missing]
+    lines.append("Versions that only the lost backends held come back from the devices that have them: run sync there.")
+    return lines

@@ -1,0 +1,173 @@
+"""What `push`, `pull` and `status` print. Pure: nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from metasync.terminal.backends_text import backends, moving, trailing
+from metasync.terminal.text import (
+    EXAMPLES_MAX,
+    LISTED_MAX,
+    RESOLVE,
+    Alarm,
+    count,
+    listed,
+    sentence,
+    size,
+    text,
+    warnings,
+    when,
+)
+
+if TYPE_CHECKING:
+    from metasync.reports.backends import Status
+    from metasync.reports.sync import Changes, ConflictReport, PullReport, PushReport, Skipped
+
+
+def changes(c: Changes) -> list[str]:
+    return [*listed("+", c.added), *listed("~", c.modified), *listed("-", c.deleted)]
+
+
+def changes_line(c: Changes) -> str:
+    return f"{len(c.added):,} added, {len(c.modified):,} modified, {len(c.deleted):,} deleted"
+
+
+def conflicts(items: Sequence[ConflictReport]) -> list[str]:
+    lines = [f"  {text(c.path)}: yours is kept as {text(c.kept)} ({c.reason})" for c in items]
+    if lines:
+        head = f"{count(len(items), 'conflict')}: the agreed version kept the name."
+        lines = [head, *lines, RESOLVE]
+    return lines
+
+
+def left_out(items: Sequence[Skipped], head: str) -> list[str]:
+    return [head, *[f"  {text(s.path)}: {s.reason}" for s in items]] if items else []
+
+
+def unplaced(items: Sequence[Skipped]) -> list[str]:
+    """What is agreed and not on this disk."""
+    if not items:
+        return []
+    lines = [f"  {text(s.path)}: {s.reason}" for s in items[:LISTED_MAX]]
+    lines += [f"  ... and {len(items) - LISTED_MAX:,} more"] if len(items) > LISTED_MAX else []
+    return ["Cannot be held here (they stay as they are for your other devices):", *lines]
+
+
+def unportable(items: Sequence[Skipped]) -> list[str]:
+    """One line on new names that other systems can't hold."""
+    if not items:
+        return []
+    examples = "; ".join(f"{text(s.path)} ({s.reason})" for s in items[:EXAMPLES_MAX])
+    more = ", ..." if len(items) > EXAMPLES_MAX else ""
+    return [f"warning: {count(len(items), 'new name')} cannot be held by every system: {examples}{more}"]
+
+
+def down(down: Mapping[str, str]) -> list[str]:
+    return [f"warning: {name}: {why.removeprefix(f'{name}: ')}" for name, why in sorted(down.items())]
+
+
+def pull(r: PullReport, *, dry_run: bool = False) -> list[str]:
+    if r.before == r.version and not r.conflicts:
+        lines = [f"Up to date at version {r.version}."]
+    else:
+        now = (
+            f"Would go from version {r.before} to {r.version}"
+            if dry_run
+            else f"Now at version {r.version} (was {r.before})"
+        )
+        lines = [f"{now}: {changes_line(r.changes)}.", *changes(r.changes)]
+    lines += listed("*", r.merged) and ["Merged line by line:", *listed("*", r.merged)]
+    lines += conflicts(r.conflicts)
+    lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
+    lines += left_out(r.skipped, "Left out:")
+    lines += unplaced(r.unplaced)
+    return lines + warnings(r.warnings) + down(r.down)
+
+
+def push(r: PushReport, *, dry_run: bool) -> list[str]:
+    lines: list[str] = []
+    if r.found_again is not None:
+        lines.append(f"An earlier push had been agreed as version {r.found_again}, though it was interrupted.")
+    if r.pulled is not None and (r.pulled.before != r.pulled.version or r.pulled.conflicts):
+        lines += ["Others were faster; merged first:", *pull(r.pulled)]
+    if dry_run:
+        lines += [f"Would push {changes_line(r.changes)}.", *changes(r.changes), *_would_send(r)]
+        lines += [
+            f"warning: {t.name}: up to {size(t.needed_bytes)} would go there, and {size(t.fits_bytes)} fit."
+            for t in r.tight
+        ]
+    elif r.version is None:
+        lines.append("Nothing to push.")
+    else:
+        lines.append(f"Pushed version {r.version}: {changes_line(r.changes)}.")
+        lines += changes(r.changes)
+        lines.append(
+            f"Stored {count(r.packs, 'pack')}, {size(r.bytes_stored)}, {count(r.copies, 'copy', 'copies')} each."
+        )
+    lines += trailing(r.trailing)
+    if r.elsewhere:
+        lines.append(f"warning: {count(r.elsewhere, 'pack')} found another place than their own, with all copies.")
+    if r.under_replicated:
+        lines.append(f"warning: {count(r.under_replicated, 'pack')} with fewer than {r.copies} copies.")
+    lines += left_out(r.busy, "Changed while they were read; the next push takes them:")
+    lines += left_out(r.unreadable, "Could not be read, so not pushed:")
+    lines += left_out(r.skipped, "Left out:")
+    lines += unportable(r.unportable)
+    return lines + warnings(r.warnings) + down(r.down)
+
+
+def _would_send(r: PushReport) -> list[str]:
+    """How much would be read, and how much would go where."""
+    if not r.files_to_read:
+        return []
+    shares = ", ".join(f"{size(most)} to {name}" for name, most in r.to_send.items())
+    return [
+        f"To read: {count(r.files_to_read, 'file')}, {size(r.size_to_read)}. To send: at most"
+        f" {size(r.size_to_read * r.copies)} of content, in {count(r.copies, 'copy', 'copies')}"
+        f" (up to {shares or 'no backend'})."
+    ]
+
+
+def _ignored(s: Status, *, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    if s.ignored_agreed:
+        lines.append(
+            f"Agreed but ignored now: {count(s.ignored_agreed, 'file')}, kept as agreed; edits are not pushed."
+        )
+    if verbose and s.ignored:
+        lines.append(f"Ignored, and not agreed: {count(s.ignored_total, 'path')}")
+        lines += [f"  {text(p)}" for p in s.ignored]
+        lines += [f"  ... and {s.ignored_total - len(s.ignored):,} more"] if s.ignored_total > len(s.ignored) else []
+    return lines
+
+
+def status(s: Status, *, verbose: bool = False) -> list[str]:
+    lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
+    if s.newest is None:
+        lines.append(f"The newest agreed version is unknown: {s.problem}")
+        lines += [sentence(s.error.next_step)] if s.error is not None and s.error.next_step else []
+    elif s.newest > s.version:
+        lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
+    else:
+        lines.append("Nothing newer is agreed.")
+    if s.paused:
+        lines.append(f"Transfers are paused here {s.paused}: `metasync resume` ends that.")
+    if len(s.changes):
+        lines += [f"Changed here, not pushed: {changes_line(s.changes)}", *changes(s.changes)]
+    else:
+        lines.append("Nothing changed here.")
+    lines += conflicts(s.conflicts)
+    lines += left_out(s.unreadable, "Cannot be read:")
+    lines += left_out(s.skipped, "Left out:")
+    lines += unplaced(s.unplaced)
+    lines += _ignored(s, verbose=verbose)
+    lines += warnings(s.warnings)
+    lines += ["", *backends(s.backends), *moving(s.moving), *trailing(s.trailing), "", s.survives]
+    lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
+    if s.withdraw:
+        names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
+        lines.append(Alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
+    if s.under_replicated:
+        lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
+    return lines

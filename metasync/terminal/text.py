@@ -1,0 +1,108 @@
+"""What reports are put into words with: safe names, sizes, times, lists; and reports as JSON values. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metasync.codec import amount
+from metasync.local.spill import Paths
+
+NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
+RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
+EXAMPLES_MAX = 3  # in a line
+LISTED_MAX = 20  # paths shown per kind before "and N more"
+
+
+def text(path: bytes) -> str:
+    """A path for people and for JSON: UTF-8 where it is, what can't be shown as `\\xNN` or `\\uNNNN`.
+
+    Each path has a text of its own: from `\\x80` on it is a byte that is no UTF-8, a character from U+0080 on is
+    `\\u0080`, and a backslash is doubled.
+    """
+    line = path.decode("utf-8", "surrogateescape").replace("\\", "\\\\")
+    return printable(line)
+
+
+def printable(line: str) -> str:
+    """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
+
+
+class Alarm(str):
+    """A line that must not be overlooked: red on a terminal."""
+
+    __slots__ = ()
+
+
+class Safe(str):
+    """A line that is safe to print as it is: `printable`, but for tabs, which a text is full of."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, line: str) -> Safe:
+        return cls("\t".join(printable(part) for part in line.split("\t")))
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
+        code -= 0xDC00
+        return f"\\x{code:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def sentence(text: str) -> str:
+    """With a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def size(n: int) -> str:
+    """Bytes in a unit that fits, powers of 1,024."""
+    return amount(n)
+
+
+def count(n: int, what: str, plural: str | None = None) -> str:
+    return f"{n:,} {what if n == 1 else plural or what + 's'}"
+
+
+def when(time_ns: int) -> str:
+    """Local time to the second, or the raw number when it is no date."""
+    try:
+        return dt.datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ns} ns"
+
+
+def listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:
+    lines = [f"  {sign} {text(p)}" for p in paths[:most]]
+    if len(paths) > most:
+        lines.append(f"  {sign} ... and {len(paths) - most:,} more")
+    return lines
+
+
+def warnings(items: Sequence[str]) -> list[str]:
+    return [f"warning: {w}" for w in items]
+
+
+def value(x: Any) -> Any:
+    """A JSON value of a report: dataclasses and named tuples as objects, paths as text, other bytes in hex."""
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return {f.name: _field(f.name, getattr(x, f.name)) for f in dataclasses.fields(x) if f.name not in NO_VALUES}
+    if isinstance(x, bytes):
+        return text(x)
+    if isinstance(x, Mapping):
+        return {str(k): value(v) for k, v in x.items()}
+    if isinstance(x, tuple | list | Paths):
+        return [value(v) for v in x]
+    return x
+
+
+def _field(name: str, x: Any) -> Any:
+    if isinstance(x, bytes) and name in ("snapshot", "pack"):
+        return x.hex()
+    if name == "lost":
+        return [p.hex() for p in x]
+    return value(x)
