@@ -24,7 +24,7 @@ from metasync.local import settings as preferences
 from metasync.local.state import LocalDb
 from metasync.session import agreement
 from metasync.session.connections import Connections, Machine
-from metasync.session.folder import DB_FILE, STATE_DIR, folder_above, forget
+from metasync.session.folder import DB_FILE, STATE_DIR, absolute, folder_above, forget
 from metasync.session.session import Operations, Session
 from metasync.sync import operations
 from metasync.worktree.paths import TreePath, tree_path
@@ -113,7 +113,7 @@ class Workspace:
 
         `now`: its transfers go on in spite of a pause.
         """
-        workspace = cls._open_at(folder_above(Path(directory).absolute()), on_event)
+        workspace = cls._open_at(folder_above(directory), on_event)
         workspace._work.now = now
         return workspace
 
@@ -179,7 +179,7 @@ class Workspace:
         where the inviter's do not lead. `expect`: refuse unless the newest version has this fingerprint (`status` shows
         it). A clone that was interrupted goes on when run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
-        folder = Path(directory).absolute()
+        folder = absolute(directory)
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
             if invite is not None:

@@ -110,7 +110,7 @@ def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
 
 def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
     """The folder for a new workspace, checked: it is none yet, lies in none, and the name can be used."""
-    folder = Path(directory).absolute()
+    folder = absolute(directory)
     if not name.strip() or len(name) > NAME_CHARS_MAX or not name.isprintable():
         raise UsageError(f"a workspace's name has 1 to {NAME_CHARS_MAX} printable characters, not {name!r}")
     if folder.exists() and not folder.is_dir():
@@ -122,8 +122,15 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
     return folder
 
 
-def folder_above(start: Path) -> Path:
-    """The folder of the workspace that `start` lies in. `WorkspaceError` if it lies in none."""
+def absolute(directory: str | os.PathLike[str]) -> Path:
+    """The same folder from the root. `..` is followed on the disk: the parent of `photos/../desk` is not `photos`."""
+    path = Path(directory).absolute()
+    return path.resolve() if ".." in path.parts else path
+
+
+def folder_above(directory: str | os.PathLike[str]) -> Path:
+    """The folder of the workspace that `directory` lies in. `WorkspaceError` if it lies in none."""
+    start = absolute(directory)
     for folder in (start, *start.parents):
         if (folder / STATE_DIR / DB_FILE).is_file():
             return folder

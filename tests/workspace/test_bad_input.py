@@ -117,6 +117,21 @@ def test_a_workspace_inside_a_workspace_is_refused(lab: Lab) -> None:
         says(e.value, "lies in the workspace")
 
 
+def test_a_folder_beside_the_workspace_is_not_inside_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`..` leads out of the folder: `-C ../other push` must not push this one."""
+    w = started(lab)
+    (lab.root / "other").mkdir()
+    monkeypatch.chdir(w.directory)
+    for path in ("../other", "../not-there", f"{w.directory}/../other"):
+        with pytest.raises(WorkspaceError) as e:
+            Workspace.open(path)
+        says(e.value, "is not in a MetaSync workspace", f"{lab.root}/{path.rpartition('/')[2]} ")
+    Workspace.open(f"../{w.directory.name}").close()
+    beside = Workspace.clone("../beside", name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE)
+    with beside.workspace as other:
+        assert other.directory == lab.root / "beside"
+
+
 def test_a_workspace_around_a_workspace_leaves_it_out(lab: Lab) -> None:
     started(lab, device="outer/inner")
     w = lab.init(lab.urls("x"), device="outer", name="outer")
