@@ -1,16 +1,15 @@
-"""`log`, `diff`, `ls`, `restore`, `conflicts` and `resolve`: what was agreed before, and how to get back to it."""
+"""`log`, `diff`, `ls` and `restore`: what was agreed before, and how to get back to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING
 
 import click
 
 from metasync.errors import UsageError
 from metasync.terminal import history_text
-from metasync.terminal import text as _text
-from metasync.terminal.console import Console, Options, common, opened, passes_pause
+from metasync.terminal.console import Console, Options, common, opened, passes_pause, path_in
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import Listing
@@ -19,13 +18,6 @@ if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
 CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what could not be restored: exit codes
 
 TYPE = click.Path(path_type=str)
-
-
-def _path(options: Options, w: Workspace, given: str) -> bytes:
-    """A path as it was typed, in the workspace."""
-    from metasync.worktree.paths import path_from
-
-    return path_from(w.directory, options.directory, given)
 
 
 @click.command()
@@ -46,7 +38,7 @@ def log(options: Options, path: str | None, limit: int | None) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        where = _path(options, w, path) if path is not None else None
+        where = path_in(options, w, path) if path is not None else None
         items = w.log(where, limit, with_counts=options.verbose)
     console.report("log", history_text.log(items), {"versions": items})
 
@@ -81,7 +73,7 @@ def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tupl
     """
     console = Console(options)
     with opened(options, console) as w:
-        r = w.diff(a, b, [_path(options, w, p) for p in paths], text=text)
+        r = w.diff(a, b, [path_in(options, w, p) for p in paths], text=text)
     console.report("diff", history_text.diff(r), r, [1] if r.unreadable else [])
 
 
@@ -106,7 +98,7 @@ def ls(options: Options, version: str | None, path: str | None, recursive: bool,
         if path is None and version is not None:
             r = _ls_one(options, w, version, recursive)
         else:
-            r = w.ls(version, _path(options, w, path) if path is not None else "", recursive=recursive)
+            r = w.ls(version, path_in(options, w, path) if path is not None else "", recursive=recursive)
     console.report("ls", history_text.listing(r, long=long), r)
 
 
@@ -118,7 +110,7 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
         from metasync.history.versions import is_version_name
 
         try:
-            return w.ls(None, _path(options, w, word), recursive=recursive)
+            return w.ls(None, path_in(options, w, word), recursive=recursive)
         except UsageError as no_path:
             raise (no_version if is_version_name(word) else no_path) from None
 
@@ -158,51 +150,10 @@ def restore(
     with opened(options, console) as w:
         r = w.restore(
             version,
-            [_path(options, w, p) for p in paths],
+            [path_in(options, w, p) for p in paths],
             options.directory / to if to is not None else None,
             delete=not no_delete,
             dry_run=dry_run,
         )
     codes = [CAUSES[f.cause] for f in r.failed] + ([3] if r.conflicts else [])
     console.report("restore", history_text.restore(r, dry_run=dry_run), r, codes)
-
-
-@click.command()
-@common
-@click.pass_obj
-def conflicts(options: Options) -> None:
-    """Lists the open conflicts: files that are kept under two names.
-
-    Exit code 3 if there are any.
-
-    \b
-    Example:
-      metasync conflicts
-    """
-    console = Console(options)
-    with opened(options, console) as w:
-        items = w.conflicts()
-    value = {"conflicts": _text.value(items)}
-    console.report("conflicts", history_text.conflicts(items), value, [3] if items else [])
-
-
-@click.command()
-@click.argument("path", type=TYPE)
-@click.option("--keep", type=click.Choice(["mine", "theirs", "both"]), required=True,
-              help="mine: the conflict copy takes the name; theirs: the copy goes; both: both stay.")  # fmt: skip
-@common
-@click.pass_obj
-def resolve(options: Options, path: str, keep: str) -> None:
-    """Ends a conflict: keeps mine, theirs or both.
-
-    PATH is the file, or one of its conflict copies. What is not kept goes to .metasync/replaced, until a version
-    holds it.
-
-    \b
-    Example:
-      metasync resolve notes.conflict.1.txt --keep mine
-    """
-    console = Console(options)
-    with opened(options, console) as w:
-        r = w.resolve(_path(options, w, path), cast(Literal["mine", "theirs", "both"], keep))
-    console.report("resolve", history_text.resolve(r), r, [3] if r.conflicts else [])

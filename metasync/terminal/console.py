@@ -234,6 +234,13 @@ def opened(options: Options, console: Console) -> Iterator[Workspace]:
         yield workspace
 
 
+def path_in(options: Options, workspace: Workspace, given: str) -> bytes:
+    """A path as it was typed, relative to the workspace. `UsageError`: it is elsewhere."""
+    from metasync.worktree.paths import path_from
+
+    return path_from(workspace.directory, options.directory, given)
+
+
 def _step_back(workspace: Workspace) -> None:
     """Gives way to other programs as far as the user set it."""
     try:

@@ -1,4 +1,4 @@
-"""Turns reports on history and conflicts into what a person reads. Pure: nothing here prints."""
+"""Turns reports on history into what a person reads. Pure: nothing here prints."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Sequence
 
 from metasync.reports.backends import LogItem
 from metasync.reports.history import (
-    ConflictItem,
     Counts,
     DiffReport,
     Facts,
     Listing,
     NotRestored,
     PathChange,
-    ResolveReport,
     RestoreReport,
     TextDiff,
 )
-from metasync.reports.sync import ConflictReport
 from metasync.terminal.sync_text import changes_line, down, left_out
 from metasync.terminal.text import LISTED_MAX, RESOLVE, Safe, count, listed, size, text, when
 
@@ -142,37 +139,3 @@ def restore(r: RestoreReport, *, dry_run: bool) -> list[str]:
 def failed(items: Sequence[NotRestored]) -> list[str]:
     head = [f"Could not be restored: {count(len(items), 'path')}"] if items else []
     return head + [f"  {text(f.path)}: {f.reason}" for f in items]
-
-
-def conflicts(items: Sequence[ConflictItem]) -> list[str]:
-    if not items:
-        return ["No conflicts."]
-    lines = [f"{count(len(items), 'conflict')}:"]
-    for c in items:
-        origin = [f"version {c.version}"] if c.version is not None else []
-        origin += [c.device] if c.device is not None else []
-        origin += [when(c.time_ns)] if c.time_ns is not None else []
-        lines.append(
-            f"  {text(c.path)}: also as {text(c.copy)} ({'; '.join(filter(None, (c.reason, ', '.join(origin))))})"
-        )
-    return [*lines, RESOLVE]
-
-
-def resolve(r: ResolveReport) -> list[str]:
-    said = {
-        "mine": f"{text(r.path)} is now what {text(r.copies[0])} was.",
-        "theirs": f"{text(r.path)} stays; gone: {', '.join(map(text, r.copies))}.",
-        "both": f"{text(r.path)} and {', '.join(map(text, r.copies))} both stay: no conflict any more on this device.",
-    }
-    lines = [said[r.keep]]
-    if r.replaced:
-        lines.append("What lost is kept until an agreed version holds it:")
-        lines += [f"  {text(k.path)}: {k.at}" for k in r.replaced[:LISTED_MAX]]
-        lines += [f"  ... and {len(r.replaced) - LISTED_MAX:,} more"] if len(r.replaced) > LISTED_MAX else []
-    lines += _late(r.conflicts)
-    lines += left_out(r.skipped, "Left as they are:")
-    return lines if r.keep == "both" else [*lines, "`metasync push` tells the others."]
-
-
-def _late(items: Sequence[ConflictReport]) -> list[str]:
-    return [f"{text(c.path)}: {c.reason}; that is kept as {text(c.kept)}" for c in items]
