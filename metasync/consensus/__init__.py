@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from metasync.consensus.group import DEADLINE_S, Group
 from metasync.consensus.participant import Barred, Standing, checked_memory
 from metasync.consensus.proposer import JOURNAL_KEY, Decided, Journal, MakeValue, decode_journal
@@ -21,10 +19,6 @@ from metasync.consensus.records.state import (
     skip_version,
 )
 
-if TYPE_CHECKING:
-    from metasync.consensus.founding import Found, Founded, bootstrap, found, look
-    from metasync.consensus.reconfigure import check_step
-
 __all__ = [
     "BIRTH_NONCE_BYTES",
     "DEADLINE_S",
@@ -36,8 +30,6 @@ __all__ = [
     "Change",
     "Decided",
     "EraRecord",
-    "Found",
-    "Founded",
     "Group",
     "Head",
     "Journal",
@@ -48,27 +40,10 @@ __all__ = [
     "birth_digest",
     "birth_matches",
     "birth_path",
-    "bootstrap",
-    "check_step",
     "checked_memory",
     "decode_journal",
     "decode_state",
     "encode_birth",
-    "found",
     "is_root",
-    "look",
     "skip_version",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Loads what only `init`, `clone` and changes of the backends need when it is asked for."""
-    if name in ("Found", "Founded", "bootstrap", "found", "look"):
-        from metasync.consensus import founding
-
-        return getattr(founding, name)
-    if name == "check_step":
-        from metasync.consensus.reconfigure import check_step
-
-        return check_step
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,15 @@ from itertools import product
 from typing import Final
 
 from metasync.consensus.instance import Instance
-from metasync.consensus.objects import CONST_BYTES_MAX, Copy, const_path, get_anywhere, open_state, open_state_in_block
+from metasync.consensus.objects import (
+    CONST_BYTES_MAX,
+    Copy,
+    const_path,
+    get_anywhere,
+    named,
+    open_state,
+    open_state_in_block,
+)
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import VERSIONS_PER_FOLDER, base_of_block, base_of_entry, block_path, entry_path
 from metasync.consensus.records.state import State, skip_version
@@ -117,7 +125,7 @@ def fetch_ring(state: State, links: Sequence[str]) -> Task:
     `DamagedError` when all answered and none holds it intact, `NoQuorumError` when some could not be asked.
     """
     path = ring_place(state.epoch, state.keyring)
-    copies = [Copy(link, path, named(state.keyring)) for link in links]
+    copies = [Copy(link, path, partial(named, state.keyring)) for link in links]
     return get_anywhere(copies, RING_BYTES_MAX, f"the keyring of epoch {state.epoch}")
 
 
@@ -125,7 +133,7 @@ def rings_on(link: str, wanted: Callable[[int], bool]) -> Task:
     """-> the bytes of the keyrings of epochs that are `wanted`, as they lie on one backend, newest first."""
     listed: Reply = yield Op(link, "list", "keys", timeout_s=OP_TIMEOUT_S)
     names = [item.name for item in listed.value] if listed.error is None else []
-    epochs = {name: epoch for name in names if (epoch := _epoch_of(name)) >= 0 and wanted(epoch)}
+    epochs = {name: int(match[1]) for name in names if (match := _RING.fullmatch(name)) and wanted(int(match[1]))}
     out = []
     for name in sorted(epochs, key=epochs.__getitem__, reverse=True)[:RINGS_MAX]:
         reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
@@ -155,31 +163,12 @@ def find_keys(m: Participant, epoch: int, links: Sequence[str]) -> Task:
     return sorted(found.values(), key=lambda keys: keys.epoch, reverse=True), shut
 
 
-def _epoch_of(name: str) -> int:
-    """The epoch of a keyring by its name; -1 for what is none."""
-    match = _RING.fullmatch(name)
-    return -1 if match is None else int(match[1])
-
-
-def named(digest: bytes) -> Callable[[bytes], bytes]:
-    """Takes bytes only if they hash to `digest`."""
-
-    def opened(data: bytes) -> bytes:
-        if sha256(data) != digest:
-            raise FormatError("its copy is altered")
-        return data
-
-    return opened
-
-
 def follow_keys(m: Participant, state: State, devices: DeviceSet, links: Sequence[str]) -> Task:
     """-> the keys that the keyring of a decided state holds for this device, read from any of the backends `links`.
 
     `ExcludedError` when it holds none, `DamagedError`, `NoQuorumError`.
     """
-    path = ring_place(state.epoch, state.keyring)
-    copies = [Copy(link, path, named(state.keyring)) for link in links]
-    ring: bytes = yield from get_anywhere(copies, RING_BYTES_MAX, f"the keyring of epoch {state.epoch}")
+    ring: bytes = yield from fetch_ring(state, links)
     try:
         if read_ring(ring, m.keys.ns_id).chain != devices.chain or devices.chain.epoch != state.epoch:
             raise FormatError("its admin keys are not those of the device set")

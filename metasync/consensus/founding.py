@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from metasync.config import Config
 from metasync.consensus.eras import newest_record
-from metasync.consensus.objects import CONST_BYTES_MAX, const_path, get_const, seal_object
+from metasync.consensus.objects import const_path, created, get_const, sealed
 from metasync.consensus.participant import check_config, decode_agreed_config
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
@@ -38,25 +39,9 @@ from metasync.keys.device_set import AdminChain, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
-FOUND_TIMEOUT_S: Final = 30.0
 LOOK_TIMEOUT_S: Final = 10.0  # backends are read one after the other until one shows the config
 ROOTS_MAX: Final = 64  # acceptors that one backend's folder may show; more is not ours
 ROOTS_AT_ONCE: Final = 4  # ids in a folder that are read without asking whose they are: a backend's two, and a change
-
-
-@dataclass(frozen=True, slots=True)
-class Founded:
-    """A new workspace: version 0, and the names of its first config and device set."""
-
-    state: State
-
-    @property
-    def config_hash(self) -> bytes:
-        return self.state.config
-
-    @property
-    def devices_hash(self) -> bytes:
-        return self.state.devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +67,16 @@ def found(
     births: Mapping[bytes, bytes],
     links: Mapping[bytes, str],
 ) -> Task:
-    """Writes births, consts and genesis on every acceptor, all confirmed. -> Founded.
+    """Writes births, consts and genesis on every acceptor, all confirmed. -> State, of version 0.
 
     `keyring`: SHA-256 of the ring's bytes, stored already. `births`: acceptor id -> the nonce whose hash the config
     holds. Birth objects of storage roots are the caller's. `BackendError` naming the backend that failed: nothing is
     agreed then; the roots that were written are to be removed, or left: nobody's config names them.
     """
     check_config(config)
-    config_hash, config_data = yield from _const(keys, config.encode())
-    devices_hash, devices_data = yield from _const(keys, devices.encode())
+    new = partial(sealed, keys, RecordKind.CONST, era=0, epoch=keys.epoch)
+    config_hash, config_data = yield from new(config.encode)
+    devices_hash, devices_data = yield from new(devices.encode)
     state = genesis_state(ns_id=keys.ns_id, config=config_hash, devices=devices_hash, keyring=keyring, epoch=keys.epoch)
 
     def one(acceptor_id: bytes) -> Task:
@@ -101,11 +87,11 @@ def found(
             const_path(acceptor_id, config_hash.hex()): config_data,
             const_path(acceptor_id, devices_hash.hex()): devices_data,
         }
-        yield Gather({path: _created(backend, path, data) for path, data in first.items()})
-        yield from _created(backend, genesis_path(acceptor_id), genesis)
+        yield Gather({path: created(backend, path, data) for path, data in first.items()})
+        yield from created(backend, genesis_path(acceptor_id), genesis)
 
     yield Gather({a.acceptor_id.hex(): one(a.acceptor_id) for _, a in config.acceptors})
-    return Founded(state)
+    return state
 
 
 Seen: TypeAlias = Mapping[tuple[str, str], Reply]
@@ -156,7 +142,8 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = Mapping
         if isinstance(got[backend], list) and got[backend]:
             acceptor_id, genesis, _ = got[backend][0]
             with suppress(DamagedError, FormatError, NoQuorumError):  # not intact here: the next one has it
-                first = yield from _config_of(keys, {acceptor_id: (backend, genesis, None)}, genesis)
+                root = {acceptor_id: (backend, genesis, None)}
+                first = decode_agreed_config((yield from _const_of(keys, root, genesis.config)))
     known = None if first is None else {a.acceptor_id.hex() for _, a in first.acceptors}
     moved = any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values())
     if moved or record is not None:
@@ -265,10 +252,6 @@ def _start(
     return (yield from loaded(first))
 
 
-def _config_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], state: State) -> Task:
-    return decode_agreed_config((yield from _const_of(keys, roots, state.config)))
-
-
 def _const_of(keys: WorkspaceKeys, roots: Mapping[bytes, Any], digest: bytes) -> Task:
     return get_const(keys, digest, [(a, root[0]) for a, root in roots.items()], "a const object")
 
@@ -320,18 +303,15 @@ def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes, seen: Seen) -> 
     hint = None
     data = yield from _get(backend, hint_path(acceptor_id), ENTRY_BYTES_MAX, seen)
     if isinstance(data, bytes):
-        try:
+        with suppress(FormatError, UpgradeError):  # anything but a good hint is ignored
             hint = open_hint(keys, data, acceptor_id)
-        except (FormatError, UpgradeError):
-            hint = None  # anything but a good hint is ignored
     return acceptor_id, genesis, hint
 
 
 def _get(backend: str, path: str, most: int, seen: Seen) -> Task:
-    reply: Reply | None = seen.get((backend, path))
-    if reply is None:
-        reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
-    assert reply is not None
+    reply: Reply = seen.get((backend, path)) or (
+        yield Op(backend, "get", path, max_bytes=most, timeout_s=LOOK_TIMEOUT_S)
+    )
     if isinstance(reply.error, NotFoundError):
         return None
     return reply.error if reply.error is not None else reply.value
@@ -339,27 +319,3 @@ def _get(backend: str, path: str, most: int, seen: Seen) -> Task:
 
 def _is_id(name: str) -> bool:
     return len(name) == 32 and not name.strip("0123456789abcdef")
-
-
-def _const(keys: WorkspaceKeys, plaintext: bytes) -> Task:
-    random = yield Random(32)
-    return seal_object(keys, RecordKind.CONST, plaintext, era=0, epoch=keys.epoch, random=random)
-
-
-def _created(backend: str, path: str, data: bytes) -> Task:
-    """Creates an object of a new root; what is there already must be ours, from a reply that got lost."""
-    error: BackendError | None = None
-    for _ in range(3):
-        reply: Reply = yield Op(backend, "create", path, data, timeout_s=FOUND_TIMEOUT_S)
-        if reply.error is None:
-            if reply.value:
-                return
-            there: Reply = yield Op(backend, "get", path, max_bytes=GENESIS_BYTES_MAX + CONST_BYTES_MAX)
-            if there.error is None and there.value == data:
-                return
-            raise BackendError(f"{backend}: {path} is taken by something else", retryable=False)
-        error = reply.error
-        if not error.retryable:
-            break
-    assert error is not None
-    raise BackendError(f"{backend}: cannot write {path}: {error.message}", next_step=error.next_step)

@@ -19,9 +19,9 @@ from metasync.consensus.objects import (
     get_anywhere,
     get_const,
     meta_path,
-    opener,
+    open_named,
     put_everywhere,
-    seal_object,
+    sealed,
 )
 from metasync.consensus.participant import Barred, Participant, Standing, check_config, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
@@ -30,7 +30,7 @@ from metasync.consensus.truncation import Progress, bound_logs
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.runtime.effects import Gather, Random, Task, Work
+from metasync.runtime.effects import Gather, Task
 
 META_BYTES_TOGETHER: Final = 4 << 20  # of index segments under way when the next one waits: few pushes have more
 DEADLINE_S: Final = 30.0  # the promise of exit code 5
@@ -249,11 +249,7 @@ class Group:
         """
         if latest.v < journal.v:
             return None if latest.era == journal.base.era else False
-        instance = yield from self.enter(latest)
-        m = self.participant
-        m.remember_state(latest)
-        digest = yield from ancestor(m, instance, latest, journal.v)
-        state = yield from fetch_state(m, instance, journal.v, digest, latest.epoch)
+        state: State = yield from self.state_at(latest, journal.v)
         return state.op_id == journal.op_id
 
     def state_at(self, latest: State, v: int) -> Task:
@@ -298,21 +294,21 @@ class Group:
         yield Gather(waiting)
         return refs, root
 
-    def _put_meta(self, base: State, ref: Ref, sealed: bytes) -> Task:
-        return (yield from self._put(base, lambda a: meta_path(a, ref), sealed, "a meta object"))
+    def _put_meta(self, base: State, ref: Ref, data: bytes) -> Task:
+        return self._put(base, partial(meta_path, ref=ref), data, "a meta object")
 
     def get_meta(self, ref: Ref) -> Task:
         """-> the plaintext of a meta object; b"" for `NOTHING`. `DamagedError` when no acceptor holds it intact."""
         if ref == NOTHING:
             return b""
-        opened = opener(self.participant.keys, RecordKind.META, ref.hash)
+        opened = partial(open_named, self.participant.keys, RecordKind.META, ref.hash)
         copies = [Copy(link, meta_path(a, ref), opened) for a, link in self._linked()]
         return (yield from get_anywhere(copies, META_BYTES_MAX, "a meta object"))
 
     def put_const(self, base: State, plaintext: bytes) -> Task:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
-        digest, sealed = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
-        yield from self._put(base, lambda a: const_path(a, digest.hex()), sealed, "a const object")
+        digest, data = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
+        yield from self._put(base, lambda a: const_path(a, digest.hex()), data, "a const object")
         self._keep_const(digest, plaintext)
         return digest
 
@@ -399,7 +395,7 @@ class Group:
         """-> the config that a state names."""
         m = self.participant
         if state.config not in m.configs:
-            m.configs[state.config] = yield from self._decoded(state.config, decode_agreed_config)
+            m.configs[state.config] = decode_agreed_config((yield from self.get_const(state.config)))
         return m.configs[state.config]
 
     def enter(self, base: State, *, ahead: bool = False) -> Task:
@@ -413,8 +409,8 @@ class Group:
         config = yield from self._config_of(base)
         devices = m.device_sets.get(base.devices)
         if devices is None:
-            decode = partial(decode_device_set, ns_id=m.keys.ns_id)
-            devices = m.device_sets[base.devices] = yield from self._decoded(base.devices, decode)
+            devices = decode_device_set((yield from self.get_const(base.devices)), m.keys.ns_id)
+            m.device_sets[base.devices] = devices
         if base.epoch not in dict(m.keys.epoch_keys):
             m.keys = yield from follow_keys(m, base, devices, self._links())
             if self._instance is not None and self._instance.v == base.v:
@@ -424,19 +420,14 @@ class Group:
             self._instance = instance
         return instance
 
-    def _decoded(self, digest: bytes, decode: Callable[[bytes], Any]) -> Task:
-        """-> what a const object holds."""
-        return decode((yield from self.get_const(digest)))
-
     def _sealed(self, kind: RecordKind, plaintext: Callable[[], bytes], base: State) -> Task:
-        random, keys = (yield Random(32)), self.participant.keys
-        return (yield Work(lambda: seal_object(keys, kind, plaintext(), era=base.era, epoch=base.epoch, random=random)))
+        return sealed(self.participant.keys, kind, plaintext, era=base.era, epoch=base.epoch)
 
-    def _put(self, base: State, path_of: Callable[[bytes], str], sealed: bytes, what: str) -> Task:
+    def _put(self, base: State, path_of: Callable[[bytes], str], data: bytes, what: str) -> Task:
         m = self.participant
         config = yield from self._config_of(base)
         paths = {a.acceptor_id: path_of(a.acceptor_id) for _, a in config.acceptors}
         # A root that was emptied or rolled back holds nothing safely: its copy would count, and vanish with the next.
         unsound = {a for a, memory in m.acceptors.items() if memory.replaced or memory.rolled_back}
         reachable = {m.links[a]: path for a, path in paths.items() if a in m.links and a not in unsound}
-        return (yield from put_everywhere(reachable, sealed, config.meta_copies, what))
+        return (yield from put_everywhere(reachable, data, config.meta_copies, what))

@@ -29,10 +29,10 @@ from metasync.config import Config
 from metasync.consensus import eras, learner
 from metasync.consensus.chain import ancestor, fetch_state
 from metasync.consensus.instance import Instance
-from metasync.consensus.objects import Copy, const_path, get_anywhere, meta_path, seal_object
+from metasync.consensus.objects import Copy, const_path, created, get_anywhere, meta_path, sealed
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.proposer import look_around
-from metasync.consensus.reconfigure import created, give_genesis, give_state, spread
+from metasync.consensus.reconfigure import give_genesis, give_state, spread
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_matches,
@@ -175,22 +175,18 @@ def held(m: Participant, enter: Enter, known: State) -> Task:
     """
     m.recovering = known.era + 1
     try:
-        return (yield from _held(m, enter, known))
+        ended: State = yield from learner.newest_seen(m, enter, known, READ_S)
+        for _ in range(STEPS_MAX):
+            instance: Instance = yield from enter(ended)
+            instance.begin()
+            yield from look_around(m, instance, READ_S, everybody=True)
+            instance.check_fork()
+            decided = instance.decided()
+            if decided is None:
+                return Held(ended, instance.evidence())
+            ended = decided
     finally:
         m.recovering = 0
-
-
-def _held(m: Participant, enter: Enter, known: State) -> Task:
-    ended: State = yield from learner.newest_seen(m, enter, known, READ_S)
-    for _ in range(STEPS_MAX):
-        instance: Instance = yield from enter(ended)
-        instance.begin()
-        yield from look_around(m, instance, READ_S, everybody=True)
-        instance.check_fork()
-        decided = instance.decided()
-        if decided is None:
-            return Held(ended, instance.evidence())
-        ended = decided
     raise DamagedError(f"version {ended.v}: acceptors show ever more versions", next_step="Run metasync check.")
 
 
@@ -221,8 +217,7 @@ def _first(m: Participant, enter: Enter, ended: State, content: Content) -> Task
     objects: list[tuple[Callable[[bytes], str], bytes]] = []
 
     def stored(kind: RecordKind, plaintext: bytes) -> Task:
-        random = yield Random(32)
-        digest, data = seal_object(m.keys, kind, plaintext, era=number, epoch=state.epoch, random=random)
+        digest, data = yield from sealed(m.keys, kind, lambda: plaintext, era=number, epoch=state.epoch)
         if kind is RecordKind.META:
             objects.append((lambda a: meta_path(a, Ref(state.gen, digest)), data))
         else:
@@ -262,7 +257,8 @@ def _number(m: Participant, instance: Instance, ended: State) -> Task:
     """
     v, skip = ended.v + 1, ended.hash
     m.remember_state(ended)
-    genesis: State = yield from _genesis(m)
+    copies = [Copy(link, genesis_path(a), partial(open_genesis, m.keys, acceptor_id=a)) for a, link in m.links.items()]
+    genesis: State = yield from get_anywhere(copies, GENESIS_BYTES_MAX, "the genesis")
     m.remember_state(genesis)
     try:
         if skip_version(v) != ended.v:
@@ -274,16 +270,6 @@ def _number(m: Participant, instance: Instance, ended: State) -> Task:
     except (DamagedError, NoQuorumError):
         v, skip = 1 << ended.v.bit_length(), genesis.hash
     return v, skip
-
-
-def _genesis(m: Participant) -> Task:
-    """-> version 0, as the admin signed it."""
-    copies = [Copy(link, genesis_path(a), partial(_opened_genesis, m, a)) for a, link in m.links.items()]
-    return get_anywhere(copies, GENESIS_BYTES_MAX, "the genesis")
-
-
-def _opened_genesis(m: Participant, acceptor_id: bytes, data: bytes) -> State:
-    return open_genesis(m.keys, data, acceptor_id)
 
 
 def _furnish(

@@ -8,19 +8,29 @@ proposed, so that every quorum holds an honest copy (consensus.md, rule 1.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import padme
 from metasync.consensus.records.state import STATE_BYTES, Ref, State, decode_state
-from metasync.errors import DamagedError, FormatError, FullError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.errors import (
+    BackendError,
+    DamagedError,
+    FormatError,
+    FullError,
+    NoQuorumError,
+    NotFoundError,
+    UpgradeError,
+)
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
 from metasync.keys.keyring import WorkspaceKeys
-from metasync.runtime.effects import Gather, Now, Op, Reply, Sleep, Task, Work, patience_s
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, Work, patience_s
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23
 PAD_BYTES_LEAST: Final = 1024  # an exact size would tell whether a planted file's content was known before
 META_TRIES: Final = 4
+CREATE_TRIES: Final = 3  # of each object of a new root
 GET_TRIES: Final = 3  # a reply that got lost is no reason to give a copy up
 HEDGE_S: Final = 1.5  # after so long without an answer the next acceptor is asked too
 HEDGE_STEP_S: Final = 0.02
@@ -47,6 +57,12 @@ def seal_object(
     pad_to = padme(-(-size // PAD_BYTES_LEAST) * PAD_BYTES_LEAST)  # a whole multiple: the record gets just this size
     sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id, pad_to=pad_to)
     return sha256(sealed), sealed
+
+
+def sealed(keys: WorkspaceKeys, kind: RecordKind, plaintext: Callable[[], bytes], *, era: int, epoch: int) -> Task:
+    """-> (hash, bytes) of a new object, as `seal_object`. `plaintext` is called once, in a worker."""
+    random = yield Random(32)
+    return (yield Work(lambda: seal_object(keys, kind, plaintext(), era=era, epoch=epoch, random=random)))
 
 
 def open_object(keys: WorkspaceKeys, kind: RecordKind, data: bytes) -> bytes:
@@ -100,6 +116,24 @@ def put_everywhere(paths: Mapping[str, str], data: bytes, enough: int, what: str
     return confirmed
 
 
+def created(link: str, path: str, data: bytes, is_it: Callable[[bytes], bool] | None = None) -> Task:
+    """Creates an object of a new root. What is there already must be ours, from an earlier try. `BackendError`."""
+    why = BackendError("no try")
+    for attempt in range(CREATE_TRIES):
+        reply: Reply = yield Op(link, "create", path, data, timeout_s=patience_s(len(data)))
+        if reply.error is None and reply.value:
+            return
+        if reply.error is None:
+            reply = yield Op(link, "get", path, max_bytes=CONST_BYTES_MAX, timeout_s=patience_s(len(data)))
+            if reply.error is None and (reply.value == data or (is_it is not None and is_it(reply.value))):
+                return
+        why = reply.error or BackendError(f"{link}: {path} is taken by something else", retryable=False)
+        if not why.retryable:
+            break
+        yield Sleep(RETRY_FIRST_S * (1 << attempt))
+    raise BackendError(f"{link}: cannot write {path}: {why.message}", next_step=why.next_step)
+
+
 class Copy(NamedTuple):
     """Where an object may be had. `opened` turns its bytes into the result, or refuses them with `FormatError`."""
 
@@ -139,19 +173,16 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
         answered += 1
         try:
             return (yield Work(lambda: copy.opened(reply.value)))
-        except UpgradeError as e:  # or a byte that is wrong: another copy may be good
-            newer.append(e)
-            failures.append(f"{copy.backend}: {e.message}")
-            return None
-        except FormatError as e:
+        except (FormatError, UpgradeError) as e:  # a wrong byte may look like a newer format: another copy may be good
+            newer.extend([e] if isinstance(e, UpgradeError) else ())
             failures.append(f"{copy.backend}: {e.message}")
             return None
 
     branches = {str(i): one(i, copy) for i, copy in enumerate(copies)}
     results = yield Gather(branches, lambda r: any(x is not None for x in r.values()))
-    for found in results.values():
-        if found is not None:
-            return found
+    found = next((x for x in results.values() if x is not None), None)
+    if found is not None:
+        return found
     if newer:
         raise newer[0]
     reasons = "; ".join(sorted(failures)) or "no backend is linked"
@@ -162,19 +193,20 @@ def get_anywhere(copies: Sequence[Copy], bytes_max: int, what: str) -> Task:
 
 def get_const(keys: WorkspaceKeys, digest: bytes, links: Iterable[tuple[bytes, str]], what: str) -> Task:
     """-> the plaintext of a const object, from any of the acceptors `links`: (its id, the way to it)."""
-    opened = opener(keys, RecordKind.CONST, digest)
+    opened = partial(open_named, keys, RecordKind.CONST, digest)
     return get_anywhere([Copy(link, const_path(a, digest.hex()), opened) for a, link in links], CONST_BYTES_MAX, what)
 
 
-def opener(keys: WorkspaceKeys, kind: RecordKind, digest: bytes) -> Callable[[bytes], bytes]:
-    """Opens an object only if its bytes hash to `digest`."""
+def named(digest: bytes, data: bytes) -> bytes:
+    """The same bytes. `FormatError` unless they hash to `digest`."""
+    if sha256(data) != digest:
+        raise FormatError("its copy is altered")
+    return data
 
-    def opened(data: bytes) -> bytes:
-        if sha256(data) != digest:
-            raise FormatError("its copy is altered")
-        return open_object(keys, kind, data)
 
-    return opened
+def open_named(keys: WorkspaceKeys, kind: RecordKind, digest: bytes, data: bytes) -> bytes:
+    """The plaintext of the object that `digest` names. `FormatError` for another one."""
+    return open_object(keys, kind, named(digest, data))
 
 
 def open_state(keys: WorkspaceKeys, state_hash: bytes, data: bytes) -> State:

@@ -32,9 +32,11 @@ from metasync.consensus.objects import (
     META_BYTES_MAX,
     Copy,
     const_path,
+    created,
     get_anywhere,
     meta_path,
-    seal_object,
+    named,
+    sealed,
 )
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.proposer import no_quorum
@@ -50,7 +52,7 @@ from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, FormatError, NoQuorumError, UsageError
-from metasync.keys.derive import RecordKind, sha256
+from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, patience_s
 
 JOIN_TRIES: Final = 3  # of each write that a new root needs
@@ -90,9 +92,9 @@ def prepare(
     first = yield from give_genesis(m, births, members)
     names = sorted({base.config, base.devices, first.config, first.devices})
     for name in names:
-        yield from _copy(m, members, new, births.keys(), partial(_const, name), name, CONST_BYTES_MAX)
+        yield from _copy(m, members, new, births.keys(), partial(const_path, name=name.hex()), name, CONST_BYTES_MAX)
     for ref in sorted({r for r in refs if r != NOTHING}):
-        yield from _copy(m, members, new, births.keys(), partial(_meta, ref), ref.hash, META_BYTES_MAX)
+        yield from _copy(m, members, new, births.keys(), partial(meta_path, ref=ref), ref.hash, META_BYTES_MAX)
     state = base
     while True:
         yield from give_state(m, members, new, births.keys(), state)
@@ -101,22 +103,11 @@ def prepare(
         state = yield from fetch_state(m, instance, skip_version(state.v), state.skip, state.epoch)
 
 
-def _const(name: bytes, acceptor_id: bytes) -> str:
-    return const_path(acceptor_id, name.hex())
-
-
-def _meta(ref: Ref, acceptor_id: bytes) -> str:
-    return meta_path(acceptor_id, ref)
-
-
 def put_config(m: Participant, base: State, old: Config, new: Config) -> Task:
     """Stores a new config where the old and the new acceptors find it. -> its hash."""
-    random, keys = (yield Random(32)), m.keys
-    digest, sealed = seal_object(keys, RecordKind.CONST, new.encode(), era=base.era, epoch=base.epoch, random=random)
+    digest, data = yield from sealed(m.keys, RecordKind.CONST, new.encode, era=base.era, epoch=base.epoch)
     both = sorted({a.acceptor_id for c in (old, new) for _, a in c.acceptors})
-    got = yield from spread(
-        {a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), sealed
-    )
+    got = yield from spread({a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), data)
     for config in (old, new):
         _enough(config, got, "the new config")
     return digest
@@ -194,9 +185,9 @@ def give_state(
     m: Participant, members: Mapping[bytes, str], new: Config, joining: Iterable[bytes], state: State
 ) -> Task:
     """A state as an object of its own. Its name tells which it is, so copies may differ in their bytes."""
-    name, random = m.keys.state_name(state.hash), (yield Random(32))
-    _, sealed = seal_object(m.keys, RecordKind.STATE, state.encode(), era=state.era, epoch=state.epoch, random=random)
-    got = yield from spread(members, lambda a: const_path(a, name), sealed)
+    name = m.keys.state_name(state.hash)
+    _, data = yield from sealed(m.keys, RecordKind.STATE, state.encode, era=state.era, epoch=state.epoch)
+    got = yield from spread(members, lambda a: const_path(a, name), data)
     _check_joined(joining, members, got, "a state")
     _enough(new, got, "a state")
 
@@ -215,13 +206,7 @@ def _copy(
     have = {a: "" for a in members if asked[a.hex()] is True}
     lacking = {a: link for a, link in members.items() if a not in have}
     if lacking:
-
-        def whole(data: bytes) -> bytes:
-            if sha256(data) != digest:
-                raise FormatError("its copy is altered")
-            return data
-
-        copies = [Copy(link, path_of(a), whole) for a, link in m.links.items()]
+        copies = [Copy(link, path_of(a), partial(named, digest)) for a, link in m.links.items()]
         data = yield from get_anywhere(copies, most, "an object that the newest version names")
         got = yield from spread(lacking, path_of, data)
         _check_joined(joining, members, {**got, **have}, "an object of the newest version")
@@ -272,21 +257,3 @@ def _check_joined(joining: Iterable[bytes], members: Mapping[bytes, str], got: M
                 f"{members[a]}: it cannot take {what}: {got[a]}",
                 next_step="Nothing was agreed. Check the new backend, then run again.",
             )
-
-
-def created(link: str, path: str, data: bytes, is_it: Callable[[bytes], bool] | None = None) -> Task:
-    """Creates an object of a new root; what is there already must be ours, from an earlier try."""
-    why = BackendError("no try")
-    for attempt in range(JOIN_TRIES):
-        reply: Reply = yield Op(link, "create", path, data, timeout_s=OP_TIMEOUT_S)
-        if reply.error is None and reply.value:
-            return
-        if reply.error is None:
-            reply = yield Op(link, "get", path, max_bytes=GENESIS_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-            if reply.error is None and (reply.value == data or (is_it is not None and is_it(reply.value))):
-                return
-        why = reply.error or BackendError(f"{link}: {path} is taken by something else", retryable=False)
-        if not why.retryable:
-            break
-        yield Sleep(PAUSE_S * (1 << attempt))
-    raise BackendError(f"{link}: cannot write {path}: {why.message}", next_step=why.next_step)

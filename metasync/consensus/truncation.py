@@ -24,7 +24,7 @@ from metasync.consensus.acceptors.view import TRUST_S, AcceptorView
 from metasync.consensus.chain import AGAIN, ancestor, fetch_state, find_keys
 from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
-from metasync.consensus.objects import const_path, put_everywhere, seal_object
+from metasync.consensus.objects import const_path, put_everywhere, sealed
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
@@ -39,7 +39,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import State
 from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
-from metasync.runtime.effects import Gather, Op, Random, Reply, Task, Work
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
 KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor
@@ -174,14 +174,11 @@ def _make(m: Participant, instance: Instance, floor: int) -> Task:
     latest = instance.base
     states: list[State] = yield from _block(m, instance, floor)
     plain = b"".join(state.encode() for state in states)
-    random = yield Random(32)
-    _, sealed = yield Work(
-        lambda: seal_object(m.keys, RecordKind.STATES, plain, era=latest.era, epoch=latest.epoch, random=random)
-    )
+    _, data = yield from sealed(m.keys, RecordKind.STATES, lambda: plain, era=latest.era, epoch=latest.epoch)
     links = {a.acceptor_id: link for a, link in _sound(instance)}
     name = m.keys.states_name(latest.era, (floor - 1) // STEP)
     paths = {link: const_path(a, name) for a, link in links.items()}
-    yield from put_everywhere(paths, sealed, instance.config.meta_copies, "a block of states")
+    yield from put_everywhere(paths, data, instance.config.meta_copies, "a block of states")
     before: State = yield from fetch_state(m, instance, latest.v - 1, latest.prev, latest.epoch)
     made = yield Gather({link: _create(m, instance, a, link, floor, before) for a, link in links.items()})
     if sum(made.values()) < instance.quorum:

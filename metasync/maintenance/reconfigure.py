@@ -25,9 +25,9 @@ from metasync.consensus import (
     State,
     birth_digest,
     birth_path,
-    check_step,
     encode_birth,
 )
+from metasync.consensus.reconfigure import check_step
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY

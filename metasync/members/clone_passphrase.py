@@ -13,7 +13,8 @@ from pathlib import Path
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.wrapper import Prefixed
-from metasync.consensus import Found, Group, State, birth_matches, birth_path, bootstrap, look
+from metasync.consensus import Group, State, birth_matches, birth_path
+from metasync.consensus.founding import Found, bootstrap, look
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device

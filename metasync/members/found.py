@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from metasync import consensus
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.backends.wrappers.wrapper import Prefixed
 from metasync.config import (
@@ -29,7 +28,7 @@ from metasync.config import (
     Storage,
     byzantine_f,
 )
-from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth
+from metasync.consensus import BIRTH_NONCE_BYTES, State, birth_digest, birth_path, encode_birth, founding
 from metasync.errors import UnreachableError, UsageError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.derive import sha256, sign_public
@@ -297,8 +296,8 @@ def found(
         _confirmed(run, {n: Op(n, "create", path, encode_birth(i, births[n][1])) for n, (path, i) in stores.items()})
         _confirmed(run, {n: Op(n, "put", ring_path(ring), ring) for n in stores})
         _confirmed(run, {n: Op(n, "create", BALLAST_PATH, entropy(BALLAST_BYTES)) for n in stores})
-        made = run(
-            consensus.found(
+        state: State = run(
+            founding.found(
                 keys,
                 config,
                 devices,
@@ -314,7 +313,7 @@ def found(
     except BaseException:
         take_away(run, [*stores])
         raise
-    return Founded(keys, config, devices, device, certificate, made.state, phrase)
+    return Founded(keys, config, devices, device, certificate, state, phrase)
 
 
 def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:

@@ -34,7 +34,8 @@ sys.path[:0] = [str(HERE.parent / "kits"), str(HERE.parents[1])]
 from paxos_world import Workspace, World, _Run, change, make_parts
 
 from metasync.config import byzantine_f, quorum
-from metasync.consensus import Group, State, bootstrap, found
+from metasync.consensus import Group, State
+from metasync.consensus.founding import bootstrap, found
 from metasync.errors import UnreachableError
 from metasync.runtime.effects import Gather, Op, Reply, Task
 
@@ -112,7 +113,7 @@ def workspace(world: ServiceWorld, devices: int, *, f: int = 0, block: bool = Fa
         births=ws.births,
         links=ws.links,
     )
-    ws.genesis = world.do(founding).state
+    ws.genesis = world.do(founding)
     settled(world)
     return ws
 

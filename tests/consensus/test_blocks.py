@@ -460,7 +460,7 @@ def test_a_newcomer_that_was_agreed_is_not_told_that_it_does_not_belong() -> Non
 
 
 def _newcomer(p: Place) -> Group:
-    from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
+    from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 
     device = new_device("new", p.world.rng.randbytes(DEVICE_ENTROPY_BYTES))
     certificate = device.certified(p.ws.admin, p.ws.keys.ns_id).encode()

@@ -346,7 +346,7 @@ def test_two_liars_of_four_are_noticed_when_pasts_meet(world: World, ws: Workspa
 
 
 def test_a_new_device_is_not_taken_back_behind_a_hint(world: World, ws: Workspace) -> None:
-    from metasync.consensus import bootstrap
+    from metasync.consensus.founding import bootstrap
 
     group, state = group_of(ws, 1), ws.genesis
     for n in range(16):

@@ -17,7 +17,7 @@ from metasync.consensus.records.entry import Entry, Kind, Round, floor_path, sea
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, Change, successor
 from metasync.consensus.truncation import GRACE_S, Progress
 from metasync.errors import MetaSyncError
-from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, new_device
 from metasync.runtime.effects import Sleep, Task
 
 NAMES = ["a", "b", "c"]
@@ -276,7 +276,7 @@ def test_no_floor_is_skipped_on_any_acceptor(world: World, ws: Workspace) -> Non
 
 def test_first_reads_do_not_grow_with_the_versions(world: World, ws: Workspace) -> None:
     """What a new device reads to know the newest version, after 26 versions and after 202."""
-    from metasync.consensus import bootstrap
+    from metasync.consensus.founding import bootstrap
 
     group, state, counts = group_of(ws, 1), ws.genesis, []
     for versions in (26, 202):  # as far from the last hint

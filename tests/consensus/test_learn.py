@@ -13,19 +13,9 @@ from paxos_world import Faults, Workspace, World, change, make_workspace
 
 from metasync.codec import u64
 from metasync.config import decode_config
-from metasync.consensus import (
-    NOTHING,
-    Change,
-    Group,
-    Journal,
-    Ref,
-    State,
-    birth_path,
-    bootstrap,
-    encode_birth,
-    proposer,
-)
+from metasync.consensus import NOTHING, Change, Group, Journal, Ref, State, birth_path, encode_birth, proposer
 from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.founding import bootstrap
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import meta_path
 from metasync.consensus.reconfigure import give_state
@@ -33,8 +23,7 @@ from metasync.consensus.records.birth import genesis_path
 from metasync.consensus.records.entry import Kind, Round, entry_path, hint_path, open_entry
 from metasync.consensus.records.state import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
-from metasync.keys import DEVICE_ENTROPY_BYTES, new_device
-from metasync.keys.device_set import decode_device_set, make_device_set, recertified
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, decode_device_set, make_device_set, new_device, recertified
 
 NAMES = ["a", "b", "c"]
 

@@ -15,8 +15,8 @@ from paxos_world import World, change, make_workspace
 
 from fuzz.target import FEW, Target, joined_parts, parts_of, replaced
 from metasync.codec import u32, u64
-from metasync.consensus import bootstrap
 from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.founding import bootstrap
 from metasync.consensus.records.birth import birth_path, genesis_path
 from metasync.consensus.records.entry import Entry, Kind, Round, _encode, entry_path, hint_path
 from metasync.consensus.records.state import VERSION_MAX, State

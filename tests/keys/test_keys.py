@@ -12,43 +12,57 @@ from hypothesis import strategies as st
 
 from metasync.codec import u32
 from metasync.errors import FormatError, MetaSyncError, PassphraseError, UpgradeError, UsageError, WorkspaceError
-from metasync.keys import (
-    COST,
-    DEVICE_ENTROPY_BYTES,
-    PASSPHRASE,
-    RECOVERY,
-    RING_ENTROPY_BYTES,
-    SLOT_ENTROPY_BYTES,
-    AdminChain,
-    Cost,
+from metasync.keys.derive import (
+    RECORD_BYTES_MAX,
     Header,
     RecordKind,
-    WorkspaceKeys,
+    agree,
+    derive,
+    read_header,
+    seal,
+    seal_public,
+    sha256,
+    sign,
+    sign_public,
+    unseal,
+    verify,
+)
+from metasync.keys.device_set import (
+    DEVICE_ENTROPY_BYTES,
+    AdminChain,
+    decode_certificate,
+    decode_chain,
     decode_device_set,
     decode_identity,
-    decode_keys,
     make_device_set,
-    make_phrase,
-    make_ring,
-    make_slot,
     new_device,
+    recertified,
+)
+from metasync.keys.keyring import (
+    RING_ENTROPY_BYTES,
+    WorkspaceKeys,
+    decode_keys,
+    make_ring,
     new_keys,
-    normalise_phrase,
     open_admin,
     open_keys,
     open_ring,
-    open_slot,
     read_ring,
-    read_slot,
-    recertified,
     ring_path,
-    seal,
-    sha256,
-    slot_path,
-    unseal,
 )
-from metasync.keys.derive import RECORD_BYTES_MAX, agree, derive, read_header, seal_public, sign, sign_public, verify
-from metasync.keys.device_set import decode_certificate, decode_chain
+from metasync.keys.slots import (
+    COST,
+    PASSPHRASE,
+    RECOVERY,
+    SLOT_ENTROPY_BYTES,
+    Cost,
+    make_phrase,
+    make_slot,
+    normalise_phrase,
+    open_slot,
+    read_slot,
+    slot_path,
+)
 
 CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)
 RNG = random.Random(3)

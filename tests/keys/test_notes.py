@@ -9,24 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync.errors import ExcludedError, FormatError, UsageError
-from metasync.keys import (
-    DEVICE_ENTROPY_BYTES,
-    AdminChain,
-    DeviceSet,
-    decode_device_set,
-    make_device_set,
-    new_device,
-    sha256,
-)
-from metasync.keys.derive import sign_public
+from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
+    DEVICE_ENTROPY_BYTES,
     INVITATIONS_TAG,
     LOGINS_TAG,
+    AdminChain,
+    DeviceSet,
     Invitation,
     OpenLogins,
+    decode_device_set,
     expired,
     invitations,
     joined,
+    make_device_set,
+    new_device,
     open_logins,
     used_by,
     with_invitations,

@@ -10,8 +10,9 @@ from metasync.codec import u32, u64
 from metasync.consensus.records import entry as entries_module
 from metasync.consensus.records.entry import Entry, Kind, Round, seal_block, seal_entry
 from metasync.consensus.records.state import ZERO_HASH, Change, Ref, State, genesis_state, successor
-from metasync.keys import AdminChain, make_device_set, new_device, new_keys
 from metasync.keys.derive import Header, RecordKind, seal, sign, sign_public
+from metasync.keys.device_set import AdminChain, make_device_set, new_device
+from metasync.keys.keyring import new_keys
 
 
 def drawn(what: str, n: int = 32) -> bytes:

@@ -14,17 +14,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from metasync.config import Acceptor, BackendEntry, Config, Form
-from metasync.consensus import Change, Group, birth_digest, found
+from metasync.consensus import Change, Group, birth_digest
 from metasync.consensus.acceptors import block as blockform_module
 from metasync.consensus.acceptors.log import LogAcceptor
+from metasync.consensus.founding import found
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Entry, Kind
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
-from metasync.keys import DEVICE_ENTROPY_BYTES, AdminChain, DeviceIdentity, DeviceSet, make_device_set, new_device
 from metasync.keys.derive import sign_public
+from metasync.keys.device_set import (
+    DEVICE_ENTROPY_BYTES,
+    AdminChain,
+    DeviceIdentity,
+    DeviceSet,
+    make_device_set,
+    new_device,
+)
 from metasync.keys.keyring import WorkspaceKeys, new_keys
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
@@ -425,7 +433,7 @@ def make_workspace(world: World, devices: int = 3, f: int = 0, forms: Mapping[st
             births=ws.births,
             links=ws.links,
         )
-    ).state
+    )
     world.faults = faults
     return ws
 

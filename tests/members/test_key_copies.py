@@ -9,7 +9,8 @@ from test_rotation import NEW, agree_on_files, away, keys_in, revoke, rotate, th
 from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, PassphraseError
-from metasync.keys import make_slot, ring_path, slot_path
+from metasync.keys.keyring import ring_path
+from metasync.keys.slots import make_slot, slot_path
 from metasync.local.state_keys import KEY_COPIES_KEY
 from metasync.members import key_copies, key_store, rotation
 from metasync.session import agreement

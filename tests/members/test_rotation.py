@@ -24,13 +24,14 @@ from metasync.errors import (
     RevokedError,
     UsageError,
 )
-from metasync.keys import Cost, make_slot, read_ring, slot_path
 from metasync.keys.device_set import open_logins
+from metasync.keys.keyring import read_ring
+from metasync.keys.slots import Cost, make_slot, slot_path
 from metasync.local.state_keys import KEPT_KEY
 from metasync.members import admission, devices, key_store, rotation
 from metasync.reports.members import RotationReport
 from metasync.runtime.effects import Gather
-from metasync.session import agreement, folder
+from metasync.session import agreement, connections
 from metasync.session.session import Session
 from metasync.session.write_index import AgreedIndexes
 from metasync.transfer.upload import Upload
@@ -137,7 +138,7 @@ def test_keys_that_could_not_be_saved_are_fetched_again(lab: Lab, monkeypatch: p
 
     rotate(w)
     with monkeypatch.context() as m:
-        m.setattr(folder, "save", full)
+        m.setattr(connections, "save_secret", full)
         d.pull()
     d = lab.reopen(d)
     write(d.directory, {"x": b"1"})

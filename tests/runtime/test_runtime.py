@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from paxos_world import Workspace, make_parts
 
-from metasync.consensus import Change, State, found
+from metasync.consensus import Change, State
+from metasync.consensus.founding import found
 from metasync.errors import BackendError, NoQuorumError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 from metasync.runtime.tasks import Runtime, boottime
@@ -438,7 +439,7 @@ def test_eight_threads_get_every_op_into_the_chain_once(stuck: bool) -> None:
         births=ws.births,
         links=ws.links,
     )
-    ws.genesis = runtimes[0].run(founding).state
+    ws.genesis = runtimes[0].run(founding)
     if stuck:
         backends["b"].gate.clear()
     errors: list[BaseException] = []

@@ -77,8 +77,7 @@ from metasync.consensus.records.entry import (
     seal_hint,
 )
 from metasync.consensus.records.state import STATE_BYTES
-from metasync.keys import Cost, make_ring, make_slot, open_keys, sha256
-from metasync.keys.derive import Header, RecordKind, seal_public, sign, sign_public
+from metasync.keys.derive import Header, RecordKind, seal_public, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
     Invitation,
@@ -89,6 +88,8 @@ from metasync.keys.device_set import (
     with_logins,
 )
 from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite
+from metasync.keys.keyring import make_ring, open_keys
+from metasync.keys.slots import Cost, make_slot
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"

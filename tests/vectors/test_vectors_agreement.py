@@ -48,10 +48,11 @@ from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import decode_state
 from metasync.consensus.truncation import STEP
 from metasync.errors import FormatError, UpgradeError, UsageError
-from metasync.keys import decode_device_set, open_admin, open_ring, open_slot, sha256
-from metasync.keys.derive import RecordKind, sign_public
-from metasync.keys.device_set import invitations, open_logins
+from metasync.keys.derive import RecordKind, sha256, sign_public
+from metasync.keys.device_set import decode_device_set, invitations, open_logins
 from metasync.keys.invitation import decode_code, invitation_name, open_invite
+from metasync.keys.keyring import open_admin, open_ring
+from metasync.keys.slots import open_slot
 
 HERE = Path(__file__).resolve().parent
 CASES = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted((HERE / "agreement").glob("*.json"))}
