@@ -13,7 +13,7 @@ import click
 
 from metasync import __version__
 from metasync.errors import MetaSyncError
-from metasync.terminal import interrupt, text
+from metasync.terminal import interrupt, style, text
 from metasync.terminal.console import Finish, Options, common, end_progress
 
 _PURPOSES: dict[str, dict[str, str]] = {
@@ -93,7 +93,7 @@ def cli() -> None:
 def _fail(options: Options, command: str, code: int, kind: str, message: str, next_step: str = "") -> int:
     """Says what went wrong: one JSON document on stdout, or lines on stderr."""
     end_progress()
-    message, next_step = text.printable(message), text.printable(next_step)
+    message, next_step = style.printable(message), style.printable(next_step)
     if options.json:
         error = {"kind": kind, "message": message, "next_step": next_step}
         click.echo(json.dumps({"command": command, "exit_code": code, "error": error}, indent=2))

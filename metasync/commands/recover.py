@@ -7,7 +7,7 @@ import sys
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import backends_text, text
+from metasync.terminal import backends_text, style
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.passphrase import passphrase
 
@@ -45,7 +45,7 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
                 console.report("recover", backends_text.recovery(r), r)
             for line in backends_text.recovery(r):
                 console.line(line)
-            confirm = click.prompt(f"Type the workspace's name ({text.printable(name)}) to restart it", err=True)
+            confirm = click.prompt(f"Type the workspace's name ({style.printable(name)}) to restart it", err=True)
         if confirm is None:
             raise UsageError(
                 "a restart is to be confirmed, and there is no terminal to ask on",

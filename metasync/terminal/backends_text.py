@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metasync.config import DEFAULT_CAPACITY
-from metasync.terminal.text import Alarm, count, size, text
+from metasync.terminal.style import alarm
+from metasync.terminal.text import count, size, text
 
 if TYPE_CHECKING:
     from metasync.reports.backends import BackendChange, BackendState, CheckReport, Moving, RecoverReport
@@ -118,6 +119,6 @@ def recovery(r: RecoverReport) -> list[str]:
         )
     if r.stored_again:
         lines.append(f"Stored anew from this folder: {size(r.stored_again)}.")
-    lines += [Alarm(f"lost: {text(p)}: no backend that is left has it, and it is not here") for p in r.missing]
+    lines += [alarm(f"lost: {text(p)}: no backend that is left has it, and it is not here") for p in r.missing]
     lines.append("Versions that only the lost backends held come back from the devices that have them: run sync there.")
     return lines

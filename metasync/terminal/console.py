@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
 from metasync.terminal import text as _text
+from metasync.terminal.style import printable, rendered
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.workspace import Workspace
@@ -43,6 +44,7 @@ class Options:
     quiet: bool = False
     verbose: bool = False
     now: bool = False
+    color: str = "auto"
     alone: bool = False  # the process is the command's own
 
 
@@ -52,6 +54,8 @@ def _set(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
         if value:
             if name == "directory":
                 options.directory = options.directory / value
+            elif name == "color":
+                options.color = value
             else:
                 setattr(options, name, True)
         return value
@@ -70,6 +74,8 @@ def common(f: F) -> F:
                      help="Print nothing but errors."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set("verbose"),
                      help="Print more, and tracebacks of errors."),
+        click.option("--color", type=click.Choice(["auto", "always", "never"]), metavar="WHEN", expose_value=False,
+                     callback=_set("color"), help="Colour the output: auto, always or never."),
     ):  # fmt: skip
         f = option(f)
     return f
@@ -108,9 +114,9 @@ class Console:
         """Takes an event of the library's, from any thread."""
         if isinstance(event, Notice):
             if not self.options.quiet or event.warning:
-                text = _text.printable(("warning: " if event.warning else "") + event.text)
+                text = ("warning: " if event.warning else "") + event.text
                 with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                    click.echo(text, err=True)
+                    _echo(text, colours(self.options, sys.stderr), err=True)
         elif self._bar is not None:
             self._bar.take(event)
 
@@ -123,13 +129,13 @@ class Console:
         """Prints a line of a report before the rest of it is known. Not for --json, nor --quiet."""
         if not self.options.json and not self.options.quiet:
             with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                click.echo(_text.printable(text))
+                _echo(text, colours(self.options, sys.stdout))
 
     def confirm(self, question: str) -> None:
         """Asks on a terminal before something is done that cannot be undone. Scripts are taken to mean it."""
         if sys.stdin.isatty() and not self.options.json and not self.options.quiet:
             with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                click.confirm(_text.printable(question), abort=True, err=True)
+                click.confirm(printable(question), abort=True, err=True)
 
     def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
         """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`."""
@@ -140,17 +146,21 @@ class Console:
             body = told if isinstance(told, dict) else {"result": told}
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
+            coloured = colours(self.options, sys.stdout)
             for line in lines:
-                click.echo(_shown(line))
+                _echo(line, coloured)
         raise Finish(code)
 
 
-def _shown(line: str) -> str:
-    """A line of a report as it is printed; `click.echo` takes colours out where there is no terminal."""
-    if isinstance(line, _text.Safe):
-        return line
-    plain = _text.printable(line)
-    return click.style(plain, fg="red") if isinstance(line, _text.Alarm) and not os.environ.get("NO_COLOR") else plain
+def colours(options: Options, stream: TextIO) -> bool:
+    """Whether what goes to this stream is coloured: `--color`, else `NO_COLOR` (no-color.org), else on a terminal."""
+    if options.color != "auto":
+        return options.color == "always"
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def _echo(line: str, colour: bool, *, err: bool = False) -> None:
+    click.echo(rendered(line, colour=colour), err=err, color=colour)
 
 
 class _Bar:
@@ -203,7 +213,7 @@ class _Bar:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
         except (OSError, ValueError):
             columns = COLUMNS
-        self._put(_text.printable(self._meter.line(now, columns - 1)))
+        self._put(printable(self._meter.line(now, columns - 1)))
 
     def _put(self, line: str) -> None:
         """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""

@@ -14,7 +14,8 @@ from metasync.reports.members import (
     RotationReport,
     Withdrawal,
 )
-from metasync.terminal.text import Alarm, count
+from metasync.terminal.style import alarm
+from metasync.terminal.text import count
 
 
 def devices(r: DeviceList) -> list[str]:
@@ -41,10 +42,10 @@ def to_withdraw(items: Sequence[Withdrawal]) -> list[str]:
     """What the user has still to do at the providers, red on a terminal."""
     if not items:
         return []
-    lines: list[str] = [Alarm("Revoked devices still have logins. Withdraw at each provider, then say so:")]
+    lines: list[str] = [alarm("Revoked devices still have logins. Withdraw at each provider, then say so:")]
     for name in dict.fromkeys(i.device for i in items):
         mine = [i for i in items if i.device == name]
-        lines += [Alarm(f"  {name} at {i.backend} ({i.scheme}): {i.what}") for i in mine]
+        lines += [alarm(f"  {name} at {i.backend} ({i.scheme}): {i.what}") for i in mine]
         lines.append(f"  metasync device confirm {name}")
     return lines
 

@@ -16,10 +16,12 @@ from metasync.reports.history import (
     RestoreReport,
     TextDiff,
 )
+from metasync.terminal.style import Role, Safe, signed, styled
 from metasync.terminal.sync_text import changes_line, down, left_out
-from metasync.terminal.text import LISTED_MAX, RESOLVE, Safe, count, listed, size, text, when
+from metasync.terminal.text import LISTED_MAX, RESOLVE, count, listed, size, text, when
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
+HEAD_LINES = 2  # of a unified diff: `---` and `+++`
 NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}
 
 
@@ -27,12 +29,12 @@ def log(items: Sequence[LogItem]) -> list[str]:
     lines: list[str] = []
     for item in items:
         what = "replaced by a merge" if item.kept else f"version {item.version}"
-        lines.append(f"{what}  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
+        lines.append(styled("head", what) + f"  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
         lines += [f"    {line}" for line in item.message.splitlines()]
         if item.counts is not None:
             lines.append(f"    {counts(item.counts)}")
         if item.changes is not None:
-            lines += [f"    {change(c)}" for c in item.changes[:LISTED_MAX]]
+            lines += ["    " + change(c) for c in item.changes[:LISTED_MAX]]
             if len(item.changes) > LISTED_MAX:
                 lines.append(f"    ... and {len(item.changes) - LISTED_MAX:,} more")
     return lines or ["Nothing has been pushed yet."]
@@ -47,7 +49,7 @@ def counts(c: Counts) -> str:
 
 def change(c: PathChange) -> str:
     """One path that differs: `~ notes.txt (20 B, was 12 B)`."""
-    return f"{SIGNS[c.kind]} {_change(c)}"
+    return signed(SIGNS[c.kind], _change(c))
 
 
 def _change(c: PathChange) -> str:
@@ -74,7 +76,7 @@ def named(path: bytes, facts: Facts | None) -> str:
 
 
 def diff(r: DiffReport) -> list[str]:
-    lines = [f"From {r.a} to {r.b}:", *(f"  {change(c)}" for c in r.changes)]
+    lines = [f"From {r.a} to {r.b}:", *("  " + change(c) for c in r.changes)]
     if not r.changes:
         lines = [f"No difference between {r.a} and {r.b}."]
     for one in r.texts:
@@ -90,7 +92,14 @@ def diff(r: DiffReport) -> list[str]:
 def text_diff(d: TextDiff) -> list[str]:
     if d.note:
         return [f"{text(d.path)}: {d.note}"]
-    return [Safe.of(line) for line in d.lines]
+    return [Safe.of(line, _role(line, head=n < HEAD_LINES)) for n, line in enumerate(d.lines)]
+
+
+def _role(line: str, *, head: bool) -> Role | None:
+    """Of a line of a unified diff, as git colours it."""
+    if head or line.startswith("@@"):
+        return "hunk"
+    return "added" if line.startswith("+") else "deleted" if line.startswith("-") else None
 
 
 def listing(r: Listing, *, long: bool) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from metasync.terminal.backends_text import backends, moving, trailing
+from metasync.terminal.style import alarm
 from metasync.terminal.text import (
     EXAMPLES_MAX,
     LISTED_MAX,
     RESOLVE,
-    Alarm,
     count,
     listed,
     sentence,
@@ -167,7 +167,7 @@ def status(s: Status, *, verbose: bool = False) -> list[str]:
     lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
     if s.withdraw:
         names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
-        lines.append(Alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
+        lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
     if s.under_replicated:
         lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
     return lines

@@ -9,6 +9,7 @@ from typing import Any
 
 from metasync.codec import amount
 from metasync.local.spill import Paths
+from metasync.terminal.style import printable, signed
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
@@ -24,34 +25,6 @@ def text(path: bytes) -> str:
     """
     line = path.decode("utf-8", "surrogateescape").replace("\\", "\\\\")
     return printable(line)
-
-
-def printable(line: str) -> str:
-    """A line that moves no cursor and hides nothing, whatever names and servers' answers stand in it."""
-    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(ord(c)) for c in line)
-
-
-class Alarm(str):
-    """A line that must not be overlooked: red on a terminal."""
-
-    __slots__ = ()
-
-
-class Safe(str):
-    """A line that is safe to print as it is: `printable`, but for tabs, which a text is full of."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, line: str) -> Safe:
-        return cls("\t".join(printable(part) for part in line.split("\t")))
-
-
-def _escaped(code: int) -> str:
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as `os.fsdecode` gives it
-        code -= 0xDC00
-        return f"\\x{code:02x}"
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def sentence(text: str) -> str:
@@ -77,9 +50,9 @@ def when(time_ns: int) -> str:
 
 
 def listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:
-    lines = [f"  {sign} {text(p)}" for p in paths[:most]]
+    lines: list[str] = ["  " + signed(sign, text(p)) for p in paths[:most]]
     if len(paths) > most:
-        lines.append(f"  {sign} ... and {len(paths) - most:,} more")
+        lines.append("  " + signed(sign, f"... and {len(paths) - most:,} more"))
     return lines
 
 
