@@ -6,7 +6,7 @@ command, never by an argument. It ends when its input ends, and can be killed at
 
     {"opener": "module:function", "argument": "..."}   {"identity": "<hex>"}
     {"do": "get", "path": ..., "max_bytes": ...}       {"data": "<hex>"}, or {"error": "NotFoundError", "message": ...}
-    {"do": "write", "kind": "create" or "put", "path": ..., "label": ..., "size": n}
+    {"do": "write", "kind": "create" or "put", "path": ..., "label": ..., "size": n, "die_after_s": s or null}
                                                        {"began": true}, then {"done": true or false, "seconds": s}
     {"do": "race", ...}                                {"calls": [...]}
 """
@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ _ANSWER_TIMEOUT_S = 180.0  # longer than the slowest call of a backend on a line
 _END_TIMEOUT_S = 5.0
 _ANSWER_BYTES_MAX = 1 << 24  # the calls of 10,000 names by eight writers are 6 MB
 _STDERR_CHARS = 300
+_SOONEST_S = 1e-6  # an alarm of 0 is none
 
 
 class PeerError(Exception):
@@ -137,6 +139,13 @@ class Peer:
         """Whether the process is still there."""
         return self._process.poll() is None
 
+    def dies(self) -> bool:
+        """Waits for the end of a write that was told to die. False if it came to its end before, and answered."""
+        with contextlib.suppress(PeerError):
+            self.receive()
+            return False
+        return True
+
     def kill(self) -> bool:
         """Ends the process on the spot (SIGKILL), whatever it is doing. Whether it still owed an answer."""
         self._process.kill()
@@ -221,6 +230,9 @@ class _Child:
         data = content(command["label"], command["size"])
         call = getattr(self._backends[0], command["kind"])
         self._answer({"began": True})
+        if (die_after_s := command.get("die_after_s")) is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the system ends the process, and no code of ours runs
+            signal.setitimer(signal.ITIMER_REAL, max(_SOONEST_S, die_after_s))
         began = time.monotonic()
         done = call(command["path"], data)
         return {"done": done, "seconds": time.monotonic() - began}

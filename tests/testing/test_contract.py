@@ -527,6 +527,19 @@ def test_what_another_process_stored_is_removed_as_well(tmp_path: Path) -> None:
     assert report.free_bytes is not None
 
 
+@pytest.mark.parametrize(("die_after_s", "dies"), [(0.0, True), (3600.0, False)])
+def test_a_writer_dies_when_it_was_told_to(tmp_path: Path, die_after_s: float, dies: bool) -> None:
+    """By itself, however busy the machine is: nobody has to kill it in time."""
+    store = Store.at(f"file://{tmp_path}")
+    peer = peers.Peer(store, store.open().identity())
+    try:
+        peer.ask(do="write", kind="put", path="a", label="a", size=1 << 20, die_after_s=die_after_s)
+        assert peer.dies() is dies
+        assert peer.alive() is not dies
+    finally:
+        peer.kill()
+
+
 def test_an_interrupted_run_cleans_up(tmp_path: Path) -> None:
     def interrupt(event: object) -> None:
         if isinstance(event, Outcome) and event.name == "race":
