@@ -14,7 +14,8 @@ import click
 from metasync import __version__
 from metasync.errors import MetaSyncError
 from metasync.terminal import interrupt, style, text
-from metasync.terminal.console import Finish, Options, common, end_progress
+from metasync.terminal.bar import end_progress
+from metasync.terminal.console import Finish, Options, common
 
 _PURPOSES: dict[str, dict[str, str]] = {
     "Everyday": {
@@ -152,6 +153,8 @@ def _run_alone(words: list[str], options: Options, command: str) -> int:
 
 
 def _interrupted(options: Options, command: str) -> int:
+    if sys.stderr.isatty():
+        click.echo("\r", err=True, nl=False)  # over the ^C of the terminal's own
     return _fail(options, command, interrupt.EXIT_CODE, "Interrupted", "interrupted; safe to run again")
 
 

@@ -86,7 +86,7 @@ def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: boo
             console.confirm(what)
         current = passphrase()
         r = w.device_revoke(names, current, new_passphrase=_new(keep_passphrase, dry_run=dry_run), dry_run=dry_run)
-    console.report("device revoke", devices_text.rotation(r), r, devices_text.codes(r))
+    console.report("device revoke", devices_text.rotation(r), r, devices_text.codes(r), once=r.recovery_phrase)
 
 
 @device.command("confirm")
@@ -147,7 +147,7 @@ def invite(options: Options, name: str, expires: int | None, out: Path | None, d
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as f:
             f.write(r.code + "\n")
-    console.report("invite", devices_text.invitation(r, out), r)
+    console.report("invite", devices_text.invitation(r, out), r, once="" if out is not None else r.code)
 
 
 def _means(word: str, i: InvitationInfo) -> bool:

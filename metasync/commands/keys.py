@@ -82,4 +82,4 @@ def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
         current = passphrase()
         new = None if keep_passphrase or dry_run else new_passphrase()
         r = w.key_rotate(current, new_passphrase=new, dry_run=dry_run)
-    console.report("key rotate", devices_text.rotation(r), r, devices_text.codes(r))
+    console.report("key rotate", devices_text.rotation(r), r, devices_text.codes(r), once=r.recovery_phrase)

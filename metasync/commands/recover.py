@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import backends_text, style
+from metasync.terminal import backends_text, prompt
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.passphrase import passphrase
 
@@ -39,13 +37,13 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
     console = Console(options)
     with opened(options, console) as w:
         name = w.name
-        if dry_run or (confirm is None and sys.stdin.isatty()):
+        if dry_run or (confirm is None and prompt.somebody()):
             r = w.recover(without, "", dry_run=True)
             if dry_run:
                 console.report("recover", backends_text.recovery(r), r)
             for line in backends_text.recovery(r):
                 console.line(line)
-            confirm = click.prompt(f"Type the workspace's name ({style.printable(name)}) to restart it", err=True)
+            confirm = prompt.line(f"Type the workspace's name ({name}) to restart it")
         if confirm is None:
             raise UsageError(
                 "a restart is to be confirmed, and there is no terminal to ask on",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import click
 
 from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
-from metasync.terminal import sync_text
+from metasync.terminal import prompt, sync_text
 from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Options, common
 from metasync.terminal.passphrase import passphrase
@@ -23,18 +22,16 @@ FEW_VOTERS = (
 
 def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
     """At 5 and 7 voting backends it is a choice, and the user's: asks on a terminal, else leaves it at crashes."""
-    if options.json or options.quiet or not sys.stdin.isatty():
+    if options.json or options.quiet or not prompt.somebody():
         return None
 
     def ask(n: int) -> bool | None:
         lying, down = byzantine_f(n, at_cost=True), n - quorum(n, 0)
         if lying == byzantine_f(n):
             return None
-        return click.confirm(
+        return prompt.confirmed(
             f"{n} backends may vote. As it is, any {down} of them may be down, and none may lie."
-            f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?",
-            default=False,
-            err=True,
+            f" Shall any {lying} be allowed to lie, and {n - quorum(n, lying)} be down?"
         )
 
     return ask
@@ -42,16 +39,14 @@ def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
 
 def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | bool:
     """Where backends have very different space it is the user's choice: asks on a terminal, else shares are equal."""
-    if options.json or options.quiet or not sys.stdin.isatty():
+    if options.json or options.quiet or not prompt.somebody():
         return False
 
     def ask(offer: Mapping[str, int]) -> bool:
         told = ", ".join(f"{name} {_text.size(size)}" for name, size in sorted(offer.items()))
-        return click.confirm(
+        return prompt.confirmed(
             f"Nine tenths of what is free: {told}. Shall that be their capacity, and their share of the data follow it?"
-            " Otherwise all get the same.",
-            default=False,
-            err=True,
+            " Otherwise all get the same."
         )
 
     return ask
@@ -124,7 +119,7 @@ def init(
         "Next: metasync push",
     ]
     report.workspace.close()
-    console.report("init", lines, report)
+    console.report("init", lines, report, once=report.recovery_phrase)
 
 
 @click.command()

@@ -11,8 +11,6 @@ import contextlib
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +20,16 @@ import click
 
 from metasync.errors import WorkspaceError
 from metasync.events import Event, Notice
+from metasync.terminal import prompt
 from metasync.terminal import text as _text
-from metasync.terminal.style import printable, rendered
+from metasync.terminal.bar import Bar, beside, end_progress
+from metasync.terminal.style import rendered
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
 EXIT_ORDER = (5, 7, 6, 1, 3, 4)
-DRAW_S = 0.1  # between two drawings: faster than that is flicker
-TICK_S = 0.5  # without any event
-COLUMNS = 80  # of a terminal that does not tell
 
 
 @dataclass
@@ -71,7 +68,7 @@ def common(f: F) -> F:
         click.option("--json", is_flag=True, expose_value=False, callback=_set("json"),
                      help="Print one JSON document, also for errors."),
         click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_set("quiet"),
-                     help="Print nothing but errors."),
+                     help="Print nothing but errors, and what is shown once."),
         click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=_set("verbose"),
                      help="Print more, and tracebacks of errors."),
         click.option("--color", type=click.Choice(["auto", "always", "never"]), metavar="WHEN", expose_value=False,
@@ -106,17 +103,14 @@ class Console:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._bar = _Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
-        if self._bar is not None:
-            _bars.append(self._bar)
+        self._bar = Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
 
     def event(self, event: Event) -> None:
         """Takes an event of the library's, from any thread."""
         if isinstance(event, Notice):
             if not self.options.quiet or event.warning:
                 text = ("warning: " if event.warning else "") + event.text
-                with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                    _echo(text, colours(self.options, sys.stderr), err=True)
+                beside(lambda: _echo(text, colours(self.options, sys.stderr), err=True))
         elif self._bar is not None:
             self._bar.take(event)
 
@@ -128,17 +122,22 @@ class Console:
     def line(self, text: str) -> None:
         """Prints a line of a report before the rest of it is known. Not for --json, nor --quiet."""
         if not self.options.json and not self.options.quiet:
-            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                _echo(text, colours(self.options, sys.stdout))
+            beside(lambda: _echo(text, colours(self.options, sys.stdout)))
 
     def confirm(self, question: str) -> None:
         """Asks on a terminal before something is done that cannot be undone. Scripts are taken to mean it."""
-        if sys.stdin.isatty() and not self.options.json and not self.options.quiet:
-            with self._bar.hidden() if self._bar is not None else contextlib.nullcontext():
-                click.confirm(printable(question), abort=True, err=True)
+        ask = prompt.somebody() and not self.options.json and not self.options.quiet
+        if ask and not prompt.confirmed(question):
+            click.echo("Nothing was changed.", err=True)
+            raise Finish(1)
 
-    def report(self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = ()) -> None:
-        """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`."""
+    def report(
+        self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = (), *, once: str = ""
+    ) -> None:
+        """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`.
+
+        `once`: what is among the lines and shown this once, such as a recovery phrase. --quiet prints it alone.
+        """
         self.clear()
         code = worst(codes)
         if self.options.json:
@@ -149,6 +148,8 @@ class Console:
             coloured = colours(self.options, sys.stdout)
             for line in lines:
                 _echo(line, coloured)
+        elif once:
+            _echo(once, colour=False)
         raise Finish(code)
 
 
@@ -161,77 +162,6 @@ def colours(options: Options, stream: TextIO) -> bool:
 
 def _echo(line: str, colour: bool, *, err: bool = False) -> None:
     click.echo(rendered(line, colour=colour), err=err, color=colour)
-
-
-class _Bar:
-    """One line of progress on a terminal, drawn over itself, a few times a second whatever happens."""
-
-    def __init__(self) -> None:
-        from metasync.terminal.progress import Meter
-
-        self._meter = Meter()
-        self._lock = threading.RLock()
-        self._shown = ""
-        self._drawn_at = 0.0
-        self._ended = threading.Event()
-        self._ticker: threading.Thread | None = None
-
-    def take(self, event: Event) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._meter.add(event, now)
-            if self._ended.is_set():
-                return
-            if now - self._drawn_at >= DRAW_S:
-                self._draw(now)
-            if self._ticker is None:
-                self._ticker = threading.Thread(target=self._tick, name="metasync-progress", daemon=True)
-                self._ticker.start()
-
-    @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
-        """While something else is printed."""
-        with self._lock:
-            self._put("")
-            yield
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended.set()
-            self._put("")
-
-    def _tick(self) -> None:
-        """What stands still is seen to."""
-        while not self._ended.wait(TICK_S):
-            with self._lock:
-                if not self._ended.is_set():
-                    self._draw(time.monotonic())
-
-    def _draw(self, now: float) -> None:
-        self._drawn_at = now
-        try:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
-        except (OSError, ValueError):
-            columns = COLUMNS
-        self._put(printable(self._meter.line(now, columns - 1)))
-
-    def _put(self, line: str) -> None:
-        """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""
-        if line != self._shown:
-            with contextlib.suppress(OSError, ValueError):  # the terminal is gone; what is done goes on
-                blank = " " * (len(self._shown) - len(line))
-                sys.stderr.write("\r" + line + blank + ("\r" if not line else ""))
-                sys.stderr.flush()
-            self._shown = line
-
-
-_bars: list[_Bar] = []
-
-
-def end_progress() -> None:
-    """Takes the line of progress away for good, whoever drew it: the outcome is to be told."""
-    while _bars:
-        _bars.pop().end()
 
 
 @contextlib.contextmanager

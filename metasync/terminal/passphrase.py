@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-import click
-
 from metasync.errors import UsageError
+from metasync.terminal import prompt
 
 PASSPHRASE_COMMAND_TIMEOUT_S = 60
 
@@ -24,7 +22,7 @@ def new_passphrase() -> str:
     return _passphrase("METASYNC_NEW_PASSPHRASE", "New passphrase", confirm=True)
 
 
-def _passphrase(variable: str, prompt: str, *, confirm: bool) -> str:
+def _passphrase(variable: str, what: str, *, confirm: bool) -> str:
     env = os.environ
     if value := env.get(variable):
         return value
@@ -49,12 +47,12 @@ def _passphrase(variable: str, prompt: str, *, confirm: bool) -> str:
         if done.returncode:
             raise UsageError(f"{variable}_COMMAND ended with {done.returncode}", next_step="Run it by hand to see why.")
         return _given(done.stdout, f"{variable}_COMMAND")
-    if not sys.stdin.isatty():
+    if not prompt.somebody():
         raise UsageError(
-            f"no {prompt.lower()}: there is no terminal to ask on",
+            f"no {what.lower()}: there is no terminal to ask on",
             next_step=f"Set {variable}_FILE (or {variable}, or {variable}_COMMAND).",
         )
-    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=confirm, err=True))
+    return prompt.secret(what, twice=confirm)
 
 
 def _given(data: bytes, source: str) -> str:

@@ -15,6 +15,7 @@ from workspace_kit import Lab, write
 
 from metasync import cli
 from metasync.events import Event, Notice, Phase, Progress, Transferred
+from metasync.terminal import bar as bars
 from metasync.terminal import console
 from metasync.terminal.progress import Meter, duration
 from metasync.workspace import Workspace
@@ -176,8 +177,7 @@ def test_a_terminal_is_shown_one_line_that_goes_away(ready: Lab) -> None:
 
 def test_an_error_stands_on_a_line_of_its_own(capfd: Any) -> None:
     """It was appended to the line of progress."""
-    bar = console._Bar()
-    console._bars.append(bar)
+    bar = bars.Bar()
     bar.take(Phase("scan"))
     cli._fail(console.Options(), "push", 1, "X", "it failed")
     assert capfd.readouterr().err == "\rscan\r    \rmetasync: it failed\n"
@@ -196,8 +196,8 @@ def test_no_terminal_no_progress(ready: Lab) -> None:
 
 
 def test_what_stands_still_is_drawn_anew_and_nothing_after_the_end(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    monkeypatch.setattr(console, "TICK_S", 0.01)
-    bar = console._Bar()
+    monkeypatch.setattr(bars, "TICK_S", 0.01)
+    bar = bars.Bar()
     bar.take(Phase("upload"))
     bar.take(up(MIB))
     ends = time.monotonic() + 60
@@ -206,7 +206,7 @@ def test_what_stands_still_is_drawn_anew_and_nothing_after_the_end(monkeypatch: 
         time.sleep(0.01)
         err += capfd.readouterr().err
     assert "1.0 MiB moved" in err
-    with bar.hidden():
+    with bars.question():
         sys.stderr.write("a notice\n")
         time.sleep(0.05)
         assert capfd.readouterr().err.endswith("\ra notice\n")

@@ -43,7 +43,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"met at [\d,]+ of ([\d,]+) names \([\d,]+ across\)", r"met at N of \1 names"),
     (r"\d+ of \d+ writes were killed under way; \d+ of \d+", "N writes were killed under way; N"),
     (r'("(?:requests|up_bytes|down_bytes|met|met_across|reads_beside|under_way)": )\d+', r"\1N"),
-    (r"(?<=^  )([a-z]+ ){11,23}[a-z]+$", "WORDS"),
+    (r"^(  )?([a-z]+ ){11,23}[a-z]+$", r"\1WORDS"),
     (r'(?<="recovery_phrase": ")[a-z ]+', "WORDS"),
     (r"metasync-invitation-[\w-]+", "CODE"),
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
