@@ -9,6 +9,7 @@
     ├── DamagedError                  7  data that no reachable backend holds intact
     ├── ForkError                     1  a backend shows a history that contradicts what this device saw
     ├── UpgradeError                  1  written by a newer MetaSync
+    ├── CancelledError              130  the caller's own `cancel` or `close`: run again, it goes on where it was
     ├── WorkspaceError                1  this folder, its lock, its local state
     │   ├── GuardError                1  most of the files would be deleted: nothing was changed; force it, or look
     │   └── PausedError               1  the user paused all transfers: nothing was begun
@@ -79,6 +80,12 @@ class ForkError(MetaSyncError):
 
 class UpgradeError(MetaSyncError):
     """A format newer than this program knows."""
+
+
+class CancelledError(MetaSyncError):
+    """The operation was ended by `Workspace.cancel` or `close`. As after a kill: what was begun is gone on with."""
+
+    exit_code = 130
 
 
 class WorkspaceError(MetaSyncError):

@@ -49,7 +49,30 @@ class Transferred:
 
 Event: TypeAlias = Phase | Progress | Notice | Transferred
 Listener: TypeAlias = Callable[[Event], None]
+"""Hears events. What it raises is logged, by the logger `metasync`, and ignored."""
 
 
 def ignore(_event: Event) -> None:
     """A listener that listens to nothing."""
+
+
+class Sheltered:
+    """Calls whichever listener `current` names, and ends nothing by what that raises.
+
+    The first exception of each listener is logged with its traceback: a listener of progress may raise thousands.
+    """
+
+    def __init__(self, current: Callable[[], Listener]) -> None:
+        self._current = current
+        self._noted: Listener | None = None
+
+    def __call__(self, event: Event) -> None:
+        listener = self._current()
+        try:
+            listener(event)
+        except Exception:  # whatever it is, it is no fault of the operation that tells
+            if listener != self._noted:
+                import logging
+
+                self._noted = listener
+                logging.getLogger("metasync").warning("a listener raised on %r; it is told on", event, exc_info=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from metasync.errors import ExcludedError
-from metasync.events import Listener, ignore
+from metasync.events import Listener, Sheltered, ignore
 from metasync.keys.slots import COST, Cost
 from metasync.local import settings as preferences
 from metasync.local.state import LocalDb
@@ -30,31 +30,12 @@ from metasync.sync import operations
 from metasync.worktree.paths import TreePath, tree_path
 
 if TYPE_CHECKING:
+    from metasync import reports
     from metasync.backends.api import Backend
-    from metasync.history import conflicts, diff, export, log, restore
+    from metasync.history import conflicts, diff, export, log, read, restore
     from metasync.maintenance import add_backend, check, reconfigure, recover, status
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
-    from metasync.reports.backends import (
-        BackendChange,
-        BackendState,
-        CheckReport,
-        LogItem,
-        Moving,
-        RecoverReport,
-        Status,
-    )  # fmt: skip
-    from metasync.reports.history import ConflictItem, DiffReport, Listing, ResolveReport, RestoreReport
-    from metasync.reports.members import (
-        DeviceList,
-        InviteReport,
-        KeyReport,
-        NoteReport,
-        PassphraseReport,
-        RotationReport,
-    )  # fmt: skip
-    from metasync.reports.start import CloneReport, InitReport
-    from metasync.reports.sync import PullReport, PushReport, Trailing
     from metasync.session import health
     from metasync.sync import first_checkout, push
 else:
@@ -68,47 +49,45 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self._name), name)
 
-    conflicts, diff, export = _Lazy("history.conflicts"), _Lazy("history.diff"), _Lazy("history.export")
-    log, restore, health = _Lazy("history.log"), _Lazy("history.restore"), _Lazy("session.health")
-    add_backend, check = _Lazy("maintenance.add_backend"), _Lazy("maintenance.check")
-    reconfigure, recover = _Lazy("maintenance.reconfigure"), _Lazy("maintenance.recover")
-    status, devices, found = _Lazy("maintenance.status"), _Lazy("members.devices"), _Lazy("members.found")
-    clone_invitation, clone_passphrase = _Lazy("members.clone_invitation"), _Lazy("members.clone_passphrase")
-    invitation, rotation, secrets = _Lazy("members.invitation"), _Lazy("members.rotation"), _Lazy("members.passphrase")
-    first_checkout, push = _Lazy("sync.first_checkout"), _Lazy("sync.push")
+    def _lazy(room: str, *names: str) -> Iterator[_Lazy]:
+        return (_Lazy(f"{room}.{name}") for name in names)
 
+    conflicts, diff, export, log = _lazy("history", "conflicts", "diff", "export", "log")
+    read, restore = _lazy("history", "read", "restore")
+    add_backend, check, recover = _lazy("maintenance", "add_backend", "check", "recover")
+    reconfigure, status = _lazy("maintenance", "reconfigure", "status")
+    clone_invitation, clone_passphrase, devices = _lazy("members", "clone_invitation", "clone_passphrase", "devices")
+    found, invitation, rotation, secrets = _lazy("members", "found", "invitation", "rotation", "passphrase")
+    health, first_checkout, push = _Lazy("session.health"), *_lazy("sync", "first_checkout", "push")
+
+Folder: TypeAlias = str | os.PathLike[str]
+Opened: TypeAlias = "Mapping[str, Backend]"
+NOTHING: Final[Opened] = MappingProxyType({})
 JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
 class Workspace:
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
-    One operation at a time per folder: a second one, in this process or another, waits for the first. All methods
-    raise `metasync.errors.MetaSyncError` and nothing else of MetaSync's. Passphrases are arguments; nothing asks for
-    one here. Where one is wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
+    One operation at a time per folder: a second one, in this process or another, waits for the first. All that methods
+    raise is a `metasync.errors.MetaSyncError`. Passphrases are arguments; nothing asks for one here. Where one is
+    wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        db: LocalDb,
-        on_event: Listener,
-        machine: Machine | None = None,
-        opened: Mapping[str, Backend] = MappingProxyType({}),
+        self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None, opened: Opened = NOTHING
     ) -> None:
         self.directory = directory
         self.on_event = on_event
         self._db = db
         self._machine = machine or Machine()
         self._connections = Connections(directory, db, self._machine, opened)
-        self._work = Operations(self._connections, lambda event: self.on_event(event))  # whoever listens then
+        self._work = Operations(self._connections, lambda: self.on_event)
         self._settings_path = self._work.settings_path
         self._locked, self._session = self._work.locked, self._work.session
 
     @classmethod
-    def open(
-        cls, directory: str | os.PathLike[str] = ".", *, on_event: Listener = ignore, now: bool = False
-    ) -> Workspace:
+    def open(cls, directory: Folder = ".", *, on_event: Listener = ignore, now: bool = False) -> Workspace:
         """Opens the workspace that `directory` lies in. `WorkspaceError` if it lies in none.
 
         `now`: its transfers go on in spite of a pause.
@@ -118,9 +97,7 @@ class Workspace:
         return workspace
 
     @classmethod
-    def _open_at(
-        cls, folder: Path, on_event: Listener, opened: Mapping[str, Backend] = MappingProxyType({})
-    ) -> Workspace:
+    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = NOTHING) -> Workspace:
         """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
         with ExitStack() as stack:
             for backend in opened.values():
@@ -133,7 +110,7 @@ class Workspace:
     @classmethod
     def init(
         cls,
-        directory: str | os.PathLike[str],
+        directory: Folder,
         *,
         name: str,
         backends: Sequence[str],
@@ -145,7 +122,7 @@ class Workspace:
         device_name: str | None = None,
         on_event: Listener = ignore,
         kdf: Cost = COST,
-    ) -> InitReport[Workspace]:
+    ) -> reports.InitReport[Workspace]:
         """Makes `directory` a workspace called `name` on the backends at these URLs. Nothing is pushed yet.
 
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
@@ -158,12 +135,13 @@ class Workspace:
         wanted = found.NewWorkspace(
             name, backends, passphrase, replicas, encryption, byzantine, by_space, device_name, kdf
         )
-        return found.begin(directory, wanted, on_event, lambda folder: cls._open_at(folder, on_event))
+        heard = Sheltered(lambda: on_event)
+        return found.begin(directory, wanted, heard, lambda folder: cls._open_at(folder, on_event))
 
     @classmethod
     def clone(
         cls,
-        directory: str | os.PathLike[str],
+        directory: Folder,
         *,
         name: str = "",
         backends: Sequence[str] = (),
@@ -172,21 +150,21 @@ class Workspace:
         expect: str | None = None,
         device_name: str | None = None,
         on_event: Listener = ignore,
-    ) -> CloneReport[Workspace]:
+    ) -> reports.CloneReport[Workspace]:
         """Brings the workspace `name` into a new or empty folder, as a new device.
 
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
         where the inviter's do not lead. `expect`: refuse unless the newest version has this fingerprint (`status` shows
         it). A clone that was interrupted goes on when run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
-        folder = absolute(directory)
+        folder, heard = absolute(directory), Sheltered(lambda: on_event)
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
             if invite is not None:
-                clone_invitation.accept(folder, invite, backends, on_event)
+                clone_invitation.accept(folder, invite, backends, heard)
             else:
                 words, again = (name, backends, passphrase, device_name), turn > 0
-                opened = clone_passphrase.begin(folder, *words, expect, on_event, again=again)
+                opened = clone_passphrase.begin(folder, *words, expect, heard, again=again)
             workspace = cls._open_at(folder, on_event, opened)
             try:
                 return workspace._finish_clone()
@@ -196,13 +174,13 @@ class Workspace:
                     raise  # else the keys were changed since this began: again, with those of today
         raise AssertionError
 
-    def _finish_clone(self) -> CloneReport[Workspace]:
+    def _finish_clone(self) -> reports.CloneReport[Workspace]:
         with self._operation("clone") as s:
             return first_checkout.finish_clone(s, self)
 
     def push(
         self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
-    ) -> PushReport:
+    ) -> reports.PushReport:
         """Has what changed here agreed as a new version; merges first when others were faster.
 
         Not retried: each call is a new version, if anything changed. Raises `NoQuorumError` when the outcome is not
@@ -215,7 +193,7 @@ class Workspace:
         """
         return operations.push(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
-    def pull(self, *, dry_run: bool = False, force: bool = False) -> PullReport:
+    def pull(self, *, dry_run: bool = False, force: bool = False) -> reports.PullReport:
         """Brings the folder up to the newest agreed version, merging with what changed here.
 
         Unless `force`, `GuardError` before anything is changed: more than half of more than 20 files would go here.
@@ -224,11 +202,11 @@ class Workspace:
 
     def sync(
         self, message: str = "", *, dry_run: bool = False, force: bool = False, durability: int | None = None
-    ) -> tuple[PullReport, PushReport]:
+    ) -> tuple[reports.PullReport, reports.PushReport]:
         """Pulls and pushes until both sides agree. `force`, `durability`: see `push` and `pull`."""
         return operations.sync(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
-    def finish_copies(self) -> tuple[Trailing, ...]:
+    def finish_copies(self) -> tuple[reports.Trailing, ...]:
         """Waits until the copies are made that pushes with `durability` left open; returns what cannot be made now.
 
         May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
@@ -241,27 +219,27 @@ class Workspace:
         """Whether copies are made in the background whose end nobody has waited for (`finish_copies`)."""
         return self._connections.copying is not None
 
-    def status(self) -> Status:
+    def status(self) -> reports.Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
         with self._session("status") as s:
             return dataclasses.replace(status.status(s, self.backends()), paused=self.settings().paused)
 
-    def check(self, *, read_data: bool = False) -> CheckReport:
+    def check(self, *, read_data: bool = False) -> reports.CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
         with self._session("check") as s:
             return check.check(s, agreement.newest(s), read_data=read_data)
 
-    def backends(self) -> list[BackendState]:
+    def backends(self) -> list[reports.BackendState]:
         """The agreed backends, and how each fares as seen from this device now."""
         with self._session("backends") as s:
             return health.backends_now(s, sorted(self._connections.agreed_names))
 
-    def moving(self) -> Moving:
+    def moving(self) -> reports.Moving:
         """What lies where it was before the backends changed, and is read there until it is moved."""
         with self._session("backends") as s:
             return reconfigure.still_moving(s, None)
 
-    def link(self, name: str, url: str) -> BackendState:
+    def link(self, name: str, url: str) -> reports.BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
         with self._locked("backend link"):
             self._connections.link(name, url)
@@ -272,7 +250,7 @@ class Workspace:
 
     def log(
         self, path: TreePath | None = None, limit: int | None = None, *, with_counts: bool = False
-    ) -> list[LogItem]:
+    ) -> list[reports.LogItem]:
         """The agreed history, newest first, as of the newest version this device can learn of.
 
         With a path (of a file or a directory, a deleted one too): the versions in which it changed, each with what
@@ -284,7 +262,7 @@ class Workspace:
 
     def diff(
         self, a: str | None = None, b: str | None = None, paths: Sequence[TreePath] = (), *, text: bool = False
-    ) -> DiffReport:
+    ) -> reports.DiffReport:
         """What differs between version `a` (this folder's base) and version `b` (the folder as it stands).
 
         `paths`: only there and below. `text`: also the lines of texts. `UsageError`: no such version or path.
@@ -292,20 +270,35 @@ class Workspace:
         with self._session("diff") as s:
             return diff.diff(s, a, b, [tree_path(p) for p in paths], text=text)
 
-    def ls(self, version: str | None = None, path: TreePath = "", *, recursive: bool = False) -> Listing:
+    def ls(self, version: str | None = None, path: TreePath = "", *, recursive: bool = False) -> reports.Listing:
         """What a version (the newest) holds at a path: a directory's names, or all below it; or the file itself."""
         with self._session("ls") as s:
             return diff.listing(s, version, tree_path(path), recursive=recursive)
+
+    def read(self, path: TreePath, version: str = "latest") -> bytes:
+        """The bytes of a file in a version, all in memory: `cat` gives them piece by piece."""
+        pieces: list[bytes] = []
+        self.cat(path, version, pieces.append)
+        return b"".join(pieces)
+
+    def cat(self, path: TreePath, version: str, write: Callable[[bytes], object]) -> reports.CatReport:
+        """Gives the bytes of a file in a version to `write`, in order; each piece was checked before.
+
+        `UsageError`: no such version, or no file there. `DamagedError`, `NoQuorumError`: it cannot be had, or not from
+        some byte on.
+        """
+        with self._session("cat") as s:
+            return read.read(s, version, tree_path(path), write)
 
     def restore(
         self,
         version: str,
         paths: Sequence[TreePath] = (),
-        to: str | os.PathLike[str] | None = None,
+        to: Folder | None = None,
         *,
         delete: bool = True,
         dry_run: bool = False,
-    ) -> RestoreReport:
+    ) -> reports.RestoreReport:
         """Brings the folder, or these paths in it, to what a version had; the next push takes that.
 
         What stands there and is in no agreed version is kept: under its name where it can be, else as a conflict copy.
@@ -321,12 +314,12 @@ class Workspace:
                 return export.extract(s, version, wanted, to, dry_run=dry_run)
             return restore.restore(s, version, wanted, delete=delete, dry_run=dry_run)
 
-    def conflicts(self) -> tuple[ConflictItem, ...]:
+    def conflicts(self) -> tuple[reports.ConflictItem, ...]:
         """The conflicts that wait: those this device found, and copies by name that arrived from another one."""
         with self._session("conflicts") as s:
             return conflicts.conflicts(s)
 
-    def resolve(self, path: TreePath, keep: Literal["mine", "theirs", "both"]) -> ResolveReport:
+    def resolve(self, path: TreePath, keep: Literal["mine", "theirs", "both"]) -> reports.ResolveReport:
         """Ends the conflict at `path`, the original or a copy.
 
         `mine`: the copy takes the name; `theirs`: the copy goes; `both`: both stay. What loses is kept until an agreed
@@ -335,7 +328,7 @@ class Workspace:
         with self._operation("resolve") as s:
             return conflicts.resolve(s, tree_path(path), keep)
 
-    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
+    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> reports.BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.
 
         `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
@@ -346,7 +339,7 @@ class Workspace:
         with self._changing("backend add") as s:
             return add_backend.add(s, url, replaces=replaces, dry_run=dry_run)
 
-    def backend_remove(self, name: str, *, dry_run: bool = False) -> BackendChange:
+    def backend_remove(self, name: str, *, dry_run: bool = False) -> reports.BackendChange:
         """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
 
         `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
@@ -363,7 +356,7 @@ class Workspace:
         new_name: str | None = None,
         role: Literal["both", "storage"] | None = None,
         dry_run: bool = False,
-    ) -> BackendChange:
+    ) -> reports.BackendChange:
         """Changes what is agreed of a backend: its capacity, its name, whether it votes (`both`) or not (`storage`).
 
         A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
@@ -371,7 +364,7 @@ class Workspace:
         with self._changing("backend set") as s:
             return add_backend.alter(s, name, capacity_bytes, new_name, role, dry_run=dry_run)
 
-    def device_list(self) -> DeviceList:
+    def device_list(self) -> reports.DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""
         with self._session("device list") as s:
             return devices.listing(s)
@@ -384,7 +377,7 @@ class Workspace:
         new_passphrase: str | None = None,
         dry_run: bool = False,
         kdf: Cost = COST,
-    ) -> RotationReport:
+    ) -> reports.RotationReport:
         """Revokes devices, by name or by the beginning of their id: new keys, sealed to the others alone.
 
         `new_passphrase` None keeps the passphrase. What the revoked devices had read they still have, and their logins
@@ -394,19 +387,14 @@ class Workspace:
         with self._operation("device revoke") as s:
             return rotation.revoke(s, names, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
 
-    def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> NoteReport:
+    def device_confirm(self, name: str, backends: Sequence[str] = (), *, dry_run: bool = False) -> reports.NoteReport:
         """Takes the user's word that the logins of a revoked device were withdrawn: at these backends, or at all."""
         with self._operation("device confirm") as s:
             return devices.confirm(s, name, backends, dry_run=dry_run)
 
     def invite(
-        self,
-        name: str,
-        passphrase: str,
-        *,
-        expires_after: int | None = None,
-        dry_run: bool = False,
-    ) -> InviteReport:
+        self, name: str, passphrase: str, *, expires_after: int | None = None, dry_run: bool = False
+    ) -> reports.InviteReport:
         """Makes an invitation for one new device called `name`; its `code` goes to `Workspace.clone(invite=...)`.
 
         Whoever has the code before it is used is admitted. It ends after so many versions (0: never; 1,000 unless
@@ -415,7 +403,7 @@ class Workspace:
         with self._operation("invite") as s:
             return invitation.invite(s, passphrase, name, expires_after=expires_after, dry_run=dry_run)
 
-    def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> NoteReport:
+    def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> reports.NoteReport:
         """Takes open invitations back, by device name or by the beginning of their id. Needs no passphrase.
 
         Who has read one already holds the keys of today: `key_rotate` is against that.
@@ -431,7 +419,7 @@ class Workspace:
 
     def recover(
         self, without: Sequence[str], passphrase: str, *, confirm: str = "", dry_run: bool = False
-    ) -> RecoverReport:
+    ) -> reports.RecoverReport:
         """Restarts the workspace, as a new era, without backends that are lost, where the others are no quorum.
 
         `confirm`: the workspace's name, as a sign that this is meant. What only the lost backends held survives on the
@@ -442,41 +430,41 @@ class Workspace:
         with self._operation("recover") as s:
             return recover.recover(s, without, passphrase, confirm=confirm, dry_run=dry_run)
 
-    def key_show(self) -> KeyReport:
+    def key_show(self) -> reports.KeyReport:
         """Which keys, slots and keyrings there are; never what they are."""
         with self._session("key show") as s:
             return secrets.show(s, state_dir=self.directory / STATE_DIR)
 
     def key_change_passphrase(
         self, passphrase: str, new_passphrase: str, *, dry_run: bool = False, kdf: Cost = COST
-    ) -> PassphraseReport:
+    ) -> reports.PassphraseReport:
         """Changes the passphrase alone. No key changes: who had the old one and a copy of its slot has the keys."""
         with self._operation("key change-passphrase") as s:
             return secrets.change_passphrase(s, passphrase, new_passphrase, dry_run=dry_run, cost=kdf)
 
     def key_rotate(
         self, passphrase: str, *, new_passphrase: str | None = None, dry_run: bool = False, kdf: Cost = COST
-    ) -> RotationReport:
+    ) -> reports.RotationReport:
         """New keys for what is written from now on, and a new recovery phrase. Open invitations end with it."""
         with self._operation("key rotate") as s:
             return rotation.rotate(s, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
 
-    def settings(self) -> preferences.SettingsReport:
+    def settings(self) -> reports.SettingsReport:
         """What is set. `WorkspaceError` if that cannot be read."""
         return preferences.report(self._settings_path)
 
-    def configure(self, key: str, value: str | None) -> preferences.SettingsReport:
+    def configure(self, key: str, value: str | None) -> reports.SettingsReport:
         """Sets one of the settings of `limits`, or takes it back (None). `UsageError`: no such one, or value."""
         return preferences.configure(self._settings_path, key, value, self._connections.agreed_names)
 
-    def pause(self, seconds: float | None = None) -> preferences.SettingsReport:
+    def pause(self, seconds: float | None = None) -> reports.SettingsReport:
         """Has all transfers of this workspace rest on this device: so long, or until `resume`.
 
         What is being agreed on is finished; calls that have begun end.
         """
         return preferences.pause(self._settings_path, seconds)
 
-    def resume(self) -> preferences.SettingsReport:
+    def resume(self) -> reports.SettingsReport:
         """Ends a pause. Nothing happens where there is none."""
         return preferences.resume(self._settings_path)
 
@@ -488,8 +476,18 @@ class Workspace:
         """The same, after which the ways to the backends are opened anew: they may have other names."""
         return operations.changing(self._work, what, reopen=True)
 
+    def cancel(self) -> None:
+        """Ends the operation that another thread has under way here, soon, with `CancelledError`; nothing if none is.
+
+        As after a kill: what was agreed stays, and what was begun is gone on with by the next operation.
+        """
+        self._work.cancel()
+
     def close(self) -> None:
-        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated."""
+        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated.
+
+        From another thread it cancels what is under way (see `cancel`), and waits up to 30 s for its end.
+        """
         self._work.close()
 
     def __enter__(self) -> Workspace:

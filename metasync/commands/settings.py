@@ -9,7 +9,7 @@ import click
 from metasync.terminal.console import Console, Options, common, opened
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
-    from metasync.local.settings import SettingsReport
+    from metasync.reports.settings import SettingsReport
 
 
 def _lines(r: SettingsReport) -> list[str]:

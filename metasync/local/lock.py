@@ -68,21 +68,22 @@ class WorkspaceLock:
         wait_s: float = WAIT_S,
         waiting: Callable[[str], None] | None = None,
         presses: bool = True,
+        heed: Callable[[], None] = lambda: None,
     ) -> WorkspaceLock:
         """Takes the lock, waiting up to `wait_s`; `waiting(who)` is called once if it must wait.
 
         `command` tells the others what this process does ("metasync push"). `presses`: the holder is to see that it is
-        wanted; without it, those who press go first. `WorkspaceError`: still held, naming by whom; or `.metasync` is
-        gone or not writable.
+        wanted; without it, those who press go first. `heed` is called while it waits, and may raise. `WorkspaceError`:
+        still held, naming by whom; or `.metasync` is gone or not writable.
         """
         try:
             if not presses:
-                self._after_the_others()
+                self._after_the_others(heed)
             if not self._take():
                 if waiting is not None:
                     waiting(self._held_by())
                 with contextlib.ExitStack() as until_taken:
-                    self._wait(wait_s, until_taken if presses else None)
+                    self._wait(wait_s, until_taken if presses else None, heed)
         except OSError as e:
             raise WorkspaceError(
                 f"The lock of the workspace {self._dir.parent} can't be taken: {e.strerror or e}.",
@@ -107,13 +108,14 @@ class WorkspaceLock:
             os.close(fd)
         return False
 
-    def _after_the_others(self) -> None:
+    def _after_the_others(self, heed: Callable[[], None]) -> None:
         """Waits until those who press have the lock: they look for it every `POLL_S`."""
         ends = time.monotonic() + AFTER_YOU_S
         while self.wanted() and time.monotonic() < ends:
+            heed()
             time.sleep(POLL_S)
 
-    def _wait(self, wait_s: float, pressing: contextlib.ExitStack | None) -> None:
+    def _wait(self, wait_s: float, pressing: contextlib.ExitStack | None, heed: Callable[[], None]) -> None:
         ends = time.monotonic() + wait_s
         seen = pressing is None
         while not self._take():
@@ -125,6 +127,7 @@ class WorkspaceLock:
                     next_step="Run again when that has ended, or end that process: it holds the lock only "
                     "while it runs.",
                 )
+            heed()
             time.sleep(POLL_S)
 
     def _press(self, until_taken: contextlib.ExitStack) -> bool:

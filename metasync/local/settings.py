@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ from metasync.errors import PausedError, UsageError, WorkspaceError
 from metasync.local.lock import exclusive
 
 if TYPE_CHECKING:  # what is set is understood by `limits`, which is loaded only where something is
+    from metasync.reports.settings import SettingsReport
     from metasync.runtime.limits import Limits, Line, Schedule
 
 FILE: Final = "settings.json"
@@ -100,17 +100,6 @@ def when(until: float) -> str:
     return "until " + time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsReport:
-    """What is set on this device for this workspace. `paused`: until when transfers rest, as a phrase; "": they do not.
-
-    `settings` are as they were typed; what they mean stands in `limits`.
-    """
-
-    settings: Mapping[str, str] = field(default_factory=dict)
-    paused: str = ""
-
-
 def report(path: Path) -> SettingsReport:
     """What is set. `WorkspaceError` if that cannot be read."""
     return _told(read(path))
@@ -181,6 +170,8 @@ def _change(path: Path, changed: Callable[[Settings], Settings]) -> SettingsRepo
 
 
 def _told(s: Settings) -> SettingsReport:
+    from metasync.reports.settings import SettingsReport
+
     paused = s.paused_until is not None and s.pause_left_s(time.time()) > 0
     return SettingsReport(dict(s.values), when(s.paused_until) if paused and s.paused_until is not None else "")
 

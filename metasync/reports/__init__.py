@@ -1,1 +1,118 @@
-"""What operations tell their callers: plain values."""
+"""What operations tell their callers: plain values, all to be had from here by their names.
+
+Paths are bytes, as the file system has them; beside each field with paths stands one as `str`, whose name ends in
+`_str`. Times count nanoseconds since 1970. Fields may be added at the end of a report; none goes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from metasync.reports.backends import (
+        BackendChange,
+        BackendState,
+        CheckProblem,
+        CheckReport,
+        Evidence,
+        LogItem,
+        Moving,
+        RecoverReport,
+        Status,
+    )
+    from metasync.reports.history import (
+        CatReport,
+        ConflictItem,
+        Counts,
+        DiffReport,
+        Facts,
+        Kept,
+        Listed,
+        Listing,
+        NotRestored,
+        PathChange,
+        ResolveReport,
+        RestoreReport,
+        TextDiff,
+    )
+    from metasync.reports.members import (
+        DeviceInfo,
+        DeviceList,
+        InvitationInfo,
+        InviteReport,
+        KeyReport,
+        NoteReport,
+        PassphraseReport,
+        RotationReport,
+        SlotInfo,
+        Withdrawal,
+    )
+    from metasync.reports.settings import SettingsReport
+    from metasync.reports.start import CloneReport, InitReport
+    from metasync.reports.sync import (
+        Changes,
+        ConflictReport,
+        PullReport,
+        PushReport,
+        Skipped,
+        TightBackend,
+        Trailing,
+        path_str,
+    )
+
+__all__ = [
+    "BackendChange",
+    "BackendState",
+    "CatReport",
+    "Changes",
+    "CheckProblem",
+    "CheckReport",
+    "CloneReport",
+    "ConflictItem",
+    "ConflictReport",
+    "Counts",
+    "DeviceInfo",
+    "DeviceList",
+    "DiffReport",
+    "Evidence",
+    "Facts",
+    "InitReport",
+    "InvitationInfo",
+    "InviteReport",
+    "Kept",
+    "KeyReport",
+    "Listed",
+    "Listing",
+    "LogItem",
+    "Moving",
+    "NotRestored",
+    "NoteReport",
+    "PassphraseReport",
+    "PathChange",
+    "PullReport",
+    "PushReport",
+    "RecoverReport",
+    "ResolveReport",
+    "RestoreReport",
+    "RotationReport",
+    "SettingsReport",
+    "Skipped",
+    "SlotInfo",
+    "Status",
+    "TextDiff",
+    "TightBackend",
+    "Trailing",
+    "Withdrawal",
+    "path_str",
+]
+_MODULES = ("sync", "history", "backends", "members", "settings", "start")
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the module of a report when that is asked for: a push does not pay for the reports of a check."""
+    for module in map(import_module, (f"{__name__}.{one}" for one in _MODULES if not name.startswith("_"))):
+        value = getattr(module, name, None)
+        if getattr(value, "__module__", "") == module.__name__:  # and not what it imports
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

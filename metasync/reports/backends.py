@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metasync.errors import MetaSyncError
-from metasync.reports.sync import Changes, ConflictReport, Skipped, Trailing
+from metasync.reports.sync import Changes, ConflictReport, Skipped, Trailing, path_str
 
 if TYPE_CHECKING:
     from metasync.reports.history import Counts, PathChange
@@ -123,6 +123,10 @@ class RecoverReport:
     resumed: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def missing_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.missing))
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -162,6 +166,10 @@ class Status:
     withdraw: tuple[Withdrawal, ...] = ()
     paused: str = ""
     trailing: tuple[Trailing, ...] = ()
+
+    @property
+    def ignored_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.ignored))
 
 
 @dataclass(frozen=True, slots=True)

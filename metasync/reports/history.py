@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from metasync.reports.sync import Changes, ConflictReport, Skipped
+from metasync.reports.sync import Changes, ConflictReport, Skipped, path_str
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]
 
@@ -24,6 +24,10 @@ class Facts:
     mtime_ns: int
     target: bytes | None = None
 
+    @property
+    def target_str(self) -> str | None:
+        return None if self.target is None else path_str(self.target)
+
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
@@ -40,6 +44,14 @@ class PathChange:
     before: Facts | None
     after: Facts | None
     was: bytes | None = None
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def was_str(self) -> str | None:
+        return None if self.was is None else path_str(self.was)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,10 @@ class TextDiff:
     path: bytes
     lines: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,10 @@ class Listed:
     path: bytes
     facts: Facts
 
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -103,6 +123,24 @@ class Listing:
     snapshot: bytes
     path: bytes
     entries: tuple[Listed, ...]
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class CatReport:
+    """A file of a version that was read whole. `size` in bytes. `version`: as of `Listing`."""
+
+    version: int | None
+    snapshot: bytes
+    path: bytes
+    size: int
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
 
 
 Cause: TypeAlias = Literal["damaged", "unreachable", "refused", "disk"]
@@ -116,6 +154,10 @@ class NotRestored:
     path: bytes
     cause: Cause
     reason: str
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +187,10 @@ class RestoreReport:
     skipped: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def unsaved_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.unsaved))
+
 
 @dataclass(frozen=True, slots=True)
 class ConflictItem:
@@ -163,6 +209,14 @@ class ConflictItem:
     device: str | None = None
     time_ns: int | None = None
 
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def copy_str(self) -> str:
+        return path_str(self.copy)
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -170,6 +224,10 @@ class Kept:
 
     path: bytes
     at: str
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +240,11 @@ class ResolveReport:
     replaced: tuple[Kept, ...] = ()
     conflicts: tuple[ConflictReport, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def copies_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.copies))

@@ -1,9 +1,17 @@
-"""What a push and a pull report: values for the library, and what the command line prints from."""
+"""What a push and a pull report: values for the library, and what the command line prints from.
+
+Paths are bytes, as the file system has them. Beside each field with paths stands one whose name ends in `_str`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+
+def path_str(path: bytes) -> str:
+    """A path as `str`: bytes that are no UTF-8 as lone surrogates, which `os.fsencode` turns back."""
+    return path.decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +22,14 @@ class ConflictReport:
     kept: bytes
     reason: str
 
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def kept_str(self) -> str:
+        return path_str(self.kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -21,6 +37,10 @@ class Skipped:
 
     path: bytes
     reason: str
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +50,18 @@ class Changes:
     added: Sequence[bytes] = ()
     modified: Sequence[bytes] = ()
     deleted: Sequence[bytes] = ()
+
+    @property
+    def added_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.added))
+
+    @property
+    def modified_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.modified))
+
+    @property
+    def deleted_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.deleted))
 
     def __len__(self) -> int:
         return len(self.added) + len(self.modified) + len(self.deleted)
@@ -53,6 +85,10 @@ class PullReport:
     unplaced: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def merged_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.merged))
 
 
 def together(pulls: Sequence[PullReport]) -> PullReport:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import os
 import queue
 import threading
@@ -95,6 +96,7 @@ class Runtime:
         self._connections = (min(connections_per_backend, connections_max), connections_max)
         self._listener: Listener | None = None
         self._governor: Governor | None = None
+        self._check: Callable[[], None] = lambda: None
         self._channels = {name: self._channel(name) for name in self._backends}
         self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
         self._watched: set[str] = set()  # backends that are looked at, by name
@@ -159,6 +161,7 @@ class Runtime:
             done, _ = wait([future], timeout=left)
             if done:
                 return future.result()
+            self._check()
             if ends is not None and time.monotonic() >= ends:
                 raise NoQuorumError(
                     f"not finished within {deadline_s:g} s; what was sent may be committed",
@@ -177,7 +180,11 @@ class Runtime:
     ) -> list[Future[_T]]:
         """Waits until one of these futures has ended, or all have, or for `timeout_s`; -> those that have, in order."""
         futures = list(futures)
-        wait(futures, timeout_s, ALL_COMPLETED if for_all else FIRST_COMPLETED)
+        ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        enough = len(futures) if for_all else min(1, len(futures))
+        while sum(future.done() for future in futures) < enough and (left := ends - time.monotonic()) > 0:
+            wait(futures, min(left, WAIT_STEP_S), ALL_COMPLETED if for_all else FIRST_COMPLETED)
+            self._check()
         return [future for future in futures if future.done()]
 
     def add_backend(self, name: str, backend: Calls) -> None:
@@ -198,6 +205,10 @@ class Runtime:
         self._governor = governor
         for channel in list(self._channels.values()):
             channel.govern(governor)
+
+    def heed(self, check: Callable[[], None]) -> None:
+        """Has whoever waits here call `check` several times a second: what it raises ends the wait."""
+        self._check = check
 
     def _channel(self, name: str) -> Channel:
         channel = Channel(name, *self._connections, self.clock, self._moved)

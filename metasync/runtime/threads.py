@@ -1,4 +1,7 @@
-"""The threads of a runtime besides those of its channels. All are daemons: one that is stuck keeps no process alive."""
+"""The threads of a runtime besides those of its channels, and what tells the callers' own threads to end.
+
+A runtime's threads are daemons: one that is stuck keeps no process alive.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError as Abandoned
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeAlias
 
+from metasync.errors import CancelledError
 from metasync.runtime.effects import CARRIED
 from metasync.runtime.sizes import QUEUED_MAX
 
@@ -79,6 +85,65 @@ class Alone:
 
     def refused(self, after_s: float) -> None:
         """Nothing: no other call is made beside it."""
+
+
+class Stop(BaseException):
+    """Ends an operation from within, as Ctrl-C would: nothing takes it for a failure that can be mended."""
+
+
+class UnderWay:
+    """The operations under way in callers' threads, which other threads may end. Thread-safe.
+
+    An operation enters; whatever it waits in calls `check` every now and then, which raises `Stop` once after `cancel`.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._depths: dict[int, int] = {}  # by thread: one operation may be made of several
+        self._cancelled: dict[int, str] = {}  # by thread: why
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, an operation of this thread is under way. `CancelledError` where it was ended."""
+        me = threading.get_ident()
+        with self._changed:
+            self._depths[me] = self._depths.get(me, 0) + 1
+        try:
+            yield
+        except Stop as e:
+            if self._depths[me] > 1:
+                raise
+            raise CancelledError(str(e), next_step="Run again: it goes on where it was.") from None
+        except Abandoned:
+            raise CancelledError(
+                "the connections were closed", next_step="Open the workspace, and run again."
+            ) from None
+        finally:
+            with self._changed:
+                self._depths[me] -= 1
+                if not self._depths[me]:
+                    del self._depths[me]
+                    self._cancelled.pop(me, None)
+                    self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises `Stop` if the operation of this thread was cancelled."""
+        if self._cancelled and (why := self._cancelled.pop(threading.get_ident(), None)) is not None:
+            raise Stop(why)
+
+    def cancel(self, why: str) -> None:
+        """Ends what is under way, each at its next `check`. `why`: a sentence for who waits for it."""
+        with self._changed:
+            self._cancelled.update(dict.fromkeys(self._depths, why))
+
+    def ended(self, timeout_s: float) -> bool:
+        """Waits until nothing is under way. False: something still is, or the caller is what is."""
+        ends = time.monotonic() + timeout_s
+        with self._changed:
+            while self._depths and threading.get_ident() not in self._depths:
+                if not self._changed.wait(ends - time.monotonic()) and time.monotonic() >= ends:
+                    break
+            return not self._depths
 
 
 def settling(future: Future[Any]) -> Ended:

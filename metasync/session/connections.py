@@ -103,10 +103,11 @@ class Machine:
         wait_s: float = WAIT_S,
         *,
         presses: bool = True,
+        heed: Callable[[], None] = lambda: None,
     ) -> contextlib.AbstractContextManager[WorkspaceLock]:
         """The workspace's lock, taken: see `WorkspaceLock.acquire`."""
         lock = WorkspaceLock(directory / STATE_DIR)
-        return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses)
+        return lock.acquire(command, waiting=waiting, wait_s=wait_s, presses=presses, heed=heed)
 
 
 @dataclass

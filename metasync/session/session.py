@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Final
 from metasync.config import NO_LIMIT, decode_config
 from metasync.consensus import ZERO_HASH, State
 from metasync.errors import BackendError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
-from metasync.events import Notice
+from metasync.events import Notice, Sheltered
 from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
 from metasync.local.lock import WAIT_S
 from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, UNFINISHED_KEY
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
+from metasync.runtime.threads import UnderWay
 from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.tree import WorkTree
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from metasync.worktree.ingest import Ingest, Sink
 
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
+CLOSING_S: Final = 30.0  # that `close` waits for an operation of another thread: a file that is read hangs, say
 AHEAD_OBJECTS_MAX: Final = (
     50_000  # of an index: a clone of more is hardly shorter for a head start, and must save memory
 )
@@ -98,6 +101,7 @@ class Session:
         self.out: dict[str, UnreachableError] = {}
         self.tried: set[str] = set()
         self.others_wait: Callable[[], bool] = lambda: False  # whether another operation waits for the folder's lock
+        self.check: Callable[[], None] = lambda: None  # to be called while something else is waited for: may end it all
         self.recalled = False  # whether the agreement has been told of the states that are kept here
         self._along: dict[bytes, bytes] = {}  # of `Contents`
         self._loaded: tuple[State, Agreed] | None = None  # what was loaded last, by the state that names it
@@ -339,24 +343,57 @@ class Session:
         return (contents or self.contents(agreed)).walk(flatten(agreed.tree_root))
 
 
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Tells what the operating system refuses as a `WorkspaceError`, but for a pipe that the caller's reader closed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
+        raise WorkspaceError(
+            f"{what} failed: {where}{e.strerror or e}",
+            next_step="Check the path, its rights and its disk, then run again; nothing that was agreed is lost.",
+        ) from e
+
+
 class Operations:
     """The operations of one open workspace, one at a time: each gets a session, those that change something the lock.
 
-    `on_event` hears what they tell. `now`: transfers go on in spite of a pause.
+    `on_event` names the listener that hears what they tell. `now`: transfers go on in spite of a pause.
     """
 
-    def __init__(self, connections: Connections, on_event: Listener) -> None:
+    def __init__(self, connections: Connections, on_event: Callable[[], Listener]) -> None:
         self.connections = connections
-        self.on_event = on_event
+        self._on_event = Sheltered(on_event)
+        self._under_way = UnderWay()
         self.now = False
         self.settings_path = connections.directory / STATE_DIR / settings.FILE
         self._governor: settings.Governor | None = None
         self._closed = False
+        self._is_given_back = False
+        self._giving_back = threading.RLock()
         connections.on_event = self.tell
 
     def tell(self, event: Event) -> None:
-        """Tells whoever listens at this moment."""
-        self.on_event(event)
+        """Tells whoever listens at this moment. An operation that was cancelled ends here, if not before."""
+        self._under_way.check()
+        self._on_event(event)
+
+    def cancel(self) -> None:
+        """Ends what is under way in any thread, soon, with `CancelledError`."""
+        self._under_way.cancel("cancelled; what was agreed and stored by then stays")
+
+    @contextlib.contextmanager
+    def _entered(self, what: str) -> Iterator[None]:
+        """Counts as under way. Who closed meanwhile, and could not wait for the end, is given everything back now."""
+        try:
+            with self._under_way.entered(), told(what):
+                yield
+        finally:
+            if self._closed and self._under_way.ended(0):
+                self._give_back()
 
     @contextlib.contextmanager
     def locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
@@ -366,9 +403,12 @@ class Operations:
             if first:
                 self.tell(Notice(f"waiting: the workspace is {who}"))
 
-        c, wait_s = self.connections, WAIT_S if first else math.inf
+        c, wait_s, check = self.connections, WAIT_S if first else math.inf, self._under_way.check
         with (
-            c.machine.lock(c.directory, f"metasync {what}", waiting, wait_s, presses=what != "push") as lock,
+            self._entered(what),
+            c.machine.lock(
+                c.directory, f"metasync {what}", waiting, wait_s, presses=what != "push", heed=check
+            ) as lock,
             c.guard.holding(),
         ):
             yield lock
@@ -381,11 +421,13 @@ class Operations:
             raise WorkspaceError(f"{c.directory}: the workspace was closed before {what}")
         if not self.now:
             settings.refuse_paused(self.settings_path, what)
-        with WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
+        with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
             tree.rules = rules_of(tree, c.db)
             try:
-                s = Session(c, tree, self.on_event)
-                s.runtime.listen(self.on_event)
+                s = Session(c, tree, self.tell)
+                s.check = self._under_way.check
+                s.runtime.listen(self._on_event)
+                s.runtime.heed(s.check)
                 s.runtime.govern(self._governed())
                 yield s
             finally:
@@ -396,8 +438,13 @@ class Operations:
     def begun(self, what: str, *, first: bool = True) -> Iterator[Session]:
         """A session that may change things, under the lock: what earlier operations left is still to be finished."""
         with self.locked(what, first=first) as lock, self.session(what) as s:
-            s.others_wait = lock.wanted
-            self.connections.guard.tell(s.config, self.on_event)
+
+            def wanted() -> bool:
+                s.check()
+                return lock.wanted()
+
+            s.others_wait = wanted
+            self.connections.guard.tell(s.config, self.tell)
             yield s
             s.keep_estimates()
 
@@ -418,11 +465,23 @@ class Operations:
             self.tell(Notice(text, warning=True))
 
     def close(self) -> None:
-        """Gives connections and files back; copies under way end. May be repeated."""
-        self.connections.close()
-        if not self._closed:
+        """Gives connections and files back; copies under way end. May be repeated.
+
+        From another thread it ends what is under way first, with `CancelledError`. What does not end in time, and the
+        operation from whose listener this is called, gives everything back when it ends.
+        """
+        self._closed = True
+        self._under_way.cancel("the workspace was closed")
+        if self._under_way.ended(CLOSING_S):
+            self._give_back()
+
+    def _give_back(self) -> None:
+        with self._giving_back:
+            if self._is_given_back:
+                return
+            self._is_given_back = True
             try:
+                self.connections.close()
                 self._note_given_up()  # by writes that landed after their operation had ended
             finally:
-                self._closed = True
                 self.connections.db.close()

@@ -114,7 +114,7 @@ def copy_on(s: Session, at_hand: dict[bytes, bytes], *, wait: bool) -> tuple[Tra
     c.copying = late_copies.go_on(c.copying, s.transfer, s.runtime, s.db, s.listener, at_hand)
     if not wait or c.copying is None:
         return begun
-    c.copying.join()
+    c.copying.join(s.check)
     c.copying = None
     return late_copies.summary(late_copies.load(s.db).values(), s.names)
 

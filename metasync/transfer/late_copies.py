@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple
 
@@ -170,9 +170,11 @@ class Finishing:
             self._at_hand.update(at_hand)
             return True
 
-    def join(self) -> None:
-        """Waits for the end, and raises what it ended with. May be interrupted; the copies then go on."""
+    def join(self, heed: Callable[[], None] = lambda: None) -> None:
+        """Waits for the end, and raises what it ended with. May be interrupted, also by what `heed` raises, which is
+        called meanwhile; the copies then go on."""
         while self._thread is not None and self._thread.is_alive():
+            heed()
             self._thread.join(WAIT_S)
         if self._error is not None:
             raise self._error

@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasync.local import settings
 from metasync.merge import changes
-from metasync.reports import backends, history, members, start, sync
+from metasync.reports import backends, history, members, settings, start, sync
 from metasync.session import evidence
 from metasync.terminal import text as _text
 from metasync.testing import contract

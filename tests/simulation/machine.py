@@ -113,6 +113,7 @@ class SimMachine(Machine):
         wait_s: float = 0,
         *,
         presses: bool = True,
+        heed: Callable[[], None] = lambda: None,
     ) -> contextlib.AbstractContextManager[WorkspaceLock]:
         return contextlib.nullcontext(WorkspaceLock(directory))  # never taken: no two commands of a client at once
 
