@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from metasync import reports
     from metasync.backends.api import Backend
     from metasync.history import conflicts, diff, export, log, read, restore
-    from metasync.maintenance import add_backend, check, reconfigure, recover, status
+    from metasync.maintenance import add_backend, backend_states, check, recover, status
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
-    from metasync.session import health
     from metasync.sync import first_checkout, push
 else:
 
@@ -55,10 +54,10 @@ else:
     conflicts, diff, export, log = _lazy("history", "conflicts", "diff", "export", "log")
     read, restore = _lazy("history", "read", "restore")
     add_backend, check, recover = _lazy("maintenance", "add_backend", "check", "recover")
-    reconfigure, status = _lazy("maintenance", "reconfigure", "status")
+    backend_states, status = _lazy("maintenance", "backend_states", "status")
     clone_invitation, clone_passphrase, devices = _lazy("members", "clone_invitation", "clone_passphrase", "devices")
     found, invitation, rotation, secrets = _lazy("members", "found", "invitation", "rotation", "passphrase")
-    health, first_checkout, push = _Lazy("session.health"), *_lazy("sync", "first_checkout", "push")
+    first_checkout, push = _lazy("sync", "first_checkout", "push")
 
 Folder: TypeAlias = str | os.PathLike[str]
 Opened: TypeAlias = "Mapping[str, Backend]"
@@ -222,7 +221,7 @@ class Workspace:
     def status(self) -> reports.Status:
         """What differs here, what is ahead or behind, how each backend fares. Changes nothing, takes no lock."""
         with self._session("status") as s:
-            return dataclasses.replace(status.status(s, self.backends()), paused=self.settings().paused)
+            return dataclasses.replace(status.status(s), paused=self.settings().paused)
 
     def check(self, *, read_data: bool = False) -> reports.CheckReport:
         """Is everything there, as often as promised, and unaltered? `read_data` reads every copy."""
@@ -230,21 +229,20 @@ class Workspace:
             return check.check(s, agreement.newest(s), read_data=read_data)
 
     def backends(self) -> list[reports.BackendState]:
-        """The agreed backends, and how each fares as seen from this device now."""
-        with self._session("backends") as s:
-            return health.backends_now(s, sorted(self._connections.agreed_names))
+        """The workspace's backends, and how each fares as seen from this device now."""
+        return list(self.backend_list().backends)
 
-    def moving(self) -> reports.Moving:
-        """What lies where it was before the backends changed, and is read there until it is moved."""
+    def backend_list(self) -> reports.BackendList:
+        """The same, with what the set of them survives, and what lies where it was before they changed."""
         with self._session("backends") as s:
-            return reconfigure.still_moving(s, None)
+            return backend_states.listing(s)
 
     def link(self, name: str, url: str) -> reports.BackendState:
         """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
         with self._locked("backend link"):
             self._connections.link(name, url)
         with self._session("backend link") as s:
-            return health.backends_now(s, [name])[0]
+            return backend_states.backends_now(s, [name])[0]
 
     # --- versions: named as on the command line (`history.versions`); paths are relative to `directory`
 

@@ -28,7 +28,10 @@ def backend() -> None:
 @common
 @click.pass_obj
 def backend_list(options: Options) -> None:
-    """Lists the workspace's backends, with the state of each.
+    """Lists the workspace's backends, and what they survive.
+
+    used: packs there, counted by the index. share: the part of all packs that a backend gets. free: what its
+    provider tells. Long URLs are cut, but with --verbose.
 
     \b
     Example:
@@ -36,10 +39,14 @@ def backend_list(options: Options) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        items = w.backends()
-        moving = w.moving()
-    lines = [*backends_text.backends(items), *backends_text.moving(moving)]
-    console.report("backend list", lines, {"backends": items, "moving": moving})
+        listed = w.backend_list()
+    lines = [
+        listed.survives,
+        "",
+        *backends_text.backends(listed.backends, verbose=options.verbose),
+        *backends_text.moving(listed.moving),
+    ]
+    console.report("backend list", lines, listed)
 
 
 @backend.command("link")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from metasync.events import Notice
-from metasync.terminal import backends_text, sync_text, text
+from metasync.terminal import backends_text, status_text, sync_text, text
 from metasync.terminal.console import Console, Options, common, opened, passes_pause
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
@@ -25,10 +26,11 @@ DURABILITY = (
 @common
 @click.pass_obj
 def status(options: Options) -> None:
-    """Shows what changed here, what is new, and backends' health.
+    """Shows whether you are in step and safe, and what to do next.
 
-    Ahead means changes here that are not pushed, behind means versions that are not pulled. With --verbose also
-    shows what is ignored.
+    In step: nothing changed here that is not pushed, and nothing newer is there. Safe: every pack of data has all its
+    copies on backends that answer. Ends with 4 where copies are missing, 3 where conflicts wait, 5 where too few
+    backends answer. With --verbose also shows what is ignored.
 
     \b
     Example:
@@ -40,8 +42,10 @@ def status(options: Options) -> None:
         s = w.status()
     codes = [s.error.exit_code] if s.error is not None else []
     codes += [1] if s.unreadable else []
-    codes += [4] if s.under_replicated else []
-    console.report("status", sync_text.status(s, verbose=options.verbose), s, codes)
+    codes += [3] if s.conflicts else []
+    codes += [4] if s.short else []
+    lines = status_text.status(s, now_ns=time.time_ns(), verbose=options.verbose)
+    console.report("status", lines, s, codes)
 
 
 @click.command()

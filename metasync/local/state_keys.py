@@ -233,6 +233,9 @@ HUNG_KEY: Final = Key(  # backends that gave no answer a moment ago, with the ti
 EVIDENCE_KEY: Final = Key(  # (backend, what it did, ns since 1970), oldest first: `session.evidence`
     "evidence", json_codec("evidence", lambda told: [(str(b), str(w), int(t)) for b, w, t in told]), None
 )
+AWAY_KEY: Final = Key(  # backends that cannot be used, with when that was first noticed (ns since 1970)
+    "away", json_codec("backends that are away", lambda told: {str(name): int(at) for name, at in told.items()}), None
+)  # `session.evidence`
 KEY_COPIES_KEY: Final = Key("key copies", json_codec("copies of keys", _key_copies), None)  # `members.key_copies`
 
 

@@ -9,7 +9,7 @@ changed hands is read where it was (`store.placement`), and no second change of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +31,7 @@ from metasync.consensus.reconfigure import check_step
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
+from metasync.maintenance import holdings
 from metasync.members import key_copies
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
@@ -351,9 +352,7 @@ def still_moving(s: Session, agreed: Agreed | None) -> Moving:
     """What the change of the backends displaced and the newest index known still names."""
     if s.config.moving is None or s.previous is None:
         return Moving()
-    displaced: Mapping[tuple[int, bytes], PackRecord] = {}
-    with contextlib.suppress(MetaSyncError):  # without it all packs count: too many rather than too few
-        displaced = s.indexes.of(Ref(*s.config.moving)).packs()
+    displaced = holdings.displaced(s) or {}  # without it all packs count: too many rather than too few
     index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
     if index is None:
         return placement.moving(placement.to_move(s.previous, s.config, displaced.values()))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from metasync.errors import MetaSyncError
 from metasync.local.state_keys import CONFLICTS, SHORT_KEY
+from metasync.maintenance import backend_states
+from metasync.maintenance.holdings import holdings
 from metasync.maintenance.reconfigure import still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
@@ -17,6 +18,7 @@ from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
 from metasync.reports.sync import ConflictReport
 from metasync.session import agreement, evidence, health
+from metasync.session.connections import REMOVED
 from metasync.session.session import Session
 from metasync.store.placement import survives
 from metasync.sync.scanned import noted, summary
@@ -26,20 +28,25 @@ from metasync.worktree.overlay import changed
 from metasync.worktree.scan import scan
 from metasync.worktree.tree import WorkTree
 
+if TYPE_CHECKING:
+    from metasync.session.session import Agreed
+
 IGNORED_MAX: Final = 1000  # ignored paths listed: more than anybody reads, little in a report
 DEADLINE_S: Final = 15.0  # the backends' own states were asked for before: together less than a command may wait
 
 
-def status(s: Session, backends: Sequence[BackendState]) -> Status:
-    """Compares the folder with the version it is at, and asks the backends for news."""
+def status(s: Session) -> Status:
+    """Compares the folder with the version it is at, and asks the backends how they fare and for news."""
     base = s.base_state()
-    names = [b.name for b in backends]
+    names = sorted(s.connections.agreed_names)
+    answers, asked_by = backend_states.ask(s, names), s.connections.config_hash
     newest: int | None = None
     problem, error = "", None
     try:
         agreed = s.base()
         walk = walk_index(s.tree, s.db, agreed.tree_root) or walk_folder(s.tree, s.db, s.flat(agreed))
     except MetaSyncError as e:
+        backends = backend_states.states_of(s, names, answers, None)
         return Status(
             s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
             survives=survives(s.config), evidence=evidence.of(s.db, names),
@@ -50,7 +57,11 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         problem, error = e.message, e
     ailing = health.standings(s) if error is None else health.noted_standings(s)
     heads = health.check_heads(s, s.newest_state()) if error is None else ()
-    backends = [replace(b, state=ailing[b.name]) if b.state == "ok" and b.name in ailing else b for b in backends]
+    if s.connections.config_hash != asked_by:  # the news were of another set of backends
+        names = sorted(s.connections.agreed_names)
+        answers = backend_states.ask(s, names)
+    kept = holdings(s, agreed.index)
+    backends = backend_states.states_of(s, names, answers._replace(states={**ailing, **answers.states}), kept)
     seen = scan(walk, s.ingest())
     before, held = seen.base, seen.held()
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen.tree or _is_there(s.tree, c.copy)]
@@ -84,7 +95,28 @@ def status(s: Session, backends: Sequence[BackendState]) -> Status:
         ),
         withdraw=_withdraw(s),
         trailing=late_copies.summary(late_copies.load(s.db).values(), s.names),
+        device=_author(agreed),
+        time_ns=agreed.snapshot.time_ns if agreed.snapshot is not None else None,
+        copies=kept.copies,
+        by_copies=kept.by_copies(_within_reach(s, backends)),
     )
+
+
+def _author(agreed: Agreed) -> str:
+    """The name of the device that made a version, or its id; "" before the first push."""
+    if agreed.snapshot is None:
+        return ""
+    device = agreed.devices.get(agreed.snapshot.device)
+    return device.name if device is not None else agreed.snapshot.device.hex()
+
+
+def _within_reach(s: Session, backends: Iterable[BackendState]) -> set[bytes]:
+    """Ids of the backends whose packs count as copies; a removed one's too, while it is open."""
+    held = {b.name for b in backends if b.holds}
+    away = {name.removesuffix(REMOVED) for name in s.down}
+    return {e.backend_id for e in s.config.backends if e.name in held} | {
+        i for i, way in s.former.items() if way.partition("~")[0] not in away
+    }
 
 
 def _withdraw(s: Session) -> tuple[Withdrawal, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from metasync.reports.backends import (
         BackendChange,
+        BackendList,
         BackendState,
         CheckProblem,
         CheckReport,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendChange",
+    "BackendList",
     "BackendState",
     "CatReport",
     "Changes",

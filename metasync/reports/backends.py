@@ -45,7 +45,10 @@ class LogItem:
 class BackendState:
     """How a backend fares. `state`: `ok`, or why not. `linked`: this device has a way to it.
 
-    used_bytes    of packs that belong there, as the index of this folder's version says; None when it is not at hand
+    condition     the state in a word or two: `CONDITIONS`
+    since_ns      since when it cannot be used, as this device noticed it (its clock, ns since 1970)
+    share         of all packs that it gets by the mapping, 0 to 1; None where it holds no data
+    used_bytes    of packs there, counted by the index of this folder's version; None when that is not at hand
     free_bytes    on the account, and `total_bytes` of it, where the backend tells
     reserve_used  it was full, and its ballast was given up so that agreement went on
     warning       a sentence when it is nearly full, else ""
@@ -63,6 +66,17 @@ class BackendState:
     total_bytes: int | None = None
     reserve_used: bool = False
     warning: str = ""
+    condition: str = "ok"
+    since_ns: int | None = None
+    share: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the packs there count as copies. Of one that is not linked here this device can't tell otherwise."""
+        return self.condition in ("ok", "full", "held back", "not linked", "distrusted")
+
+
+CONDITIONS = ("ok", "full", "held back", "not linked", "down", "replaced", "rolled back", "distrusted", "not usable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,15 @@ class Moving:
 
     packs: int = 0
     bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendList:
+    """The workspace's backends. `survives`: what the set of them lives through, in a sentence."""
+
+    backends: tuple[BackendState, ...]
+    moving: Moving = Moving()
+    survives: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +155,10 @@ class RecoverReport:
 class Status:
     """What differs here, and how the backends fare. `newest` is None when no quorum answered (`problem` says why).
 
+    device, time_ns  who made this version, and when, by the author's clock; "" and None before the first push
+    copies         how many copies of each pack are promised
+    by_copies      how many packs have 0, 1, ... as many copies as promised within reach, by the index and by which
+                   backends answer; empty where the index is not at hand
     ignored        paths that are ignored and not agreed, the first of `ignored_total`; of a directory it alone
     ignored_agreed how many agreed files are ignored now: they stay agreed as they are, and changes here are not pushed
     warnings       sentences: what is wrong with ignore rules, why a push would stop
@@ -166,6 +193,20 @@ class Status:
     withdraw: tuple[Withdrawal, ...] = ()
     paused: str = ""
     trailing: tuple[Trailing, ...] = ()
+    device: str = ""
+    time_ns: int | None = None
+    copies: int = 0
+    by_copies: tuple[int, ...] = ()
+
+    @property
+    def packs(self) -> int:
+        """How many packs this version has."""
+        return sum(self.by_copies)
+
+    @property
+    def short(self) -> int:
+        """How many of them have fewer copies within reach than promised, or may have."""
+        return max(sum(self.by_copies[:-1]), self.under_replicated)
 
     @property
     def ignored_str(self) -> tuple[str, ...]:

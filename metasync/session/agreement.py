@@ -223,6 +223,9 @@ def note_standings(s: Session) -> None:
         s.down.setdefault(name, standing.reason or standing.kind)
         if standing.kind in ("replaced", "rolled back"):
             s.leave_out(name, UnreachableError(f"{standing.kind}: {standing.reason}"))
+    unsure = s.connections.agreed_names - s.group.heard
+    ill = {name for name, standing in s.group.standings.items() if standing.kind in ("down", "replaced", "rolled back")}
+    evidence.note_away(s.db, (ill | s.connections.absent.keys()) & s.connections.links.keys(), unsure, s.wall_ns())
 
 
 def note_retired(s: Session) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from metasync.transfer.late_copies import Finishing
 
 HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+REMOVED: Final = " (removed)"  # after the name of a backend that is not in the workspace any more, where it is told
 COPYING_ENDS_S: Final = 5.0  # calls on closed backends have ended by then; what is left is a note in the local state
 
 
@@ -271,7 +272,7 @@ class Connections:
             if way.absent is not None and way.name in self.agreed_names:
                 out[way.name] = way.absent.why.message
             elif way.absent is not None and self.config.prev_config is not None:
-                out[f"{way.name.partition('~')[0]} (removed)"] = way.absent.why.message.removeprefix(f"{way.name}: ")
+                out[way.name.partition("~")[0] + REMOVED] = way.absent.why.message.removeprefix(f"{way.name}: ")
         return out
 
     @property

@@ -1,16 +1,17 @@
-"""Notes of what backends did that no honest one does, kept until they are removed (consensus.md, rule 3.3).
+"""Notes of what this device noticed of backends: since when one cannot be used, and what no honest one does.
 
-A backend that shows an older past than it showed before, or different pasts to different devices, is left out as long
-as this device can tell. What it did stays noted after it behaves again: whether to go on with it is for people.
+What is against honesty is kept until the backend is removed (consensus.md, rule 3.3). A backend that shows an older
+past than it showed before, or different pasts to different devices, is left out as long as this device can tell. What
+it did stays noted after it behaves again: whether to go on with it is for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.local.state import LocalDb
-from metasync.local.state_keys import EVIDENCE_KEY
+from metasync.local.state_keys import AWAY_KEY, EVIDENCE_KEY
 
 if TYPE_CHECKING:
     from metasync.reports.backends import Evidence
@@ -40,3 +41,16 @@ def note(db: LocalDb, found: Iterable[tuple[str, str]], now_ns: int) -> None:
 def of(db: LocalDb, backends: Sequence[str]) -> tuple[Evidence, ...]:
     """What is noted of these backends: one that was removed is nobody's concern any more."""
     return tuple(e for e in noted(db) if e.backend in backends)
+
+
+def note_away(db: LocalDb, away: Collection[str], unsure: Collection[str], now_ns: int) -> Mapping[str, int]:
+    """Notes which backends cannot be used now. -> since when each of those is away, as first noticed here.
+
+    What is noted of `unsure` ones stays: nobody asked them. All others answer, or are in the workspace no more.
+    """
+    known = db.get(AWAY_KEY) or {}
+    since = {name: known.get(name, now_ns) for name in sorted(away)}
+    now = {name: at for name, at in known.items() if name in unsure} | since
+    if now != known:
+        db.set(AWAY_KEY, now or None)
+    return since

@@ -7,17 +7,13 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from metasync.backends.wrappers.absent import AbsentBackend
-from metasync.config import DEFAULT_CAPACITY, BackendEntry
 from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path
 from metasync.consensus.records.entry import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
-from metasync.reports.backends import BackendState
 from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each, patience_s, together
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
-from metasync.session import agreement, space
-from metasync.session.connections import given_up
+from metasync.session import agreement
 from metasync.session.session import LOOK_S, Session
 
 UNHEARD_TIMEOUT_S: Final = 3.0  # before a push goes elsewhere with what a silent store would hold
@@ -92,50 +88,6 @@ def begin_checking_unheard(s: Session) -> Callable[[], bool]:
         return bool(ailing)
 
     return finish
-
-
-def backends_now(s: Session, names: Sequence[str]) -> list[BackendState]:
-    """How these backends fare now, as seen from this device; all are asked at once."""
-    links = s.connections.links
-    states = check_places(s, [n for n in names if n in links])
-    told = space.ask(s.runtime.run, [n for n in names if n in links and n not in states])
-    index = s.indexes.at_hand(s.base_state().index)
-    used = space.used(s, index) if index is not None else {}
-    without = given_up(s.db) | s.given_up
-    out = []
-    for name in names:
-        entry = s.config.named(name)
-        assert entry is not None
-        link = links.get(name)
-        roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
-        roles += ("blocks",) if entry.acceptor is not None and entry.acceptor.form == "block" else ()
-        state = "not linked" if link is None else states.get(name, "ok")
-        capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
-        out.append(
-            BackendState(
-                name=name,
-                url=link.url if link is not None else "",
-                roles=roles,
-                capacity_bytes=entry.capacity_bytes,
-                linked=link is not None,
-                state="full: its reserve was used" if state == "ok" and name in without else state,
-                free_bytes=told[name].free_bytes if name in told else None,
-                used_bytes=used.get(name),
-                total_bytes=told[name].total_bytes if name in told else None,
-                reserve_used=name in without,
-                warning=_vote_doubt(s, name, entry) or space.warning(name, capacity, used.get(name), told.get(name)),
-            )
-        )
-    return out
-
-
-def _vote_doubt(s: Session, name: str, entry: BackendEntry) -> str:
-    """A sentence on a backend that votes and should not any more: its folder is copied by another program, say."""
-    store = s.connections.store(name)
-    if entry.acceptor is None or store is None or isinstance(store, AbsentBackend) or store.form != "none":
-        return ""
-    why = getattr(store, "form_reason", "") or "it has no atomic create"
-    return f"{name} votes and should not: {why}. Take its vote: metasync backend set {name} --role storage"
 
 
 def leave_out(s: Session, places: Mapping[str, str]) -> None:

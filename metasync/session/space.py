@@ -134,12 +134,6 @@ def note_sent(s: Session) -> None:
         s.db.set(SPACE_KEY, {**known, **lower})
 
 
-def used(s: Session, index: Index) -> dict[str, int]:
-    """By name: bytes of packs that belong on each backend that stores."""
-    placed = placed_bytes(index.packs().values(), s.transfer.placement)
-    return {b.name: placed[b.backend_id] for b in s.config.backends if b.backend_id in placed}
-
-
 def warning(name: str, capacity: int | None, used_bytes: int | None, space: Space | None) -> str:
     """A sentence on a backend that is nearly full, or beyond its capacity; "" for one that is well.
 

@@ -43,6 +43,8 @@ WEIGHT_MAX = CAPACITY_BYTES_MAX
 PARTITION_BYTES = 8
 SHARES_STEPS_MAX = 1 << 18  # a bound for `shares`: 16 backends with 8 copies pass, in 0.1 s, or 500 with 2
 
+SHARE_DIGITS = 4  # of a share as it is told: a hundredth of a percent
+
 _HASH_BITS = 64
 _DOMAIN = b"metasync place 1"  # 16 bytes, the most that BLAKE2b takes as its personalization
 _FRACTION_BITS = 80  # keeps 14 bits of -ln(u) at the u next to 1, where it is 2**-65, and 78 at a usual one
@@ -208,6 +210,15 @@ def placement_of(config: Config) -> Placement:
     )
 
 
+def shares_of(config: Config) -> dict[bytes, float]:
+    """By id of each backend that holds data: the part of all packs that it gets, 0 to 1. Empty: too many to compute."""
+    try:
+        expected = placement_of(config).expected_shares()
+    except UsageError:
+        return {}
+    return {backend_id: round(float(share), SHARE_DIGITS) for backend_id, share in expected.items()}
+
+
 def gaining(old: Config, new: Config) -> set[bytes]:
     """Backends of both configs that `new` may map a pack to which `old` mapped elsewhere.
 
@@ -236,15 +247,16 @@ def to_move(old: Config, new: Config, packs: Iterable[PackRecord]) -> list[PackR
 
 
 def survives(config: Config) -> str:
-    """What the set of backends lives through, in a sentence."""
-    n, s = config.n, config.survives
-    down = "none" if not s.down else f"any {s.down}"
-    lost = "no loss" if not s.copies else f"the loss of any {s.copies}"
-    lying = f" and any {s.lying} of them lying" if s.lying else " and none of them lying"
-    return (
-        f"{n} of {len(config.backends)} backends vote: changes can be agreed with {down} of them down{lying};"
-        f" data survive {lost} ({s.copies + 1} {'copy' if not s.copies else 'copies'} of everything)."
-    )
+    """What the set of backends lives through, in words: losses of data, how many a push needs, how many may lie."""
+    n, q, s = config.n, config.quorum, config.survives
+    copies = "1 copy" if not s.copies else f"{s.copies + 1} copies"
+    which = f"Any {s.copies}" if s.copies else "None"
+    data = f"{which} of {len(config.backends)} backends may be lost"
+    data += " without losing data" if s.copies > s.down else ""
+    needs = f"any {q} of the {n}" if q < n else f"all {n}" if n > 1 else "the one"
+    push = f"a push needs {needs} that {'votes' if n == 1 else 'vote'}"
+    lie = f"; any {s.lying} of them may lie" if s.lying else ""
+    return f"{data}: everything has {copies}; {push}{lie}."
 
 
 def moving(packs: Iterable[PackRecord]) -> Moving:

@@ -6,27 +6,65 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from metasync.config import DEFAULT_CAPACITY
-from metasync.terminal.style import alarm
+from metasync.terminal.style import alarm, joined, styled
 from metasync.terminal.text import count, size, text
+
+COLUMNS_MAX = 100  # of a table: a terminal of usual width
+NAME_COLUMNS = 16  # of a name in it; and the least that is left for a URL
+MUCH = 1 << 20  # no bound
+GAP = "..."
 
 if TYPE_CHECKING:
     from metasync.reports.backends import BackendChange, BackendState, CheckReport, Moving, RecoverReport
     from metasync.reports.sync import Trailing
+    from metasync.terminal.style import Role
     from metasync.testing.contract import Outcome, Report
 
 
-def backends(items: Sequence[BackendState]) -> list[str]:
-    rows = [("backend", "holds", "used", "capacity", "free", "state", "where")]
+def backends(items: Sequence[BackendState], *, verbose: bool = False) -> list[str]:
+    """A row a backend, of `COLUMNS_MAX` at most; what is wrong with some below. `verbose`: names and URLs uncut."""
+    most = MUCH if verbose else COLUMNS_MAX
+    rows: list[tuple[str, ...]] = [("backend", "role", "used", "share", "capacity", "free", "state", "where")]
     for b in items:
-        used = size(b.used_bytes) if b.used_bytes is not None else "-"
-        free = size(b.free_bytes) if b.free_bytes is not None else "?"
-        free += f" of {size(b.total_bytes)}" if b.free_bytes is not None and b.total_bytes is not None else ""
-        where = b.url if b.linked else f"not linked here: metasync backend link {b.name} URL"
-        capacity = "equal" if b.capacity_bytes == DEFAULT_CAPACITY else size(b.capacity_bytes)
-        rows.append((b.name, "+".join(b.roles), used, capacity, free, b.state, where))
-    widths = [max(len(r[i]) for r in rows) for i in range(6)]
-    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(r, widths, strict=False)), r[6]]).rstrip() for r in rows]
-    return lines + [f"warning: {b.warning}." for b in items if b.warning]
+        rows.append(
+            (
+                fitted(b.name, MUCH if verbose else NAME_COLUMNS),
+                "both" if {"data", "vote"} <= set(b.roles) else "data only" if "data" in b.roles else "vote only",
+                size(b.used_bytes) if b.used_bytes is not None else "-",
+                f"{b.share:.0%}" if b.share is not None else "-",
+                size(b.capacity_bytes) if b.capacity_bytes != DEFAULT_CAPACITY else "-",
+                size(b.free_bytes) if b.free_bytes is not None else "?",
+                styled(_role(b), b.condition),
+                b.url or "-",
+            )
+        )
+    shown = [i for i in range(8) if i not in (1, 4) or len({r[i] for r in rows[1:]} - {"both", "-"})]
+    widths = {i: max(len(r[i]) for r in rows) for i in shown}
+    rest = max(NAME_COLUMNS, most - sum(widths[i] + 2 for i in shown[:-1]))
+    lines = [joined("  ", [*(r[i].ljust(widths[i]) for i in shown[:-1]), fitted(r[7], rest)]) for r in rows]
+    return [*lines, *(line for b in items for line in _trouble(b))]
+
+
+def _role(b: BackendState) -> Role:
+    return "good" if b.condition == "ok" else "warning" if b.holds else "alarm"
+
+
+def fitted(text: str, columns: int) -> str:
+    """A text of so many columns at most, without its middle where it is longer."""
+    if len(text) <= columns:
+        return text
+    kept = columns - len(GAP)
+    return text[: kept // 2] + GAP + text[len(text) - (kept - kept // 2) :]
+
+
+def _trouble(b: BackendState) -> list[str]:
+    """What is wrong with a backend, and the next step where it is known."""
+    lines = [f"warning: {b.warning}."] if b.warning else []
+    if not b.linked:
+        return [f"{b.name}: not linked here. Next: metasync backend link {b.name} URL", *lines]
+    if b.state != "ok":
+        lines.insert(0, f"{b.name}: {b.state.removeprefix('unreachable: ').removeprefix(f'{b.name}: ')}")
+    return lines
 
 
 def moving(m: Moving) -> list[str]:

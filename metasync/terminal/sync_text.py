@@ -1,27 +1,23 @@
-"""What `push`, `pull` and `status` print. Pure: nothing here prints."""
+"""What `push` and `pull` print. Pure: nothing here prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from metasync.terminal.backends_text import backends, moving, trailing
-from metasync.terminal.style import alarm
+from metasync.terminal.backends_text import trailing
 from metasync.terminal.text import (
     EXAMPLES_MAX,
     LISTED_MAX,
     RESOLVE,
     count,
     listed,
-    sentence,
     size,
     text,
     warnings,
-    when,
 )
 
 if TYPE_CHECKING:
-    from metasync.reports.backends import Status
     from metasync.reports.sync import Changes, ConflictReport, PullReport, PushReport, Skipped
 
 
@@ -127,47 +123,3 @@ def _would_send(r: PushReport) -> list[str]:
         f" {size(r.size_to_read * r.copies)} of content, in {count(r.copies, 'copy', 'copies')}"
         f" (up to {shares or 'no backend'})."
     ]
-
-
-def _ignored(s: Status, *, verbose: bool) -> list[str]:
-    lines: list[str] = []
-    if s.ignored_agreed:
-        lines.append(
-            f"Agreed but ignored now: {count(s.ignored_agreed, 'file')}, kept as agreed; edits are not pushed."
-        )
-    if verbose and s.ignored:
-        lines.append(f"Ignored, and not agreed: {count(s.ignored_total, 'path')}")
-        lines += [f"  {text(p)}" for p in s.ignored]
-        lines += [f"  ... and {s.ignored_total - len(s.ignored):,} more"] if s.ignored_total > len(s.ignored) else []
-    return lines
-
-
-def status(s: Status, *, verbose: bool = False) -> list[str]:
-    lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"]
-    if s.newest is None:
-        lines.append(f"The newest agreed version is unknown: {s.problem}")
-        lines += [sentence(s.error.next_step)] if s.error is not None and s.error.next_step else []
-    elif s.newest > s.version:
-        lines.append(f"Behind by {count(s.newest - s.version, 'version')}: `metasync pull` brings them.")
-    else:
-        lines.append("Nothing newer is agreed.")
-    if s.paused:
-        lines.append(f"Transfers are paused here {s.paused}: `metasync resume` ends that.")
-    if len(s.changes):
-        lines += [f"Changed here, not pushed: {changes_line(s.changes)}", *changes(s.changes)]
-    else:
-        lines.append("Nothing changed here.")
-    lines += conflicts(s.conflicts)
-    lines += left_out(s.unreadable, "Cannot be read:")
-    lines += left_out(s.skipped, "Left out:")
-    lines += unplaced(s.unplaced)
-    lines += _ignored(s, verbose=verbose)
-    lines += warnings(s.warnings)
-    lines += ["", *backends(s.backends), *moving(s.moving), *trailing(s.trailing), "", s.survives]
-    lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
-    if s.withdraw:
-        names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
-        lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
-    if s.under_replicated:
-        lines.append(f"warning: {count(s.under_replicated, 'pack')} below the promised number of copies.")
-    return lines

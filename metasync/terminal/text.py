@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,8 @@ from metasync.terminal.style import printable, signed
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
 RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
 EXAMPLES_MAX = 3  # in a line
+CLOCKS_APART_S = 300  # another device's clock may be so far ahead
+DAYS_COUNTED = 14  # of what is longer ago the date tells more
 LISTED_MAX = 20  # paths shown per kind before "and N more"
 
 
@@ -47,6 +50,31 @@ def when(time_ns: int) -> str:
         return dt.datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
     except (OverflowError, ValueError, OSError):
         return f"{time_ns} ns"
+
+
+def ago(then_ns: int, now_ns: int) -> str:
+    """How long ago something was, in the largest unit; what lies far back, or in the future, by its day."""
+    seconds = (now_ns - then_ns) / 1e9
+    if -CLOCKS_APART_S < seconds < 60:
+        return "just now"
+    for unit_s, unit, units in ((60, "minute", 60), (3600, "hour", 24), (86400, "day", DAYS_COUNTED)):
+        if 0 <= seconds < unit_s * units:
+            return f"{count(int(seconds // unit_s), unit)} ago"
+    return f"on {when(then_ns)[:10]}"
+
+
+def since(then_ns: int, now_ns: int) -> str:
+    """When something began that lasts: the time of today, the day of this week, else the date. Local time."""
+    then, now = (_local(ns) for ns in (then_ns, now_ns))
+    if then is None or now is None or not 0 <= (now.date() - then.date()).days < 7:
+        return when(then_ns)[:10]
+    return then.strftime("%H:%M" if then.date() == now.date() else "%A")
+
+
+def _local(time_ns: int) -> dt.datetime | None:
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        return dt.datetime.fromtimestamp(time_ns / 1e9).astimezone()
+    return None
 
 
 def listed(sign: str, paths: Sequence[bytes], most: int = LISTED_MAX) -> list[str]:

@@ -42,7 +42,7 @@ COMMANDS: dict[str, Any] = {
     "conflicts": {"conflicts": tuple[history.ConflictItem, ...]},
     "resolve": history.ResolveReport,
     "check": backends.CheckReport,
-    "backend list": {"backends": tuple[backends.BackendState, ...], "moving": backends.Moving},
+    "backend list": backends.BackendList,
     "backend link": backends.BackendState,
     "backend add": backends.BackendChange,
     "backend remove": backends.BackendChange,

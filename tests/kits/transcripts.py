@@ -35,7 +35,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", "TIME"),
     (r"(?<= on )\d{4}-\d\d-\d\d$", "DAY"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "TIME"),
-    (r'("(?:time|mtime)_ns": )\d+', r"\1TIME"),
+    (r'("(?:time|mtime|since)_ns": )\d+', r"\1TIME"),
     (r'("(?:free|total|bytes_stored|bytes_read|used)(?:_bytes)?": )\d+', r"\1SIZE"),
     (r'("seconds": )[\d.e-]+', r"\1TIME"),
     (r"\b[0-9a-f]{8,64}\b", "ID"),
@@ -46,6 +46,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"^(  )?([a-z]+ ){11,23}[a-z]+$", r"\1WORDS"),
     (r'(?<="recovery_phrase": ")[a-z ]+', "WORDS"),
     (r"metasync-invitation-[\w-]+", "CODE"),
+    (r"file:\S*\.\.\.\S*/(?=\w+$)", "file://$WORK/"),  # a table cuts what is too long for it
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
     (r"(?<=Stored )(\d+ packs?), [\d.]+ \w+,", r"\1, SIZE,"),
     (r"(Still to move.*: \d+ packs?), [\d.]+ \w+", r"\1, SIZE"),
@@ -53,8 +54,10 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r'("pieces_read": )\d+', r"\1N"),
     (r"(read|hold|packs? of) [\d.]+ (B|KiB|MiB)\b", r"\1 SIZE"),
     (r"\b\d+(\.\d+)? ?(s|ms|seconds)\b", "TIME"),
+    (r"\b(just now|\d+ (minute|hour)s? ago)", "AGO"),
+    (r"(?<=since )(\d\d:\d\d|[A-Z][a-z]+day)\b", "THEN"),
     (r"(?<=\S)  +", "  "),
-    (r"(?<=(?:vote|data)  )[\d.]+ (B|KiB|MiB)(?=  )", "USED"),
+    (r"(?<=  )[\d.]+ (B|KiB|MiB)(?=  [\d-]+%?  )", "USED"),
 )
 
 

@@ -1,0 +1,109 @@
+"""How backends fare, for `status` and `backend list`: what they answer and hold, and since when one is away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.config import DEFAULT_CAPACITY
+from metasync.maintenance import holdings
+from metasync.maintenance.reconfigure import still_moving
+from metasync.reports.backends import CONDITIONS, BackendList, BackendState
+from metasync.session import evidence, health, space
+from metasync.session.connections import given_up
+from metasync.store.placement import shares_of, survives
+
+if TYPE_CHECKING:
+    from metasync.backends.api import Space
+    from metasync.config import BackendEntry
+    from metasync.session.session import Session
+
+WORDS = {"unreachable": "down", "emptied or replaced": "replaced", "poisoned": "distrusted"}
+"""Conditions whose states begin with another word."""
+
+
+class Answers(NamedTuple):
+    """What backends said when they were asked how they fare, by name. `states`: of those that are not well."""
+
+    states: Mapping[str, str]
+    space: Mapping[str, Space]
+
+
+def ask(s: Session, names: Sequence[str]) -> Answers:
+    """Asks these backends, all at once, whether they are the stores they were, and how much room they have."""
+    linked = [n for n in names if n in s.connections.links]
+    states = health.check_places(s, linked)
+    return Answers(states, space.ask(s.runtime.run, [n for n in linked if n not in states]))
+
+
+def backends_now(s: Session, names: Sequence[str]) -> list[BackendState]:
+    """How these backends fare now, as seen from this device; all are asked at once."""
+    answers = ask(s, names)
+    index = s.indexes.at_hand(s.base_state().index)
+    return states_of(s, names, answers, holdings.holdings(s, index) if index is not None else None)
+
+
+def listing(s: Session) -> BackendList:
+    """All of the workspace's backends: see `Workspace.backend_list`."""
+    states = backends_now(s, sorted(s.connections.agreed_names))
+    return BackendList(tuple(states), still_moving(s, None), survives(s.config))
+
+
+def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings.Holdings | None) -> list[BackendState]:
+    """How these backends fare, by what they answered. Notes since when those are away that are."""
+    links, told = s.connections.links, answers.space
+    shares, without = shares_of(s.config), given_up(s.db) | s.given_up
+    out = []
+    for name in names:
+        entry = s.config.named(name)
+        assert entry is not None
+        link = links.get(name)
+        roles = (("data",) if entry.storage else ()) + (("vote",) if entry.acceptor is not None else ())
+        roles += ("blocks",) if entry.acceptor is not None and entry.acceptor.form == "block" else ()
+        state = "not linked" if link is None else answers.states.get(name, "ok")
+        state = "full: its reserve was used" if state == "ok" and name in without else state
+        capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
+        used = held.on(entry.backend_id) if held is not None and entry.storage else None
+        out.append(
+            BackendState(
+                name=name,
+                url=link.url if link is not None else "",
+                roles=roles,
+                capacity_bytes=entry.capacity_bytes,
+                linked=link is not None,
+                state=state,
+                free_bytes=told[name].free_bytes if name in told else None,
+                used_bytes=used,
+                total_bytes=told[name].total_bytes if name in told else None,
+                reserve_used=name in without,
+                warning=_vote_doubt(s, name, entry) or space.warning(name, capacity, used, told.get(name)),
+                condition=_condition(state),
+                share=shares.get(entry.backend_id),
+            )
+        )
+    return _with_times(s, out)
+
+
+def _condition(state: str) -> str:
+    """A state in a word or two."""
+    head = state.partition(":")[0]
+    return WORDS.get(head, head if head in CONDITIONS else "not usable")
+
+
+def _with_times(s: Session, states: Sequence[BackendState]) -> list[BackendState]:
+    """The same with since when those are away that are; noted for the next time."""
+    asked = {b.name for b in states if b.linked}
+    unsure = [e.name for e in s.config.backends if e.name not in asked]
+    since = evidence.note_away(s.db, [b.name for b in states if not b.holds], unsure, s.wall_ns())
+    return [replace(b, since_ns=since.get(b.name)) for b in states]
+
+
+def _vote_doubt(s: Session, name: str, entry: BackendEntry) -> str:
+    """A sentence on a backend that votes and should not any more: its folder is copied by another program, say."""
+    store = s.connections.store(name)
+    if entry.acceptor is None or store is None or isinstance(store, AbsentBackend) or store.form != "none":
+        return ""
+    why = getattr(store, "form_reason", "") or "it has no atomic create"
+    return f"{name} votes and should not: {why}. Take its vote: metasync backend set {name} --role storage"

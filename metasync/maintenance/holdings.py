@@ -1,0 +1,91 @@
+"""How many copies packs have within reach, and how much lies on each backend: counted by the index, asking nobody.
+
+Placement says where a pack lies. A pack that a change of the backends displaced lies where the config before has it,
+until it is moved; copies that are on their way (`transfer.late_copies`) are not there yet. The index does not record
+copies that found another place than their own: `metasync check` looks for those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Set
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from metasync.consensus import Ref
+from metasync.errors import MetaSyncError
+from metasync.store.placement import Placement, partition_of, placement_of
+from metasync.transfer import late_copies
+
+if TYPE_CHECKING:
+    from metasync.session.session import Session
+    from metasync.store.index import Index, PackRecord
+
+PackKey: TypeAlias = tuple[int, bytes]
+
+
+class Held(NamedTuple):
+    """So many packs, of so many bytes together."""
+
+    packs: int
+    bytes: int
+
+
+class Holdings(NamedTuple):
+    """By the ids of the backends that hold them: how many packs. `copies`: how many copies of each are promised."""
+
+    copies: int
+    by_holders: Mapping[frozenset[bytes], Held]
+
+    def on(self, backend_id: bytes) -> int:
+        """Bytes of packs on a backend."""
+        return sum(held.bytes for holders, held in self.by_holders.items() if backend_id in holders)
+
+    def by_copies(self, within: Set[bytes]) -> tuple[int, ...]:
+        """How many packs have 0, 1, ... as many copies as promised on the backends `within` reach."""
+        counts = [0] * (self.copies + 1)
+        for holders, held in self.by_holders.items():
+            counts[min(self.copies, len(holders & within))] += held.packs
+        return tuple(counts)
+
+
+def holdings(s: Session, index: Index) -> Holdings:
+    """What the backends hold of an index."""
+    now = s.transfer.placement
+    packs = index.packs()
+    late = [t for key, t in late_copies.load(s.db).items() if key in packs]
+    rest = {key: p for key, p in packs.items() if key not in {t.key for t in late}}
+    out: dict[frozenset[bytes], Held] = {}
+    if s.previous is not None and s.config.moving is not None:
+        before, moved = placement_of(s.previous), displaced(s)
+        still = [p for key, p in rest.items() if moved is None or key in moved]
+        still = [p for p in still if not set(now.primary(p.name)) <= set(before.primary(p.name))]
+        _count(out, still, before)
+        rest = {key: rest[key] for key in rest.keys() - {(p.generation, p.name) for p in still}}
+    _count(out, rest.values(), now)
+    for trail in late:
+        _add(out, frozenset(trail.holders), 1, trail.size)
+    return Holdings(now.copies, out)
+
+
+def _count(out: dict[frozenset[bytes], Held], packs: Iterable[PackRecord], placement: Placement) -> None:
+    """By partition first, so that a large index costs an order per partition, not per pack."""
+    parts: dict[int, tuple[bytes, int, int]] = {}
+    for p in packs:
+        partition = partition_of(p.name, placement.partitions)
+        _, number, size = parts.get(partition, (b"", 0, 0))
+        parts[partition] = p.name, number + 1, size + p.size
+    for name, number, size in parts.values():
+        _add(out, frozenset(placement.primary(name)), number, size)
+
+
+def _add(out: dict[frozenset[bytes], Held], holders: frozenset[bytes], packs: int, size: int) -> None:
+    held = out.get(holders, Held(0, 0))
+    out[holders] = Held(held.packs + packs, held.bytes + size)
+
+
+def displaced(s: Session) -> Mapping[PackKey, PackRecord] | None:
+    """The packs that the last change of the backends was made on. None where that cannot be had: it may be any."""
+    if s.config.moving is not None:
+        with contextlib.suppress(MetaSyncError):
+            return s.indexes.of(Ref(*s.config.moving)).packs()
+    return None

@@ -1,0 +1,149 @@
+"""What `status` prints: whether this folder is in step, whether the data are safe, what to do next. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from metasync.errors import NoQuorumError
+from metasync.terminal.backends_text import backends, moving, trailing
+from metasync.terminal.style import alarm, styled
+from metasync.terminal.sync_text import changes, changes_line, conflicts, left_out, unplaced
+from metasync.terminal.text import ago, count, sentence, since, text, warnings, when
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from metasync.reports.backends import BackendState, Status
+
+
+def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
+    lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"] if verbose else []
+    safe, unsafe = _safety(s, now_ns)
+    step, *rest = _step(s, now_ns)
+    lines += [step + (" " + safe if safe else ""), *rest, *unsafe]
+    if s.paused:
+        lines.append(f"Transfers are paused here {s.paused}: `metasync resume` ends that.")
+    lines += changes(s.changes)
+    lines += conflicts(s.conflicts)
+    lines += left_out(s.unreadable, "Cannot be read:")
+    lines += left_out(s.skipped, "Left out:")
+    lines += unplaced(s.unplaced)
+    lines += _ignored(s, verbose=verbose)
+    lines += warnings(s.warnings)
+    lines += ["", *backends(s.backends, verbose=verbose), *moving(s.moving), *trailing(s.trailing)]
+    lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
+    if s.withdraw:
+        names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
+        lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
+    return lines
+
+
+def _step(s: Status, now_ns: int) -> list[str]:
+    """Whether this folder is in step with the newest version, and what to do where it is not."""
+    here = f"version {s.version}"
+    changed = f"changed here: {changes_line(s.changes)}" if len(s.changes) else ""
+    if s.time_ns is not None:
+        here += f" ({ago(s.time_ns, now_ns)}, from {s.device})"
+    elif s.newest is not None and s.newest <= s.version:
+        return [f"Nothing was pushed yet; {changed}." if changed else "Nothing was pushed yet.", _next("metasync push")]
+    if s.newest is None:
+        lines = [
+            f"At {here}; whether there is a newer one is not known.",
+            *([f"{sentence(changed)}."] if changed else []),
+        ]
+        lines.append(f"{sentence(s.problem)}.")
+        return lines + ([sentence(s.error.next_step)] if s.error is not None and s.error.next_step else [])
+    if s.newest > s.version:
+        behind = f"Behind by {count(s.newest - s.version, 'version')}: this folder is at {here}"
+        if changed:
+            return [f"{behind}, and {changed}.", _next("metasync sync")]
+        return [f"{behind}.", _next("metasync pull")]
+    if changed:
+        return [f"{sentence(here)} is the newest; {changed}.", _next("metasync push")]
+    return [styled("good", "In step") + f" with {here}."]
+
+
+def _next(step: str) -> str:
+    return f"Next: {step.rstrip('.')}"
+
+
+def _safety(s: Status, now_ns: int) -> tuple[str, list[str]]:
+    """Whether every pack has its copies: (a sentence where all is well, lines where it is not)."""
+    away = [b for b in s.backends if not b.holds]
+    heads = [_away(b, now_ns) for b in away]
+    if not s.packs:
+        return "", [*(alarm(f"{head}.") for head in heads), *_steps(s, away)]
+    whole = f"{count(s.copies, 'copy', 'copies')}"
+    if not s.short:
+        every = f"All {s.packs:,} packs have" if s.packs > 1 else "The only pack has"
+        return f"{every} {whole}.", [*(alarm(f"{head}; it holds no packs.") for head in heads), *_steps(s, away)]
+    if s.short > sum(s.by_copies[:-1]):
+        lines: list[str] = [alarm(f"{head}: {_counts(s)}.") for head in heads] if sum(s.by_copies[:-1]) else []
+        lines.append(f"{s.short:,} of {count(s.packs, 'pack')} were stored with fewer than {whole}.")
+        return "", [
+            *lines,
+            *_steps(s, away),
+            *([] if away else [_next("metasync check tells which copies are missing")]),
+        ]
+    said = f"{'; '.join(heads)}: {_counts(s)}." if heads else f"{sentence(_counts(s))}."
+    return "", [alarm(said), *_steps(s, away)]
+
+
+def _counts(s: Status) -> str:
+    """How many packs have how many copies within reach, of those with fewer than promised."""
+    told = [f"{_part(s, n)} {count(copies, 'copy', 'copies')}" for copies, n in enumerate(s.by_copies[1:-1], 1) if n]
+    if not s.by_copies[0]:
+        return f"{', '.join(told)}; nothing is lost"
+    return ", ".join([*told, f"{s.by_copies[0]:,} of {s.packs:,} cannot be read until a backend that has them is back"])
+
+
+def _part(s: Status, packs: int) -> str:
+    if s.packs == 1:
+        return "the only pack has"
+    if s.packs == packs:
+        return f"all {packs:,} packs have"
+    return f"{packs:,} of {s.packs:,} packs {'has' if packs == 1 else 'have'}"
+
+
+def _away(b: BackendState, now_ns: int) -> str:
+    """What is the matter with a backend whose packs do not count."""
+    what = {"down": "is down", "replaced": "was emptied or replaced", "rolled back": "was set back to an older state"}
+    at = f" since {since(b.since_ns, now_ns)}" if b.since_ns is not None else ""
+    if b.condition == "down":
+        return f"{b.name} is down{at}"
+    noticed = f" (noticed {since(b.since_ns, now_ns)})" if b.since_ns is not None else ""
+    return f"{b.name} {what.get(b.condition, 'cannot be used')}{noticed}"
+
+
+def _steps(s: Status, away: Sequence[BackendState]) -> list[str]:
+    """What brings the copies back."""
+    down = [b.name for b in away if b.condition not in ("replaced", "rolled back")]
+    gone = [b.name for b in away if b.condition in ("replaced", "rolled back")]
+    lines = []
+    if down:
+        names = " and ".join(down)
+        lost = f"metasync backend add URL --replace {down[0]}"
+        stuck = s.error is not None and s.error.exit_code == NoQuorumError.exit_code
+        if stuck:
+            lost = "metasync recover " + " ".join(f"--without {name}" for name in down)
+        it = "if it is" if len(down) == 1 else "if they are" if stuck else "for one that is"
+        lines.append(f"Next: bring {names} back; {it} lost for good: {lost}")
+    if gone:
+        lines.append(f"Next: metasync backend add URL --replace {gone[0]}")
+    if not away and s.trailing:
+        lines.append("Next: metasync push makes the copies that are missing")
+    return lines
+
+
+def _ignored(s: Status, *, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    if s.ignored_agreed:
+        lines.append(
+            f"In the version, but ignored now: {count(s.ignored_agreed, 'file')}, kept as they are there; edits are not"
+            " pushed."
+        )
+    if verbose and s.ignored:
+        lines.append(f"Ignored, and in no version: {count(s.ignored_total, 'path')}")
+        lines += [f"  {text(p)}" for p in s.ignored]
+        lines += [f"  ... and {s.ignored_total - len(s.ignored):,} more"] if s.ignored_total > len(s.ignored) else []
+    return lines
