@@ -9,15 +9,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from metasync.errors import FormatError
+from metasync.errors import FormatError, UpgradeError
 
 Tags: TypeAlias = tuple[tuple[int, bytes], ...]
 """Extension records `(tag, bytes)`, sorted by tag, each tag once. Unknown ones are kept and written back."""
 
 TAGS_MAX = 64  # more extension records than this in one value is a corrupt or hostile record
 TAG_BYTES_MAX = 0xFFFF
+
+UPGRADE: Final = "upgrade metasync"
+FORMAT_PLAUSIBLE: Final = 31  # below printable text: a login page must not be taken for a newer version
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
@@ -147,6 +150,14 @@ class Reader:
     def end(self) -> None:
         if self.pos != len(self.data):
             raise self.fail(f"{len(self.data) - self.pos} bytes too many")
+
+
+def check_format(fmt: int, what: str) -> None:
+    """`UpgradeError` for a format byte above 1, the only one so far; `FormatError` for zero and for text."""
+    if 1 < fmt <= FORMAT_PLAUSIBLE:
+        raise UpgradeError(f"{what} has format {fmt}; this program knows 1", next_step=UPGRADE)
+    if fmt != 1:
+        raise FormatError(f"{what}: format {fmt}")
 
 
 def ascending(items: Sequence[bytes]) -> bool:

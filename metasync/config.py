@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from metasync.codec import Reader, Tags, ascending, encode_tags, text16, u8, u16, u32, u64
-from metasync.errors import FormatError, UpgradeError, UsageError
+from metasync.codec import Reader, Tags, ascending, check_format, encode_tags, text16, u8, u16, u32, u64
+from metasync.errors import FormatError, UsageError
 
 FORMAT: Final = 1
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -37,7 +37,6 @@ NO_LIMIT: Final = (1 << 64) - 1
 CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
 MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
 TRUSTING_TAG: Final = 3  # no bytes: the user chose to allow for no backend that lies, also where it costs nothing
-ABSENT_BIRTH: Final = bytes(32)
 WEIGHTED_RENDEZVOUS: Final = 1
 
 Mode = Literal["crash", "bft"]
@@ -293,11 +292,7 @@ def decode_config(data: bytes) -> Config:
     if len(data) > CONFIG_BYTES_MAX:
         raise FormatError(f"config of {len(data)} bytes")
     r = Reader(data, "config")
-    fmt = r.u8()
-    if fmt > FORMAT:
-        raise UpgradeError(f"the config has format {fmt}; this program knows {FORMAT}", next_step="upgrade metasync")
-    if fmt < 1:
-        raise r.fail(f"format {fmt}")
+    check_format(r.u8(), "the config")
     config = Config(
         mode=_choice(r, _MODES),
         f=r.u8(),

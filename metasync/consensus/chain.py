@@ -44,6 +44,7 @@ from metasync.errors import (
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet, decode_certificate
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_ring, read_ring, ring_place
+from metasync.keys.slots import is_intact
 from metasync.runtime.effects import Op, Reply, Task
 
 ERAS_MAX: Final = 8  # an acceptor that is in none of the last eras is not there to be asked
@@ -137,7 +138,7 @@ def rings_on(link: str, wanted: Callable[[int], bool]) -> Task:
     out = []
     for name in sorted(epochs, key=epochs.__getitem__, reverse=True)[:RINGS_MAX]:
         reply: Reply = yield Op(link, "get", f"keys/{name}", max_bytes=RING_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
-        if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+        if reply.error is None and is_intact(name, reply.value):
             out.append(reply.value)
     return out
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from metasync.consensus import learner
 from metasync.consensus.chain import ancestor, rings_on
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import get_const
@@ -42,17 +41,8 @@ RINGS_MAX: Final = 64  # of one epoch, on one backend: one is in force, the othe
 Learner = Callable[[Participant, Callable[[State], Task], State, float], Task]
 
 
-def get_recent(m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
-    """-> the newest decided State, as `learner.get_recent`, of the newest era that this device can learn of."""
-    return _over_eras(learner.get_recent, m, enter, known, deadline_s)
-
-
-def newest_seen(m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
-    """-> the newest State that any reachable acceptor proves decided, as `learner.newest_seen`, of the newest era."""
-    return _over_eras(learner.newest_seen, m, enter, known, deadline_s)
-
-
-def _over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+def over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], known: State, deadline_s: float) -> Task:
+    """Runs `learner.get_recent` or `newest_seen`. -> what it finds in the newest era that this device can learn of."""
     while True:
         state, error = None, None
         try:

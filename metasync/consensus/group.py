@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 from metasync.config import Config
-from metasync.consensus import reconfigure
+from metasync.consensus import learner, reconfigure
 from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys
-from metasync.consensus.eras import get_recent, newest_seen
+from metasync.consensus.eras import over_eras
 from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, write_head, write_hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import (
@@ -148,11 +148,11 @@ class Group:
         With nothing new: one round trip, two requests per acceptor (two more, once per process, audit its memory and
         look for a floor).
         """
-        return self._with_its_keys(get_recent(self.participant, self.enter, known, deadline_s))
+        return self._with_its_keys(over_eras(learner.get_recent, self.participant, self.enter, known, deadline_s))
 
     def newest_seen(self, known: State, *, deadline_s: float = DEADLINE_S) -> Task:
         """-> the newest State that any reachable acceptor proves decided, quorum or not: for a read-only look."""
-        return self._with_its_keys(newest_seen(self.participant, self.enter, known, deadline_s))
+        return self._with_its_keys(over_eras(learner.newest_seen, self.participant, self.enter, known, deadline_s))
 
     def _with_its_keys(self, look: Task) -> Task:
         """Runs a look; keys beyond those of what it found, which a floor may have asked for, are dropped again."""
@@ -177,7 +177,7 @@ class Group:
         try:
             return (yield from propose(self.participant, instance, make_value, op_id, deadline_s))
         except BehindFloorError:  # decided long ago: what, the chain of the newest state tells
-            latest = yield from get_recent(self.participant, self.enter, base, deadline_s)
+            latest = yield from over_eras(learner.get_recent, self.participant, self.enter, base, deadline_s)
             state = yield from self.state_at(latest, base.v + 1)
             return Decided(state, op_id is not None and state.op_id == op_id)
 
@@ -224,7 +224,7 @@ class Group:
         config = yield from self._config_of(base)
         if config.changed is None or config.changed[0] != base.v or base.hash in self.participant.fenced:
             return
-        if (yield from get_recent(self.participant, self.enter, base, deadline_s)) != base:
+        if (yield from over_eras(learner.get_recent, self.participant, self.enter, base, deadline_s)) != base:
             return  # whoever went on has seen to it; and a device that comes later may have no way to the old backends
         instance = yield from self.enter(base)
         before = yield from fetch_state(self.participant, instance, base.v - 1, base.prev, base.epoch)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
+from metasync.codec import UPGRADE
 from metasync.config import Config, Form
 from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.acceptors.log import LogAcceptor
@@ -22,18 +23,9 @@ from metasync.consensus.records.entry import Round
 from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import State
 from metasync.errors import ForkError, UpgradeError
-from metasync.keys.derive import UPGRADE
 from metasync.keys.device_set import DeviceSet
 
 _FORMS: Final[dict[Form, type[AcceptorView]]] = {"log": LogAcceptor, "block": BlockAcceptor}
-
-
-def views_of(m: Participant, config: Config, devices: DeviceSet, base: State) -> dict[bytes, AcceptorView]:
-    """Every acceptor of the version after `base`, with nothing read of it yet, by id and in the config's order."""
-    views: dict[bytes, AcceptorView] = {}
-    for backend, acceptor in config.acceptors:
-        views[acceptor.acceptor_id] = _FORMS[acceptor.form](m, config, devices, base, backend.name, acceptor, views)
-    return views
 
 
 class Instance:
@@ -44,7 +36,10 @@ class Instance:
         self.devices = devices
         self.base = base
         self.v = base.v + 1
-        self.acceptors: dict[bytes, AcceptorView] = views_of(m, config, devices, base)
+        views = self.acceptors = dict[bytes, AcceptorView]()
+        for backend, acceptor in config.acceptors:
+            form = _FORMS[acceptor.form]
+            views[acceptor.acceptor_id] = form(m, config, devices, base, backend.name, acceptor, views)
         self.quorum = config.quorum
         self.prepared = NEVER  # a round of ours that a quorum promised ahead, and that was not used yet
 

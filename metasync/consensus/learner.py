@@ -143,7 +143,8 @@ def _probe(m: Participant, instance: Instance, deadline: float) -> Task:
             return
         now = yield Now()
         if now >= deadline or _hopeless(m, instance):
-            raise _too_few(m, instance)
+            instance.check_upgrade()
+            raise no_quorum(m, instance)
         yield Sleep(min(pause, deadline - now))
         pause = min(PAUSE_MAX_S, pause * 2)
 
@@ -152,11 +153,6 @@ def _hopeless(m: Participant, instance: Instance) -> bool:
     out = sum(a.is_out("poisoned") for a in instance.acceptors.values())
     retired = any(stone.era > instance.base.era for stone in m.tombstones.values())  # look for its record
     return retired or out > len(instance.acceptors) - instance.quorum
-
-
-def _too_few(m: Participant, instance: Instance) -> Exception:
-    instance.check_upgrade()
-    return no_quorum(m, instance)
 
 
 def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
@@ -272,12 +268,16 @@ def _vouched(enter: Enter, signed: SignedEntry) -> Task:
     """-> bool: an admitted device signed it, and its value may follow its base."""
     entry = signed.entry
     try:
-        ahead: Instance = yield from enter(entry.base, ahead=True)
-        public = ahead.devices.key_of(entry.device_id, entry.certificate)
-        signed_well = public is not None and signed.verifies(public)
-        return signed_well and entry.value is not None and follows(entry.value, entry.base)
+        return (yield from _is_admitted(enter, signed)) and entry.value is not None and follows(entry.value, entry.base)
     except (DamagedError, FormatError, NoQuorumError, UpgradeError):
         return False
+
+
+def _is_admitted(enter: Enter, signed: SignedEntry) -> Task:
+    """-> bool: a device that the base of an entry admits signed it."""
+    ahead: Instance = yield from enter(signed.entry.base, ahead=True)
+    public = ahead.devices.key_of(signed.entry.device_id, signed.entry.certificate)
+    return public is not None and signed.verifies(public)
 
 
 def _apart(acceptor: AcceptorView, shown: State, current: State) -> ForkError:
@@ -365,19 +365,14 @@ def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top:
     for acceptor_id, signed in top.shown.items():
         entry = signed.entry
         try:
-            ahead: Instance = yield from enter(entry.base, ahead=True)
-            public = ahead.devices.key_of(entry.device_id, entry.certificate)
-            if public is None or not signed.verifies(public):
+            if not (yield from _is_admitted(enter, signed)):
                 continue
             digest = yield from ancestor(m, instance, entry.base, current.v)
-            target = entry.base
             if digest == current.hash:
-                target = yield from _last_under(m, instance, current, entry.base)
+                return (yield from _last_under(m, instance, current, entry.base))
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):
             continue  # made up, or the way back cannot be read now: step forward one by one instead
-        if digest != current.hash:
-            raise _apart(instance.acceptors[acceptor_id], entry.base, current)
-        return target
+        raise _apart(instance.acceptors[acceptor_id], entry.base, current)
     return None
 
 

@@ -22,7 +22,7 @@ from metasync.errors import (
     NotFoundError,
     UpgradeError,
 )
-from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256, unseal
+from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, Work, patience_s
 
@@ -67,12 +67,7 @@ def sealed(keys: WorkspaceKeys, kind: RecordKind, plaintext: Callable[[], bytes]
 
 def open_object(keys: WorkspaceKeys, kind: RecordKind, data: bytes) -> bytes:
     """The plaintext of what `seal_object` made. `FormatError`, or `UpgradeError` for a newer format."""
-    epoch = int.from_bytes(data[6:10], "big")
-    known = dict(keys.epoch_keys)
-    if epoch not in known:
-        raise FormatError(f"a meta object of epoch {epoch}, whose key this device does not hold")
-    _, plaintext = unseal(keys.log_key(epoch), data, kind, binding=keys.ns_id, bytes_max=_bound(kind))
-    return plaintext
+    return keys.opened(data, kind, "a meta object", binding=keys.ns_id, bytes_max=_bound(kind))[1]
 
 
 def _bound(kind: RecordKind) -> int:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from metasync.codec import Reader, ascending, u8, u16, u32, u64
+from metasync.codec import UPGRADE, Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
 from metasync.consensus.records.entry import Seen
 from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.state import Ref, State
 from metasync.errors import FormatError, UpgradeError
-from metasync.keys.derive import FORMAT, UPGRADE, check_format
+from metasync.keys.derive import FORMAT
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
@@ -49,10 +49,6 @@ class Barred(NamedTuple):
 
     reason: str
     next_step: str
-
-
-def _free() -> Barred | None:
-    return None
 
 
 @dataclass(slots=True)
@@ -107,7 +103,7 @@ class Participant:
         *,
         certificate: bytes = b"",
         memory: bytes = b"",
-        guard: Callable[[], Barred | None] = _free,
+        guard: Callable[[], Barred | None] = lambda: None,
     ) -> None:
         # Keys and links.
         self.keys = keys

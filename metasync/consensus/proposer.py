@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, Final
 
-from metasync.codec import Reader, u8
+from metasync.codec import Reader, check_format, u8
 from metasync.consensus.chain import ancestor, check_admitted
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
@@ -45,7 +45,7 @@ from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
 from metasync.errors import NoQuorumError
-from metasync.keys.derive import FORMAT, check_format
+from metasync.keys.derive import FORMAT
 from metasync.local import state_keys
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
 
@@ -112,24 +112,24 @@ class BehindFloorError(Exception):
     """A floor was met above the version that was worked on: it was decided long ago, and its logs may be gone."""
 
 
+@dataclass(eq=False)
 class _Attempt:
     """One proposer's work on one instance, until it is decided."""
 
-    def __init__(self, m: Participant, instance: Instance, make_value: MakeValue | None, deadline: float) -> None:
-        self.m = m
-        self.instance = instance
-        self.make_value = make_value
-        self.deadline = deadline
-        self.round = NEVER
-        self.value: State | None = None
-        self.own: State | None = None
-        self.op_id: bytes | None = None
-        self.skip: bytes | None = None
-        self.stale = NEVER
-        self.defeats = 0
-        self.failures = 0
-        self.doubted = False
-        self.sent = False
+    m: Participant
+    instance: Instance
+    make_value: MakeValue | None
+    deadline: float
+    op_id: bytes | None = None
+    round: Round = NEVER
+    value: State | None = None
+    own: State | None = None
+    skip: bytes | None = None
+    stale: Round = NEVER
+    defeats: int = 0
+    failures: int = 0
+    doubted: bool = False
+    sent: bool = False
 
     def run(self) -> Task:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
@@ -354,8 +354,7 @@ def propose(m: Participant, instance: Instance, make_value: MakeValue, op_id: by
     `NoQuorumError` when no quorum answers within `deadline_s` (not counting the making of the value): it says whether
     the own value may be decided all the same. `ForkError`, `UpgradeError`; `BehindFloorError`.
     """
-    attempt = _Attempt(m, instance, make_value, (yield Now()) + deadline_s)
-    attempt.op_id = op_id
+    attempt = _Attempt(m, instance, make_value, (yield Now()) + deadline_s, op_id)
     state = yield from attempt.run()
     m.remember_state(instance.base)
     m.remember_state(state)
@@ -373,8 +372,7 @@ def prepare(m: Participant, instance: Instance, deadline_s: float, hurry: Hurry)
 
 def settle(m: Participant, instance: Instance, deadline_s: float) -> Task:
     """Helps an instance to its end without a value of one's own. -> the decided state; None: nothing to decide."""
-    attempt = _Attempt(m, instance, None, (yield Now()) + deadline_s)
-    return (yield from attempt.run())
+    return (yield from _Attempt(m, instance, None, (yield Now()) + deadline_s).run())
 
 
 def look_around(

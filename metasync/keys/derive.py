@@ -16,20 +16,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from metasync.codec import Reader, u8, u32
-from metasync.errors import FormatError, UpgradeError
+from metasync.codec import Reader, check_format, u8, u32
+from metasync.errors import FormatError
 
 if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 FORMAT: Final = 1
-FORMAT_PLAUSIBLE: Final = 31  # below printable text: a login page must not be taken for a newer version
 KEY_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 HEADER_BYTES: Final = 42
 SEAL_OVERHEAD_BYTES: Final = HEADER_BYTES + 4 + 16  # header, length, GCM tag
 RECORD_BYTES_MAX: Final = 1 << 26  # 64 MiB: the largest index segment; a larger record is refused before it is opened
-UPGRADE: Final = "upgrade metasync"
 
 _NONCE = bytes(12)
 
@@ -87,14 +85,6 @@ def derive(key: bytes, label: str, salt: bytes = b"") -> bytes:
     """
     extracted = hmac.digest(salt or bytes(KEY_BYTES), key, "sha256")
     return hmac.digest(extracted, b"metasync " + label.encode("ascii") + b"\x01", "sha256")
-
-
-def check_format(fmt: int, what: str) -> None:
-    """Raises `UpgradeError` for a format byte above ours, `FormatError` for zero and for what is no number of ours."""
-    if FORMAT < fmt <= FORMAT_PLAUSIBLE:
-        raise UpgradeError(f"{what} has format {fmt}; this program knows {FORMAT}", next_step=UPGRADE)
-    if fmt != FORMAT:
-        raise FormatError(f"{what}: format {fmt}")
 
 
 def read_header(data: bytes) -> Header:
@@ -180,6 +170,14 @@ def verify(public: bytes, context: str, message: bytes, signature: bytes) -> boo
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def signed_part(r: Reader) -> tuple[bytes, bytes]:
+    """(what was read so far, the signature of it with which the record ends)."""
+    signed = r.data[: r.pos]
+    signature = r.take(SIGNATURE_BYTES)
+    r.end()
+    return signed, signature
 
 
 def _in_context(context: str, message: bytes) -> bytes:

@@ -20,18 +20,22 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from metasync.codec import TAG_BYTES_MAX, Reader, Tags, ascending, bytes16, encode_tags, text16, u8, u16, u32, u64
-from metasync.errors import ExcludedError, FormatError, UsageError
-from metasync.keys.derive import (
-    FORMAT,
-    SIGNATURE_BYTES,
+from metasync.codec import (
+    TAG_BYTES_MAX,
+    Reader,
+    Tags,
+    ascending,
+    bytes16,
     check_format,
-    seal_public,
-    sha256,
-    sign,
-    sign_public,
-    verify,
+    encode_tags,
+    text16,
+    u8,
+    u16,
+    u32,
+    u64,
 )
+from metasync.errors import ExcludedError, FormatError, UsageError
+from metasync.keys.derive import FORMAT, SIGNATURE_BYTES, seal_public, sha256, sign, sign_public, verify
 from metasync.keys.slots import PASSPHRASE, RECOVERY
 
 CHAIN_MAX: Final = 1024  # epochs in one workspace's life; one a day for almost three years

@@ -11,9 +11,9 @@ import base64
 from dataclasses import dataclass, field
 from typing import Final
 
-from metasync.codec import Reader, bytes32, text16, u8
+from metasync.codec import Reader, bytes32, check_format, text16, u8
 from metasync.errors import FormatError, UsageError
-from metasync.keys.derive import FORMAT, Header, RecordKind, check_format, derive, seal, sha256, unseal
+from metasync.keys.derive import FORMAT, Header, RecordKind, derive, seal, sha256, unseal
 
 SECRET_BYTES: Final = 32
 INVITATION_BYTES_MAX: Final = 8 << 20  # a device set is 4 MiB at most, a config 1 MiB

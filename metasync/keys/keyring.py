@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
-from metasync.codec import Reader, ascending, bytes32, u8, u16, u32, u64
+from metasync.codec import Reader, ascending, bytes32, check_format, u8, u16, u32, u64
 from metasync.errors import FormatError, PassphraseError, WorkspaceError
 from metasync.keys.derive import (
     FORMAT,
-    SIGNATURE_BYTES,
+    HEADER_BYTES,
     Header,
     RecordKind,
     agree,
-    check_format,
     derive,
     mac,
     seal,
@@ -31,6 +30,7 @@ from metasync.keys.derive import (
     sha256,
     sign,
     sign_public,
+    signed_part,
     unseal,
     unwrap,
     verify,
@@ -83,6 +83,21 @@ class WorkspaceKeys:
     def pack_key(self, epoch: int) -> bytes:
         """The parent key of an epoch's packs."""
         return derive(self.epoch_key(epoch), "pack")
+
+    def opened(
+        self, data: bytes, kind: RecordKind, what: str, *, binding: bytes, bytes_max: int
+    ) -> tuple[Header, bytes]:
+        """(header, plaintext) of a record sealed under the log key of any epoch that this device holds.
+
+        `FormatError` when it is none of this kind, or of another epoch; `UpgradeError` for a newer format.
+        """
+        if not HEADER_BYTES <= len(data) <= bytes_max:
+            raise FormatError(f"{what} of {len(data)} bytes")
+        check_format(data[0], what)
+        epoch = int.from_bytes(data[6:10], "big")  # bound to the record, so that a false one does not open
+        if epoch not in dict(self.epoch_keys):
+            raise FormatError(f"{what} of epoch {epoch}, whose key this device does not hold")
+        return unseal(self.log_key(epoch), data, kind, binding=binding, bytes_max=bytes_max)
 
     def state_name(self, state_hash: bytes) -> str:
         """The name under `const/` of the state with this hash."""
@@ -210,12 +225,10 @@ def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
     encrypted = _flag(r)
     chain = decode_chain(r)
     ring = Ring(encrypted, chain, r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX))
-    signed = r.pos
-    signature = r.take(SIGNATURE_BYTES)
-    r.end()
+    signed, signature = signed_part(r)
     if ring.encrypted != bool(ring.body) or (ring.wraps and not encrypted):
         raise FormatError("keyring: sealed keys and the encryption flag contradict each other")
-    if not verify(chain.signer, _SIGNED, data[:signed], signature):
+    if not verify(chain.signer, _SIGNED, signed, signature):
         raise FormatError("keyring: the admin's signature is wrong")
     if ns_id is not None and ring.ns_id != ns_id:
         raise FormatError("keyring: of another workspace")

@@ -9,16 +9,19 @@ make a client spend a terabyte of memory.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from metasync.codec import Reader, bytes32, text16, u8, u32
+from metasync.codec import Reader, bytes32, check_format, text16, u8, u32
 from metasync.errors import FormatError, PassphraseError, UsageError
-from metasync.keys.derive import FORMAT, Header, RecordKind, check_format, seal, seal_public, sha256, unseal
+from metasync.keys.derive import FORMAT, Header, RecordKind, seal, seal_public, sha256, unseal
 
 PASSPHRASE: Final = 1
 RECOVERY: Final = 2
+KINDS: Final = {PASSPHRASE: "passphrase", RECOVERY: "recovery phrase"}
 
+PHRASE_ENTROPY_BYTES: Final = 16
 SLOT_ENTROPY_BYTES: Final = 32 + 32 + 32  # salt, private key, record
 SLOT_BYTES_MAX: Final = 4096
 NAME_BYTES_MAX: Final = 1024
@@ -72,11 +75,6 @@ class SlotSecret:
     private: bytes = field(repr=False)
 
 
-def normalise_passphrase(passphrase: str) -> str:
-    """NFC: one passphrase however the keyboard composes it."""
-    return unicodedata.normalize("NFC", passphrase)
-
-
 def make_phrase(entropy: bytes) -> str:
     """The recovery phrase of 16 (12 words) to 32 (24 words) bytes of entropy."""
     from mnemonic import Mnemonic
@@ -125,6 +123,26 @@ def make_slot(
     return clear + bytes32(sealed), SlotSecret(kind, public, ns_id, name, private)
 
 
+class NewSlots(NamedTuple):
+    """A slot for the passphrase, and one for a new recovery phrase. `publics`: (kind, public key) of each."""
+
+    files: dict[str, bytes]
+    publics: list[tuple[int, bytes]]
+    phrase: str
+
+
+def new_slots(
+    passphrase: str, *, ns_id: bytes, name: str, entropy: Callable[[int], bytes], cost: Cost = COST
+) -> NewSlots:
+    """Both slots of a key epoch. `UsageError` as `make_slot`."""
+    phrase = make_phrase(entropy(PHRASE_ENTROPY_BYTES))
+    made = [
+        make_slot(kind, text, ns_id=ns_id, name=name, entropy=entropy(SLOT_ENTROPY_BYTES), cost=cost)
+        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
+    ]
+    return NewSlots({slot_path(d): d for d, _ in made}, [(secret.kind, secret.public) for _, secret in made], phrase)
+
+
 def another_slot(secret: SlotSecret, passphrase: str, *, entropy: bytes, cost: Cost = COST) -> bytes:
     """A slot for the same key under another passphrase: keyrings need not be sealed anew. 96 fresh bytes."""
     keyed = entropy[:32] + secret.private + entropy[64:]
@@ -134,6 +152,11 @@ def another_slot(secret: SlotSecret, passphrase: str, *, entropy: bytes, cost: C
 def slot_path(data: bytes) -> str:
     """Where a slot of these bytes lies on every backend. The kind is clear in the slot, so it may stand in the name."""
     return f"keys/slot-{data[1]}-{sha256(data).hex()}"
+
+
+def is_intact(name: str, data: bytes) -> bool:
+    """Whether these are the bytes of the slot or keyring called `name`, which ends with their hash."""
+    return sha256(data).hex() == name.rpartition("-")[2]
 
 
 def read_slot(data: bytes) -> Slot:
@@ -184,7 +207,7 @@ def _clear(kind: int, salt: bytes, cost: Cost, public: bytes) -> bytes:
 def _stretch(kind: int, passphrase: str, salt: bytes, cost: Cost) -> bytes:
     from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-    text = normalise_phrase(passphrase) if kind == RECOVERY else normalise_passphrase(passphrase)
+    text = normalise_phrase(passphrase) if kind == RECOVERY else unicodedata.normalize("NFC", passphrase)
     argon = Argon2id(salt=salt, length=32, iterations=cost.iterations, lanes=cost.lanes, memory_cost=cost.memory_kib)
     try:
         return argon.derive(text.encode("utf-8", "surrogatepass"))

@@ -30,10 +30,10 @@ AHEAD_BYTES: Final = 16 << 20  # of index segments that are read before they are
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a new device brings to its folder, while it is being agreed. `finish` is called once, from the same thread.
+    """A new device that is being agreed. `newest`: the newest version, loaded.
 
-    `newest`: the newest version, loaded. `finish` waits until the device is agreed, where it can be, and returns the
-    newest state then and why it is not known whether that is the newest, "" if it is. `ExcludedError`: not let in.
+    `finish` is called once, from the same thread. It waits until the device is agreed, where it can be. -> (the newest
+    state, why it may not be the newest or ""). `ExcludedError`: not admitted.
     """
 
     newest: Agreed
@@ -43,8 +43,8 @@ class Arrival:
 def arrive(s: Session, *, read_only: bool) -> Arrival:
     """Gets the newest version, and has a new device agreed, where it can be.
 
-    By a certificate, that goes on beside what the caller does: the newest version is read before, and what it names can
-    be brought meanwhile. Whoever is not let in finds out with `finish`, so that nothing may be placed before.
+    With a certificate the agreement runs beside the caller, who may download meanwhile. It must place nothing before
+    `finish`, which tells whether the device is admitted.
     """
     try:
         with asking(s):  # what is newest may be unknown to this device alone: those who are in take it in all the same
@@ -71,10 +71,7 @@ def arrive(s: Session, *, read_only: bool) -> Arrival:
 
 @contextlib.contextmanager
 def _reading_index(s: Session, state: State) -> Iterator[None]:
-    """Reads the index of a decided state into the local cache meanwhile: the newest one has much of it in common.
-
-    What failed is met again by whoever needs it.
-    """
+    """Reads the index of a decided state into the local cache meanwhile; the newest one shares much of it."""
     begun = s.runtime.start(_index_files(s.group, state.index))
     yield
     with contextlib.suppress(MetaSyncError):
@@ -82,7 +79,7 @@ def _reading_index(s: Session, state: State) -> Iterator[None]:
 
 
 def _index_files(group: Group, ref: Ref) -> Task:
-    """-> an index root and the segments that it names, by hash; of a very large one the first of them."""
+    """-> an index root and its first segments, by hash."""
     if ref.hash == ZERO_HASH:
         return {}
     root: bytes = yield from group.get_meta(ref)
@@ -100,7 +97,7 @@ def _arrived(s: Session, newest: Agreed, problem: str = "") -> Arrival:
 
 
 def _apart(s: Session, newest: State, heads: Heads | None = None) -> str:
-    """What other devices have synchronised and the backends do not show; "" if all agree."""
+    """Versions that other devices have synchronised and the backends do not show; "" if there are none."""
     from metasync.session.health import check_heads
 
     return "; ".join(check_heads(s, newest, heads))
@@ -119,7 +116,7 @@ def _entering(s: Session, state: State, devices: bytes, op_id: bytes) -> Task:
 
 
 def _if_it_can(task: Task) -> Task:
-    """A task that is done where it can be: what failed is met again, or missed by nobody."""
+    """Runs a task that nobody depends on."""
     with contextlib.suppress(BackendError, NoQuorumError):
         return (yield from task)
 
@@ -144,8 +141,8 @@ def _entered(s: Session, entering: Future[tuple[Decided, Heads | None]]) -> tupl
 def enrol(s: Session) -> None:
     """Has this device agreed as one of the workspace's devices. `NoQuorumError`, `ExcludedError`.
 
-    Starts from the newest state known: what is agreed on top of it is learned by trying. With an invitation all
-    backends within reach are read first: nothing below the version it was made at is believed anyhow.
+    Proposes on the newest known state, and learns of newer ones by losing. With an invitation all backends are read
+    first.
     """
     op_id = s.entropy(16)
     state = s.newest_state()
@@ -175,10 +172,7 @@ def _joined(s: Session, state: State, devices: DeviceSet) -> DeviceSet:
 
 
 def changed_devices(s: Session, state: State, devices: DeviceSet) -> bytes | None:
-    """The device set that a push on top of a decided state has agreed with it, stored; None for the same one.
-
-    With this device, if it is new, and without the invitations that expired.
-    """
+    """Stores the device set with this device, and without expired invitations. -> its hash; None if nothing changed."""
     new = devices if agreement.is_in(s, devices) else _joined(s, state, devices)
     if gone := expired(new, state.v):
         new = without_invitations(new, gone)

@@ -91,7 +91,7 @@ def _read(invite: str) -> str:
 
 
 def _urls(code: Code, backends: Sequence[str], on_event: Listener) -> dict[str, BackendUrl]:
-    """The ways to try: those of the code, and those given, which go first where the name or place is the same."""
+    """URLs to try: the given ones, and those of the code with another name and place."""
     given = open_backend.parsed_urls(backends) if backends else {}
     out = dict(given)
     for way in code.ways:
@@ -106,7 +106,7 @@ def _urls(code: Code, backends: Sequence[str], on_event: Listener) -> dict[str, 
 
 
 def _folders(runtime: Runtime, opened: Mapping[str, Backend], code: Code) -> dict[str, list[str]]:
-    """Where on each backend the workspace may lie: as the code says, else all folders that look like one."""
+    """Folders on each backend that may be the workspace's, those of the code first."""
     known = {w.folder for w in code.ways}
     listed = runtime.run(each({n: Op(n, "list", "", timeout_s=ASK_TIMEOUT_S) for n in opened}))
     out = {}
@@ -120,7 +120,7 @@ def _folders(runtime: Runtime, opened: Mapping[str, Backend], code: Code) -> dic
 def _fetched(
     runtime: Runtime, folders: Mapping[str, Sequence[str]], opened: Mapping[str, Backend], code: Code
 ) -> Invite:
-    """The invitation's object, opened: from the first backend that has it intact."""
+    """Fetches and opens the invitation, from the first backend that has it intact."""
     name = invitation_name(code.invitation_id)
     asked = 0
     for n, inside in folders.items():
@@ -150,7 +150,7 @@ def _links(
     folders: Mapping[str, Sequence[str]],
     config: Config,
 ) -> dict[str, Link]:
-    """Which agreed backend is which of those within reach: their births tell."""
+    """Matches the opened backends to the agreed ones by their births."""
     links: dict[str, Link] = {}
     for n, inside in folders.items():
         found = next(
@@ -176,7 +176,7 @@ def _is(runtime: Runtime, n: str, folder: str, entry: BackendEntry) -> bool:
 
 
 def _require_quorum(config: Config, links: Mapping[str, Link], opened: Mapping[str, Backend], code: Code) -> None:
-    """An invitation is used up by an agreement, so a quorum must be within reach."""
+    """`NoQuorumError` unless a quorum is linked: an agreement uses the invitation up."""
     voters = [e.name for e, _ in config.acceptors]
     reached = [n for n in voters if n in links]
     if len(reached) >= config.quorum:

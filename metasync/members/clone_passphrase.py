@@ -28,7 +28,7 @@ from metasync.session.open_backend import ASK_TIMEOUT_S, INCARNATION_BYTES
 
 @dataclass(frozen=True)
 class _Start:
-    """A new device as it begins: its keys, and the newest state that it could start from."""
+    """A new device: its keys, and the newest state that it can start from."""
 
     out: search.Found
     opening: search.Opening
@@ -37,6 +37,13 @@ class _Start:
     found: Found
     places: dict[str, tuple[str, str]]
     runtime: Runtime
+
+    def group(self) -> Group:
+        found, state = self.found, self.found.state
+        return Group(
+            self.opening.keys, self.device, found.config, state.config, found.devices, state.devices,
+            incarnation=os.urandom(INCARNATION_BYTES), links=found.links, certificate=self.certificate.encode(),
+        )  # fmt: skip
 
 
 _NEEDED = (
@@ -48,7 +55,7 @@ _NEEDED = (
 
 
 class _Ahead:
-    """What needs no key, read while the passphrase is stretched: of backends that hold one workspace's folder."""
+    """Reads what needs no key while the passphrase is stretched, on backends with one workspace folder."""
 
     def __init__(self, runtime: Runtime, opened: Mapping[str, Backend]) -> None:
         self._runtime = runtime
@@ -56,7 +63,6 @@ class _Ahead:
         self._begun: dict[tuple[str, str], Future[dict[tuple[str, str], Reply]]] = {}
 
     def begin(self, folders: Mapping[str, Sequence[str]]) -> None:
-        """Begins to read; `folders` by backend."""
         for n, inside in folders.items():
             if len(inside) == 1:
                 key = f"{n} {inside[0]}"
@@ -64,7 +70,7 @@ class _Ahead:
                 self._begun[n, inside[0]] = self._runtime.start(look([key]))
 
     def seen(self, places: Mapping[str, tuple[str, str]]) -> dict[tuple[str, str], Reply]:
-        """What was read, by the names of `places` (backend and folder); waits for it."""
+        """Waits for the replies. -> them, by the names of `places` (backend and folder)."""
         out = {}
         for key, place in places.items():
             if place in self._begun:
@@ -83,46 +89,14 @@ def begin(
     *,
     again: bool = False,
 ) -> dict[str, Backend]:
-    """Makes `folder` a device of the workspace `name`, unless that was begun before and interrupted.
+    """Finds the workspace `name`, makes keys for this device, and writes the local state of `folder`, without files.
 
-    -> backends that are open by now, by agreed name: the caller's to use and to close. `again`: the keys that were
-    found before turned out not to be in force, so that nothing is taken on trust.
+    -> open backends by agreed name, the caller's to use and to close; none where an interrupted clone did this before.
+    `again`: the keys that were found before are not in force, so nothing is taken on trust.
     """
     if is_unfinished(folder, name):
         return {}
     check_empty(new_folder(folder, name))
-    return enrol(folder, name, backends, passphrase, device_name, expect, on_event, again=again)
-
-
-def check_empty(folder: Path) -> None:
-    """`WorkspaceError` when files are there."""
-    if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
-        raise WorkspaceError(f"{folder} is not empty", next_step="Clone into a new folder, then move your files there.")
-
-
-def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> dict[str, Backend]:
-    """Opens backends; in the place of one that cannot be had stands one that says why."""
-    opened: dict[str, Backend] = {}
-    for n, u in urls.items():
-        try:
-            opened[n] = stack.enter_context(contextlib.closing(open_backend.reached(n, u)))
-        except BackendError as e:
-            opened[n] = AbsentBackend(e)
-    return opened
-
-
-def enrol(
-    folder: Path,
-    name: str,
-    backends: Sequence[str],
-    passphrase: str,
-    device_name: str | None,
-    expect: str | None,
-    on_event: Listener,
-    *,
-    again: bool = False,
-) -> dict[str, Backend]:
-    """Finds the workspace, makes keys for this device, and writes the local state, still without files: see `begin`."""
     urls = open_backend.parsed_urls(backends)
     device = new_device(device_name or open_backend.default_device_name(), os.urandom(DEVICE_ENTROPY_BYTES))
     with contextlib.ExitStack() as opening:
@@ -134,12 +108,11 @@ def enrol(
                 start = _start(stack, opened, runtime, name, passphrase, device, everywhere=again)
             except (DamagedError, ExcludedError):  # of the first that has it: others may be intact, or newer
                 start = _start(stack, opened, runtime, name, passphrase, device, everywhere=True)
-            names = _agreed_names(start.found, start.runtime, list(start.places))
-            for n, why in sorted(_problems(start.out, start.found, start.places, names).items()):
+            names = _agreed_names(start)
+            for n, why in sorted(_problems(start, names).items()):
                 on_event(Notice(f"{n}: {why}", warning=True))
             if expect is not None:
-                group = _group(start.opening, device, start.certificate, start.found)
-                _check_expected(start.runtime.run(group.get_recent(start.found.state)), expect)
+                _check_expected(start.runtime.run(start.group().get_recent(start.found.state)), expect)
             places = {agreed: start.places[key] for key, agreed in names.items()}
             links = _links(urls, opened, places, on_event)
         f = start.found
@@ -154,6 +127,23 @@ def enrol(
     return {agreed: opened[n] for n, agreed in stay.items() if not isinstance(opened[n], AbsentBackend)}
 
 
+def check_empty(folder: Path) -> None:
+    """`WorkspaceError` when files are there."""
+    if folder.is_dir() and any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
+        raise WorkspaceError(f"{folder} is not empty", next_step="Clone into a new folder, then move your files there.")
+
+
+def opened_all(stack: contextlib.ExitStack, urls: Mapping[str, BackendUrl]) -> dict[str, Backend]:
+    """Opens backends. One that cannot be opened is replaced by an `AbsentBackend` with the reason."""
+    opened: dict[str, Backend] = {}
+    for n, u in urls.items():
+        try:
+            opened[n] = stack.enter_context(contextlib.closing(open_backend.reached(n, u)))
+        except BackendError as e:
+            opened[n] = AbsentBackend(e)
+    return opened
+
+
 def _load() -> None:
     """Loads what a clone will need, while it waits for its first answers."""
     for name in _NEEDED:
@@ -166,10 +156,7 @@ def _links(
     places: Mapping[str, tuple[str, str]],
     on_event: Listener,
 ) -> dict[str, Link]:
-    """This device's ways, by agreed names; without those to backends that went away meanwhile, which is told.
-
-    `BackendError` when all of them did.
-    """
+    """This device's links by agreed name, without backends that went away meanwhile. `BackendError` if all did."""
     links: dict[str, Link] = {}
     error: BackendError | None = None
     for agreed, (n, inside) in places.items():
@@ -211,10 +198,9 @@ def _start(
     for opening in search.open_rings(out, runtime.run):
         certificate = device.certified(opening.admin_private, opening.keys.ns_id)
         found: Found = inner.run(bootstrap(opening.keys, list(places), seen))
-        if (not everywhere and found.state.keyring == opening.digest) or _in_force(
-            opening, device, certificate, found, inner
-        ):
-            return _Start(out, opening, device, certificate, found, places, inner)
+        start = _Start(out, opening, device, certificate, found, places, inner)
+        if (not everywhere and found.state.keyring == opening.digest) or _in_force(start):
+            return start
     raise ExcludedError(
         "the passphrase opens only keys that are not in force: it was changed with them, or belongs to a change of "
         "keys that never was agreed",
@@ -222,19 +208,13 @@ def _start(
     )
 
 
-def _in_force(
-    opening: search.Opening,
-    device: DeviceIdentity,
-    certificate: Certificate,
-    found: Found,
-    runtime: Runtime,
-) -> bool:
+def _in_force(start: _Start) -> bool:
     """True when the newest state that can be learned of names the keyring that was opened."""
-    if found.state.epoch >= opening.keys.epoch and found.state.keyring != opening.digest:
+    state, opening = start.found.state, start.opening
+    if state.epoch >= opening.keys.epoch and state.keyring != opening.digest:
         return False
-    group = _group(opening, device, certificate, found)
     try:
-        newest: State = runtime.run(group.get_recent(found.state))
+        newest: State = start.runtime.run(start.group().get_recent(state))
     except NoQuorumError:
         return True  # it cannot be known now; a keyring of another's is found out when this device is to be agreed
     except ExcludedError:
@@ -242,38 +222,31 @@ def _in_force(
     return newest.keyring == opening.digest
 
 
-def _group(opening: search.Opening, device: DeviceIdentity, certificate: Certificate, found: Found) -> Group:
-    return Group(
-        opening.keys, device, found.config, found.state.config, found.devices, found.state.devices,
-        incarnation=os.urandom(INCARNATION_BYTES), links=found.links, certificate=certificate.encode(),
-    )  # fmt: skip
-
-
-def _problems(
-    out: search.Found, start: Found, places: Mapping[str, tuple[str, str]], names: Mapping[str, str]
-) -> dict[str, str]:
+def _problems(start: _Start, names: Mapping[str, str]) -> dict[str, str]:
     """Why backends that were given to `clone` are not used."""
-    used = {places[key][0] for key in names}
-    problems = {n: e.message for n, e in out.failed.items()}
-    for key, why in start.problems.items():
-        problems.setdefault(places[key][0], why)
-    for n in out.unread:
+    used = {start.places[key][0] for key in names}
+    problems = {n: e.message for n, e in start.out.failed.items()}
+    for key, why in start.found.problems.items():
+        problems.setdefault(start.places[key][0], why)
+    for n in start.out.unread:
         problems.setdefault(n, "holds nothing of this workspace")
     return {n: why for n, why in problems.items() if n not in used}
 
 
-def _agreed_names(start: Found, runtime: Runtime, given: Sequence[str]) -> dict[str, str]:
+def _agreed_names(start: _Start) -> dict[str, str]:
     """What the backends given to `clone` are called in the agreed config: voters by `bootstrap`, others by birth."""
-    names = {start.links[a.acceptor_id]: e.name for e, a in start.config.acceptors if a.acceptor_id in start.links}
-    for entry in start.config.backends:
+    config, links = start.found.config, start.found.links
+    names = {links[a.acceptor_id]: e.name for e, a in config.acceptors if a.acceptor_id in links}
+    for entry in config.backends:
         if entry.acceptor is not None:
             continue
         place, birth = entry.storage[-1].storage_id, entry.storage[-1].birth
-        rest = [n for n in given if n not in names]
-        replies: Mapping[str, Reply] = runtime.run(
-            each({n: Op(n, "get", birth_path(place), max_bytes=1024, timeout_s=ASK_TIMEOUT_S) for n in rest})
-        )
-        for n, reply in replies.items():
+        ops = {
+            n: Op(n, "get", birth_path(place), max_bytes=1024, timeout_s=ASK_TIMEOUT_S)
+            for n in start.places
+            if n not in names
+        }
+        for n, reply in start.runtime.run(each(ops)).items():
             if reply.error is None and birth_matches(reply.value, place, birth):
                 names[n] = entry.name
     return names

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -50,7 +51,7 @@ from metasync.keys.keyring import (
     open_keys,
     ring_path,
 )
-from metasync.keys.slots import COST, PASSPHRASE, RECOVERY, SLOT_ENTROPY_BYTES, Cost, make_phrase, make_slot, slot_path
+from metasync.keys.slots import COST, Cost, new_slots
 from metasync.members import search
 from metasync.reports.start import InitReport, W
 from metasync.runtime.effects import Op, Reply, Task, each, together
@@ -138,6 +139,10 @@ def begin(
             )
         folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
         inner = stack.enter_context(open_backend.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()}))
+        voters = [b.form for b in new if b.role_both and b.form != "none"]
+        lying = wanted.byzantine
+        if callable(lying):  # who is to be asked is asked where the answer may be yes
+            lying = lying(len(voters)) if "block" not in voters else None
         made = found(
             new,
             name=wanted.name,
@@ -148,7 +153,7 @@ def begin(
             entropy=os.urandom,
             run=inner.run,
             cost=wanted.kdf,
-            byzantine=lying_wanted(new, wanted.byzantine),
+            byzantine=lying,
         )
         refuse_shared(runtime.run, inner.run, folders)
         links = {n: Link(urls[n].location, folders[n], b.identity().hex()) for n, b in opened.items()}
@@ -223,14 +228,6 @@ def make_config(
     ).check()
 
 
-def lying_wanted(backends: Sequence[NewBackend], byzantine: Lying) -> bool | None:
-    """What a user wants of backends that lie. Who is to be asked is asked where the answer may be yes."""
-    forms = [b.form for b in backends if b.role_both and b.form != "none"]
-    if callable(byzantine):
-        return byzantine(len(forms)) if "block" not in forms else None
-    return byzantine
-
-
 def lying_allowed(voters: int, copies: int, byzantine: bool | None) -> int:
     """How many voting backends may lie. `byzantine`: None where it costs nothing, True at the cost of an outage.
 
@@ -264,30 +261,26 @@ def found(
     cost: Cost = COST,
     byzantine: bool | None = None,
 ) -> Founded:
-    """Writes all that makes a workspace; every backend must confirm its part. Paths are relative to its folder there.
+    """Writes a new workspace; every backend must confirm. If one fails, what was written is deleted where possible.
 
-    `run` runs a task. When a backend fails, what was written is taken away again as far as possible.
+    `run` runs a task. Paths are relative to the workspace's folder on each backend.
     """
     admin_private = entropy(32)
     chain = AdminChain((sign_public(admin_private),))
     keys = new_keys(chain.ns_id, entropy(96)) if encrypted else open_keys(chain.ns_id, FIRST_EPOCH)
     device = new_device(device_name, entropy(DEVICE_ENTROPY_BYTES))
     certificate = device.certified(admin_private, keys.ns_id)
-    phrase = make_phrase(entropy(16))
-    slots = [
-        make_slot(kind, text, ns_id=keys.ns_id, name=name, entropy=entropy(SLOT_ENTROPY_BYTES), cost=cost)
-        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
-    ]
+    slots = new_slots(passphrase, ns_id=keys.ns_id, name=name, entropy=entropy, cost=cost)
     births = {b.name: (entropy(BIRTH_NONCE_BYTES), entropy(BIRTH_NONCE_BYTES)) for b in backends}
     config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy, byzantine=byzantine)
-    devices = make_device_set(chain, [(secret.kind, secret.public) for _, secret in slots], [certificate])
+    devices = make_device_set(chain, slots.publics, [certificate])
     ring = make_ring(
         keys,
         chain,
         admin_private=admin_private,
         signer_private=admin_private,
         devices=[certificate.seal_public],
-        slots=[secret.public for _, secret in slots],
+        slots=[public for _, public in slots.publics],
         entropy=entropy(RING_ENTROPY_BYTES),
     )
     voters = {e.name: e.acceptor for e in config.backends if e.acceptor is not None}
@@ -308,12 +301,12 @@ def found(
                 links={v.acceptor_id: n for n, v in voters.items()},
             )
         )
-        for data, _ in slots:
-            _confirmed(run, {n: Op(n, "put", slot_path(data), data) for n in stores})
+        for path, data in slots.files.items():
+            _confirmed(run, {n: Op(n, "put", path, data) for n in stores})
     except BaseException:
         take_away(run, [*stores])
         raise
-    return Founded(keys, config, devices, device, certificate, state, phrase)
+    return Founded(keys, config, devices, device, certificate, state, slots.phrase)
 
 
 def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
@@ -326,12 +319,12 @@ def _confirmed(run: Callable[[Task], Any], ops: Mapping[str, Op]) -> None:
 
 
 def refuse_shared(run: Callable[[Task], Any], within: Callable[[Task], Any], folders: Mapping[str, str]) -> None:
-    """`UsageError` when two of these backends are one store, reached by two addresses or protocols.
+    """`UsageError` when two of these backends are one store by two addresses, which identities need not show.
 
-    Their identities cannot be compared then. But what has just been written in the folder of one is there by the other.
-    `run` has the stores, `within` the workspace's folders in them, from which all is taken away again.
+    A file that was just written through one is looked for through the other. `run` has the stores, `within` the
+    workspace's folders in them, which are emptied again.
     """
-    pairs = [(one, other) for one in sorted(folders) for other in sorted(folders) if one < other]
+    pairs = list(combinations(sorted(folders), 2))
     asked = {f"{one} {other}": Op(other, "stat", f"{folders[one]}/{BALLAST_PATH}") for one, other in pairs}
     replies = run(each(asked))
     for one, other in pairs:

@@ -1,8 +1,8 @@
 """Makes invitations: keys of a new device, certified, and sealed for the holder of a code (architecture.md, D11).
 
-The agreed device set lists open invitations. Using one is a commit that admits its device and marks it used, so it is
-used once, whoever holds copies; taking it back, or its end after a number of versions, is one that names its device
-revoked. So neither needs a clock, nor an honest holder. The object on the backends goes as soon as it was used.
+The agreed device set lists open invitations. A commit admits the device and marks the invitation used, so it is used
+once, whoever holds copies. Another commit takes it back, or ends it after a number of versions, by revoking its device.
+Neither needs a clock or an honest holder. The object on the backends is deleted after use.
 
 Where only block-form acceptors make a quorum, an admitted device would answer a request file instead (consensus.md,
 rule 7.5): that belongs beside `invite`, and is not there yet.
@@ -39,7 +39,7 @@ EXPIRES_MAX: Final = 1 << 32
 
 
 class _Drawn(NamedTuple):
-    """A new device, and the invitation that is its own: `secret` opens it, and stands in the code alone."""
+    """A new device and its invitation. `secret` opens it, and stands in the code alone."""
 
     invitation_id: bytes
     secret: bytes

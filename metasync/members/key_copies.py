@@ -1,16 +1,14 @@
 """Copies keyrings and key slots to backends that were away when the keys changed (architecture.md, D11).
 
-All of it is sealed and named by its hash, so that copying needs no key and no trust. Which copies count is told by what
-is agreed: the newest ring by the state's hash; an older one by its admin keys, which begin the device set's chain (a
-change of keys that lost has another); a slot by its public key, which the device set lists. Of several slots with one
-public key, of which a new passphrase leaves the older on a backend that was away, the one on a quorum of voting
-backends is in force: a new one is put on a quorum before anything else happens.
+Rings and slots are sealed and named by their hash, so copying them needs neither keys nor trust. The agreed state says
+which copies count: it names the newest ring by hash; the admin keys of an older ring begin the device set's chain; the
+device set lists the public keys of slots. A new passphrase may leave an older slot with the same public key on a
+backend that was away. The one on a quorum of voting backends is in force, because a new one is put on a quorum first.
 
-A slot is deleted only if an older agreed ring was sealed to it and all slots in force were seen: what nobody agreed on
-may belong to a change that is under way.
+A slot is deleted only if an older agreed ring was sealed to it and all slots in force were seen: any other one may
+belong to a change that is under way.
 
-An ordinary push asks nobody. It looks at the backends (one listing each) once after every change of the keys that this
-device made or followed, and again when a backend that gave no answer then does so, or after an hour. `check` looks
+A push lists `keys/` once after every change of the keys, and later on backends that gave no answer. `check` does
 always.
 """
 
@@ -18,15 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from metasync.errors import FormatError, MetaSyncError, UpgradeError
 from metasync.events import Notice
-from metasync.keys.derive import sha256
 from metasync.keys.keyring import FIRST_EPOCH, RING_BYTES_MAX, read_ring, ring_place
-from metasync.keys.slots import RECOVERY
+from metasync.keys.slots import KINDS, is_intact
 from metasync.local.state_keys import KEY_COPIES_KEY, KeyCopies, PendingKeys
 from metasync.members import key_store
 from metasync.members.key_store import ASK_TIMEOUT_S, FOLDER, PUT_TIMEOUT_S
@@ -49,7 +46,7 @@ _RING: Final = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
 
 @dataclass
 class Copies:
-    """What a look found: names below `keys/` that every backend is to hold, and what is wrong.
+    """What a look found: names below `keys/`.
 
     rings     agreed rings by epoch; an epoch without one has none intact within reach
     slots     slots in force by (kind, public key)
@@ -76,24 +73,20 @@ class Copies:
 
 
 def _noted(s: Session) -> KeyCopies:
-    """The note; a damaged one costs a look."""
+    """The note. A damaged one costs a look."""
     return s.db.get(KEY_COPIES_KEY) or KeyCopies(0 if s.db.has(KEY_COPIES_KEY) else FIRST_EPOCH, {})
 
 
-def _write_note(s: Session, epoch: int, away: Collection[str], refusing: Collection[str] = ()) -> None:
+def note(s: Session, epoch: int, away: Collection[str], refusing: Collection[str] = ()) -> None:
+    """Notes which backends lack something, or may hold too much: those `away`, and those that were heard."""
     ids = {name: backend_id.hex() for backend_id, name in s.names.items()}
     due_s = s.wall_ns() / 1e9 + AGAIN_S
     told = {ids[n]: PendingKeys(n in away, due_s) for n in (*away, *refusing) if n in ids}
     s.db.set(KEY_COPIES_KEY, KeyCopies(epoch, told))
 
 
-def note(s: Session, epoch: int, names: Iterable[str]) -> None:
-    """After this device changed keys or a slot: these backends do not hold what they should, or may hold too much."""
-    _write_note(s, epoch, tuple(names))
-
-
 def warnings(s: Session) -> tuple[str, ...]:
-    """For `status`, without asking anybody: which backends may lack the newest keys."""
+    """Names the backends that may lack the newest keys, from the note alone."""
     names = [n for i, n in s.names.items() if i.hex() in _noted(s).pending]
     if not names:
         return ()
@@ -107,7 +100,7 @@ def warnings(s: Session) -> tuple[str, ...]:
 
 
 def bring(s: Session) -> None:
-    """After a push: brings rings and slots where they are missing, if anything says that they may be."""
+    """Brings missing rings and slots after a push, if the note says that any may be missing."""
     state, noted = s.newest_state(), _noted(s)
     due = [n for i, n in s.names.items() if i.hex() in noted.pending and _is_due(s, n, noted.pending[i.hex()])]
     if noted.epoch == state.epoch and not due:
@@ -137,11 +130,11 @@ def _settle(s: Session, state: State, found: Copies) -> None:
     noted = _noted(s)
     doubtful = {n for i, n in s.names.items() if i.hex() in noted.pending or noted.epoch != state.epoch}
     silent = doubtful - found.files.names.keys()  # one that had all of it when it was heard last has it still
-    _write_note(s, state.epoch, silent, (*left, *found.lacking))
+    note(s, state.epoch, silent, (*left, *found.lacking))
 
 
 def _bring(s: Session, found: Copies) -> dict[str, tuple[str, ...]]:
-    """Copies what is lacking, one object at a time to all that lack it. -> {backend: names}; the rest stays lacking."""
+    """Copies each missing object to all backends that lack it. -> {backend: names}. Failures stay in `lacking`."""
     brought: dict[str, list[str]] = {}
     for name in found.wanted():
         lack = [b for b, names in found.lacking.items() if name in names]
@@ -159,7 +152,7 @@ def _bring(s: Session, found: Copies) -> dict[str, tuple[str, ...]]:
 
 
 def give(s: Session, state: State, name: str) -> dict[str, bytes]:
-    """What a backend that is added gets: {path: bytes}. Where several slots may be in force, the most common one."""
+    """Key files for a backend that is added: {path: bytes}. Of several slots for one key, the most common one."""
     found = look(s, state, [n for n in s.names.values() if n != name and n not in s.down])
     out: dict[str, bytes] = {}
     for public in found.unclear:
@@ -176,7 +169,7 @@ def give(s: Session, state: State, name: str) -> dict[str, bytes]:
 
 
 def look(s: Session, state: State, names: Collection[str], *, read_data: bool = False) -> Copies:
-    """Finds out what these backends hold of what all should hold. `read_data` reads every copy."""
+    """Finds what these backends hold of the key files that all should hold. `read_data` reads every copy."""
     devices, config = s.devices_of(state), s.config_of(state)
     found = Copies(key_store.look(s, names))
     _find_rings(s, state, devices, found)
@@ -216,12 +209,15 @@ def _ring_of(s: Session, found: Copies, name: str) -> bytes | None:
     if name not in found.bodies and len(found.bodies) < FETCHES_MAX:
         found.bodies[name] = None
         for b in found.files.holders(name):
-            get = Op(b, "get", f"{FOLDER}/{name}", max_bytes=RING_BYTES_MAX, timeout_s=ASK_TIMEOUT_S)
-            reply: Reply = s.runtime.run(each({"": get}))[""]
-            if reply.error is None and sha256(reply.value).hex() == name.rpartition("-")[2]:
+            reply: Reply = s.runtime.run(each({b: _get(b, name)}))[b]
+            if reply.error is None and is_intact(name, reply.value):
                 found.bodies[name] = reply.value
                 break
     return found.bodies.get(name)
+
+
+def _get(backend: str, name: str) -> Op:
+    return Op(backend, "get", f"{FOLDER}/{name}", max_bytes=RING_BYTES_MAX, timeout_s=ASK_TIMEOUT_S)
 
 
 def _read(data: bytes | None) -> Ring | None:
@@ -234,7 +230,7 @@ def _read(data: bytes | None) -> Ring | None:
 
 
 def _find_slots(devices: DeviceSet, config: Config, found: Copies) -> None:
-    """Which slots are in force. None is, as far as can be seen, while fewer backends than a quorum were heard."""
+    """Finds the slots in force. None is certain while fewer backends than a quorum were heard."""
     voters = {e.name for e, _ in config.acceptors}
     heard = len(voters & found.files.names.keys()) >= config.quorum
     for public in devices.slots:
@@ -250,7 +246,7 @@ def _find_slots(devices: DeviceSet, config: Config, found: Copies) -> None:
 
 
 def _find_old(s: Session, state: State, devices: DeviceSet, found: Copies) -> None:
-    """Slots that open agreed rings of older epochs only. Reads those rings if there are slots of no known use."""
+    """Finds slots that open agreed rings of older epochs only. Reads those rings if a slot has no known use."""
     strange = {
         n: public[1]
         for n, data in found.files.slots.items()
@@ -272,12 +268,9 @@ def _altered(s: Session, found: Copies) -> dict[str, set[str]]:
     """Copies whose bytes are not those of their name, or cannot be read, by backend."""
     out: dict[str, set[str]] = {}
     for name in found.wanted():
-        path = f"{FOLDER}/{name}"
-        ops = {
-            b: Op(b, "get", path, max_bytes=RING_BYTES_MAX, timeout_s=ASK_TIMEOUT_S) for b in found.files.holders(name)
-        }
+        ops = {b: _get(b, name) for b in found.files.holders(name)}
         for b, reply in s.runtime.run(each(ops)).items():
-            if reply.error is not None or sha256(reply.value).hex() != name.rpartition("-")[2]:
+            if reply.error is not None or not is_intact(name, reply.value):
                 out.setdefault(b, set()).add(name)
     return out
 
@@ -288,7 +281,7 @@ def _altered(s: Session, found: Copies) -> dict[str, set[str]]:
 def check(
     s: Session, state: State, ill: Collection[str], *, read_data: bool
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """For `check`: (what is wrong as (backend, what follows from it), what was seen or put right). Skips `ill` ones."""
+    """-> (problems as (backend, consequence), notes on what was put right). Asks no backend that is `ill`."""
     names = [n for n in s.names.values() if n not in s.down and n not in ill]
     found = look(s, state, names, read_data=read_data)
     brought = _bring(s, found)
@@ -297,10 +290,9 @@ def check(
     problems += [("all backends", text) for text in _nowhere(s, state, found)]
     notes = [_told(brought)] if brought else []
     for name, holders in sorted(found.stale.items()):
-        kind = _kind(name)
         notes.append(
-            f"{', '.join(holders)}: an older {kind} still opens a key slot there; `metasync key change-passphrase` "
-            "again, with the passphrase of today as the new one, removes it"
+            f"{', '.join(holders)}: an older {_kind(name)} still opens a key slot there; "
+            "`metasync key change-passphrase` again, with the passphrase of today as the new one, removes it"
         )
     return problems, notes
 
@@ -320,14 +312,13 @@ def _missing(s: Session, found: Copies, backend: str) -> str:
 
 
 def _nowhere(s: Session, state: State, found: Copies) -> list[str]:
-    """What no backend that answers holds."""
+    """Problems of key files that no answering backend holds."""
     texts = []
-    gone = [e for e in range(FIRST_EPOCH, state.epoch + 1) if e not in found.rings]
-    for epoch in gone:
+    for epoch in sorted({*range(FIRST_EPOCH, state.epoch + 1)} - found.rings.keys()):
         who = "no device can follow or be cloned" if epoch == state.epoch else "devices that slept since cannot follow"
         texts.append(f"no intact keyring of epoch {epoch} is on any backend that answers: {who}")
     for kind, public in s.devices_of(state).slots:
-        what = "recovery phrase" if kind == RECOVERY else "passphrase"
+        what = KINDS[kind]
         if (kind, public) in found.unclear:
             texts.append(
                 f"which key slot of the {what} is in force cannot be told: backends hold different ones; "
@@ -342,7 +333,7 @@ def _nowhere(s: Session, state: State, found: Copies) -> list[str]:
 
 
 def _kind(slot: str) -> str:
-    return "recovery phrase" if slot.startswith(f"slot-{RECOVERY}-") else "passphrase"
+    return KINDS[int(slot.split("-")[1])]
 
 
 def _told(brought: Mapping[str, tuple[str, ...]]) -> str:

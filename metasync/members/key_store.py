@@ -1,7 +1,7 @@
-"""What lies under `keys/` on the backends, as an open workspace sees it: finds, opens, stores and removes slots.
+"""Finds, opens, stores and removes key files under `keys/` on the backends of an open workspace.
 
-A slot is worth a try only if the agreed device set lists its public key: what a provider puts there beside costs
-nothing. "Wrong passphrase" is said only after all reachable slots were tried (architecture.md, D11).
+A slot is tried only if the agreed device set lists its public key, so planted slots cost nothing. "Wrong passphrase" is
+reported only after all reachable slots were tried (architecture.md, D11).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Final
 from metasync.config import Config
 from metasync.consensus import State
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, PassphraseError, UpgradeError
-from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import open_admin, read_ring
-from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, is_intact, normalise_phrase, open_slot, read_slot
 from metasync.runtime.effects import Op, Reply, each
 from metasync.session.session import Session
 
@@ -30,7 +29,7 @@ _SLOT: Final = re.compile(r"slot-[12]-([0-9a-f]{64})")
 
 @dataclass
 class KeyFiles:
-    """What was found. `names`: by backend; `slots`: intact slots by name; `failed`: backends that did not answer."""
+    """Key files: `names` by backend, intact `slots` by name. `failed`: backends that did not answer, and why."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     slots: dict[str, bytes] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class KeyFiles:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a passphrase opened: the slot, and the admin key of the state it was opened for."""
+    """The slot that a passphrase opened, and the admin key of `state`'s epoch."""
 
     state: State
     devices: DeviceSet
@@ -52,7 +51,7 @@ class Opened:
 
 
 def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
-    """Lists `keys/` on all backends this device has a way to, or on those in `among`, and fetches each slot once."""
+    """Lists `keys/` on all linked backends, or on those in `among`, and fetches each slot once."""
     out = KeyFiles()
     asked_for = s.names.values() if among is None else among
     ops = {n: Op(n, "list", FOLDER, timeout_s=ASK_TIMEOUT_S) for n in asked_for}
@@ -67,13 +66,13 @@ def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
         wanted = [x for x in names if _SLOT.fullmatch(x) and x not in out.slots][:SLOT_FILES_MAX]
         asked = {x: Op(n, "get", f"{FOLDER}/{x}", max_bytes=SLOT_BYTES_MAX, timeout_s=ASK_TIMEOUT_S) for x in wanted}
         for x, reply in s.runtime.run(each(asked)).items():
-            if reply.error is None and sha256(reply.value).hex() == x.rpartition("-")[2]:
+            if reply.error is None and is_intact(x, reply.value):
                 out.slots[x] = reply.value
     return out
 
 
 def public_of(data: bytes) -> tuple[int, bytes] | None:
-    """(kind, public key) of a slot; None for what is none that this program could open."""
+    """(kind, public key) of a slot; None for bytes that are no slot of this format."""
     try:
         slot = read_slot(data)
     except (FormatError, UpgradeError):
@@ -130,9 +129,9 @@ def _closed(files: KeyFiles, found: int, tried: int) -> Exception:
 
 
 def store(s: Session, config: Config, files: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """Puts objects on all backends within reach. Returns those that do not hold all of them, and why.
+    """Puts objects on all linked backends. -> those that do not hold all of them, and why.
 
-    `NoQuorumError` when the backends of fewer voters than a quorum hold them: nothing may build on them then.
+    `NoQuorumError` when fewer voters than a quorum hold them: nothing may build on them then.
     """
     linked = set(s.names.values())
     away = [e.name for e in config.backends if e.name not in linked]
@@ -157,7 +156,7 @@ def store(s: Session, config: Config, files: Mapping[str, bytes]) -> tuple[tuple
 
 
 def remove(s: Session, holders: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Deletes objects below `keys/`, as far as backends let it: {name: backends}. Returns where one is left."""
+    """Deletes objects below `keys/`, given as {name: backends}. -> backends that kept one."""
     ops = {
         f"{n} {name}": Op(n, "delete", f"{FOLDER}/{name}", timeout_s=ASK_TIMEOUT_S)
         for name, backends in holders.items()

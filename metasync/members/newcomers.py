@@ -1,8 +1,8 @@
-"""Taking devices in where they cannot do so themselves: with block acceptors, a device that is not in writes nothing.
+"""Admits new devices that cannot enter by themselves: block acceptors take no writes from a device outside the set.
 
-A newcomer that finds no quorum of acceptors in log form leaves its head on the backends, with the certificate that the
-passphrase gave it. A device that is in and pushes looks for such heads and has the newcomers agreed. A listing says
-only whom to look at: who is admitted, the certificate says.
+A newcomer without a quorum of log acceptors leaves its head on the backends, with the certificate that the passphrase
+gave it. A push of an admitted device looks for such heads and has the newcomers agreed. The certificate decides who is
+admitted; the listing is only a hint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def may_enter(s: Session) -> bool:
 
 @contextlib.contextmanager
 def asking(s: Session) -> Iterator[None]:
-    """What a device does that may not be in: where it finds no quorum, it asks those who are in."""
+    """Asks admitted devices to take this one in, if the body finds no quorum."""
     try:
         yield
     except NoQuorumError:
@@ -50,20 +50,20 @@ def asking(s: Session) -> Iterator[None]:
 
 
 def ask_if_new(s: Session) -> None:
-    """Asks those who are in, where this device is not, and a quorum takes acceptors in block form."""
+    """Asks admitted devices to take this one in, where it needs that."""
     if s.config.has_blocks and s.devices_of(s.newest_state()).get(s.device.device_id) is None:
         ask(s)
 
 
 def _logs_work(s: Session) -> bool:
-    """True when acceptors in log form that were not found to be out make a quorum alone."""
+    """True when the log acceptors that seem up make a quorum alone."""
     standings = s.group.standings
     fine = [e.name for e, a in s.config.acceptors if a.form == "log" and standings[e.name].kind in ("ok", "unknown")]
     return len(fine) >= s.config.quorum
 
 
 def ask(s: Session) -> None:
-    """Leaves this device's certificate where a device that is in will find it."""
+    """Leaves this device's certificate on the backends, for an admitted device to find."""
     state = s.newest_state()
     head = s.group.write_head(state, head=state.master, prev=state.master, backends=sorted(s.names.values()))
     with contextlib.suppress(BackendError, NoQuorumError):
@@ -71,14 +71,13 @@ def ask(s: Session) -> None:
 
 
 def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
-    """Has those agreed who ask to be let in. -> their names. One listing per backend; nothing where they need none.
+    """Has the devices that ask for it agreed. -> their names. One listing per backend; none where they need no help.
 
-    `late`: after a push, which tells which backends are out: for those who could enter by themselves otherwise.
+    `late`: after a push, which shows that too few log acceptors are up for newcomers to enter by themselves.
     """
-    if s.config.logs_suffice and not (late and s.config.has_blocks and not _logs_work(s)):
+    needed = late and s.config.has_blocks and not _logs_work(s) if s.config.logs_suffice else not late
+    if not needed:
         return ()
-    if late and not s.config.logs_suffice:
-        return ()  # that was done before
     state = s.newest_state()
     devices = s.devices_of(state)
     if devices.get(s.device.device_id) is None:

@@ -1,8 +1,7 @@
 """Shows which keys there are, and changes the passphrase (architecture.md, D11).
 
-Changing the passphrase writes a new slot around the same key and removes the old one. No key changes by it: whoever
-opened the old slot before, or kept a copy of it and learns the old passphrase, has the keys still. Against that there
-is `rotation`.
+Changing the passphrase writes a new slot around the same key and removes the old one. No key changes: a copy of the old
+slot still opens with the old passphrase. `rotation` helps against that.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ from typing import Final
 
 from metasync.errors import UsageError
 from metasync.keys.derive import sha256
-from metasync.keys.slots import COST, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
+from metasync.keys.slots import COST, KINDS, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
 from metasync.members import key_copies, key_store
 from metasync.reports.members import KeyReport, PassphraseReport, SlotInfo
 from metasync.session import agreement, folder
 from metasync.session.session import Session
 
-KINDS: Final = {PASSPHRASE: "passphrase"}  # all others: recovery phrases
 FINGERPRINT_BYTES: Final = 5
 
 
 def show(s: Session, *, state_dir: Path) -> KeyReport:
-    """Which keys, slots and rings there are, and where. Secrets are not among it."""
+    """Lists keys, slots and rings, and where they lie, without secrets."""
     state = s.newest_state()
     devices = s.devices_of(state)
     files = key_store.look(s)
@@ -31,8 +29,7 @@ def show(s: Session, *, state_dir: Path) -> KeyReport:
     for name, data in sorted(files.slots.items(), key=lambda item: (item[1][1], item[0])):
         shown = key_store.public_of(data)
         if shown is not None:
-            kind = KINDS.get(shown[0], "recovery phrase")
-            slots.append(SlotInfo(kind, files.holders(name), shown in devices.slots))
+            slots.append(SlotInfo(KINDS[shown[0]], files.holders(name), shown in devices.slots))
     rings = {name.rpartition("-")[0] for names in files.names.values() for name in names if name.startswith("ring-")}
     return KeyReport(
         encrypted=s.keys.encrypted,

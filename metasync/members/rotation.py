@@ -1,21 +1,20 @@
 """New keys: rotation, and the revocation of devices, as one commit (architecture.md, D11).
 
-The passphrase opens the admin key of today. With it: a new admin key certified by it, a new epoch key in a keyring
-sealed to the devices that remain and to new slots, all certificates anew, the revoked ids and keys. Ring and slots lie
-on a quorum's backends at least before the state that names them is proposed; so whoever learns of that state can open
-it. Others may be faster: then all is made anew on top of what they agreed, with the devices that joined meanwhile.
+The passphrase opens the admin key of today. A rotation makes a new admin key certified by it, a new epoch key in a
+keyring for the remaining devices and new slots, and new certificates. Ring and slots lie on a quorum of backends before
+the state that names them is proposed, so whoever learns of that state can open it. If others are faster, all is made
+anew on top of what they agreed, with the devices that joined meanwhile.
 
-Once it is decided, the logs of that version are closed (`reconfigure.fence`): until then a revoked device still has a
-vote there, and a thief's program could use it against the rules. A crash at any point leaves either the old keys in
-force, with a ring and slots that nothing names, or the new ones; what is left to do then, the next operation of this
-device does, and every device that follows to the new keys.
+After the decision the logs of that version are closed (`reconfigure.fence`), because a revoked device has a vote there
+until then. A crash leaves either the old keys in force, or the new ones. The next operation of any device that follows
+to the new keys does what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from metasync.config import Config
@@ -37,17 +36,7 @@ from metasync.keys.device_set import (
 )
 from metasync.keys.invitation import invitation_name
 from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
-from metasync.keys.slots import (
-    COST,
-    PASSPHRASE,
-    RECOVERY,
-    SLOT_ENTROPY_BYTES,
-    Cost,
-    SlotSecret,
-    make_phrase,
-    make_slot,
-    slot_path,
-)
+from metasync.keys.slots import COST, PASSPHRASE, Cost, NewSlots, new_slots
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_copies, key_store
 from metasync.members.devices import chosen, withdrawals
@@ -58,22 +47,12 @@ from metasync.session import agreement
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Session
 
-PHRASE_ENTROPY_BYTES: Final = 16
 FENCE_S: Final = 15.0  # for closing a version's logs: a backend that takes longer is as good as down
 
 
 @dataclass(frozen=True)
-class _Slots:
-    """New slots: their files by path, what they open to, and the recovery phrase."""
-
-    files: dict[str, bytes]
-    secrets: tuple[SlotSecret, ...]
-    phrase: str
-
-
-@dataclass(frozen=True)
 class _Made:
-    """All that one attempt is about to have agreed."""
+    """One proposal: the new ring and device set, and the devices that are revoked by it."""
 
     ring: bytes
     devices: DeviceSet
@@ -124,7 +103,8 @@ def rotate(
         raise WorkspaceError(f"the keys were changed {CHAIN_MAX} times, which is the most there can be")
     if dry_run:
         return _preview(s, opened, revoke, new_passphrase)
-    slots = _new_slots(s, opened, new_passphrase or passphrase, cost)
+    name = opened.secret.name
+    slots = new_slots(new_passphrase or passphrase, ns_id=s.keys.ns_id, name=name, entropy=s.entropy, cost=cost)
     op_id = s.entropy(16)
     for _ in range(LOST_ROUNDS_MAX):
         config = s.config_of(opened.state)
@@ -147,9 +127,9 @@ def rotate(
 
 
 def _reopened(s: Session, opened: Opened, state: State, passphrase: str) -> Opened:
-    """The admin key for another base: the same one, unless others changed the keys."""
+    """The admin key for a newer base: opened again only if others changed the keys."""
     if state.epoch == opened.state.epoch:
-        return Opened(state, s.devices_of(state), opened.secret, opened.admin_private, opened.files)
+        return replace(opened, state=state, devices=s.devices_of(state))
     try:
         return open_admin_key(s, state, passphrase)
     except PassphraseError as e:
@@ -159,18 +139,7 @@ def _reopened(s: Session, opened: Opened, state: State, passphrase: str) -> Open
         ) from e
 
 
-def _new_slots(s: Session, opened: Opened, passphrase: str, cost: Cost) -> _Slots:
-    phrase = make_phrase(s.entropy(PHRASE_ENTROPY_BYTES))
-    made = [
-        make_slot(
-            kind, text, ns_id=s.keys.ns_id, name=opened.secret.name, entropy=s.entropy(SLOT_ENTROPY_BYTES), cost=cost
-        )
-        for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
-    ]
-    return _Slots({slot_path(data): data for data, _ in made}, tuple(secret for _, secret in made), phrase)
-
-
-def _make(s: Session, opened: Opened, slots: _Slots, gone: Sequence[Certificate], config: Config) -> _Made:
+def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificate], config: Config) -> _Made:
     """The ring and the device set of the next epoch, on top of what was opened."""
     devices = opened.devices
     admin_private = s.entropy(32)
@@ -182,20 +151,24 @@ def _make(s: Session, opened: Opened, slots: _Slots, gone: Sequence[Certificate]
         admin_private=admin_private,
         signer_private=opened.admin_private,
         devices=[c.seal_public for c in remaining],
-        slots=[secret.public for secret in slots.secrets],
+        slots=[public for _, public in slots.publics],
         entropy=s.entropy(RING_ENTROPY_BYTES),
     )
     made = make_device_set(
         chain,
-        [(secret.kind, secret.public) for secret in slots.secrets],
+        slots.publics,
         [recertified(c, admin_private) for c in remaining],
         (*devices.revoked_ids, *(c.device_id for c in gone)),
         (*devices.revoked_keys, *(c.sign_public for c in gone)),
         devices.tags,
     )
-    logins = [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
-    made = with_logins(made, (*open_logins(devices), *logins))
+    made = with_logins(made, (*open_logins(devices), *_logins(gone, config)))
     return _Made(ring, with_invitations(made, ()), tuple(gone))
+
+
+def _logins(gone: Sequence[Certificate], config: Config) -> list[OpenLogins]:
+    """What these devices may still log in to: every backend."""
+    return [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
 
 
 def _propose(s: Session, base: State, made: _Made, op_id: bytes) -> Decided:
@@ -216,12 +189,12 @@ def _finish(
     opened: Opened,
     state: State,
     made: _Made,
-    slots: _Slots,
+    slots: NewSlots,
     missing: tuple[tuple[str, str], ...],
     config: Config,
     new_passphrase: bool,
 ) -> RotationReport:
-    """What is left once the keys are agreed: closing the version, hints, and the old slots."""
+    """Closes the version, writes hints and removes the old slots, after the keys are agreed."""
     base = opened.state
     complete = False
     with contextlib.suppress(BackendError, NoQuorumError):
@@ -260,8 +233,7 @@ def _finish(
 
 def _preview(s: Session, opened: Opened, revoke: Sequence[str], new_passphrase: str | None) -> RotationReport:
     gone = chosen(s, opened.devices, revoke)
-    config = s.config_of(opened.state)
-    logins = [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
+    logins = _logins(gone, s.config_of(opened.state))
     return RotationReport(
         version=None,
         epoch=opened.state.epoch + 1,

@@ -1,6 +1,6 @@
-"""Finds a workspace on backends by its passphrase, as a new device does (`metasync clone`, architecture.md, D11).
+"""Finds a workspace on backends by its passphrase, for `metasync clone` (architecture.md, D11).
 
-Nothing on a backend says which workspaces it holds: a key slot that opens does. "Wrong passphrase" is said only after
+A backend does not say which workspaces it holds; a key slot that opens does. "Wrong passphrase" is reported only after
 every reachable slot was tried.
 """
 
@@ -23,15 +23,13 @@ from metasync.errors import (
 )
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
-from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, normalise_phrase, open_slot, read_slot
+from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, is_intact, normalise_phrase, open_slot, read_slot
 from metasync.runtime.effects import Op, Reply, Task, each
 
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
 FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
 SLOTS_MAX: Final = 16  # per workspace
-RINGS_MAX: Final = (
-    64  # of one workspace, newest first: the one in force is the first or, after a change cut short, near
-)
+RINGS_MAX: Final = 64  # of one workspace, newest first: the one in force is the first, or near after a change cut short
 TRIES_MAX: Final = 512  # slots opened in all: each costs a fifth of a second and 64 MiB
 FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 _SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
@@ -43,12 +41,11 @@ Start = Callable[[Task], Future[Mapping[str, Reply]]]
 
 @dataclass
 class Found:
-    """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: all that it opened.
+    """What a passphrase opened. `folders`: the workspace's random folder by backend; `names`: of all it opened.
 
-    `secrets`: of that workspace: several where an older slot lies about that the passphrase opens too; `secret`: one.
-    `keys`: what lies under `keys/` of each (backend, folder); one listing serves slots and rings. `unread`: folders of
-    backends that were not looked into, because the workspace was found on others before. `closed`: slots that were
-    tried and did not open. `begun`: keyrings that are on their way, by backend and name.
+    `secrets`: of that workspace; several where the passphrase opens an older slot too. `secret`: the first of them.
+    `keys`: names under `keys/` of each (backend, folder). `unread`: folders that were not listed, because the workspace
+    was found before. `closed`: slots that did not open. `begun`: keyrings on their way, by backend and name.
     """
 
     secret: SlotSecret | None = None
@@ -74,14 +71,11 @@ def search(
     on_folders: Callable[[Mapping[str, Sequence[str]]], None] = lambda _: None,
     start: Start | None = None,
 ) -> Found:
-    """Tries the passphrase on key slots. `run` runs one `Op` per key at a time.
+    """Tries the passphrase on key slots, each fetched and opened once. `run` runs a task to its end.
 
-    `on_folders` is told all that may be a workspace's folder, by backend. With `start`, which runs a task beside, keys
-    are being listed by then, and the newest keyring is on its way while a slot is opened.
-
-    A slot is the same on all backends and named by its hash, so that it is fetched and opened once. Unless
-    `everywhere`, the search ends at the first backend that has the workspace; which folders of the others are the same
-    workspace's, its config tells.
+    `on_folders` is told the possible workspace folders by backend. `start` runs a task beside: listings then overlap
+    with that call, and the newest keyring is fetched while a slot is opened. Unless `everywhere`, the search ends at
+    the first backend that has the workspace; its config tells which folders on the others belong to it.
     """
     out = Found()
     for n, reply in run(each({n: Op(n, "list", "", timeout_s=SEARCH_TIMEOUT_S) for n in backends})).items():
@@ -116,15 +110,15 @@ def search(
 
 
 def _begin_ring(start: Start, out: Found) -> None:
-    """Where one folder was listed, its newest keyring is the one that is needed, if any."""
+    """Begins to fetch the newest keyring, if only one folder was listed."""
     if len(out.keys) == 1:
         ((n, folder), names) = next(iter(out.keys.items()))
         for ring in _newest_first(x for x in names if _RING.fullmatch(x))[:1]:
-            out.begun[n, ring] = start(each({n: _get_ring(n, folder, ring)}))
+            out.begun[n, ring] = start(each({n: _get(n, folder, ring, RING_BYTES_MAX)}))
 
 
-def _get_ring(n: str, folder: str, ring: str) -> Op:
-    return Op(n, "get", f"{folder}/keys/{ring}", max_bytes=RING_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)
+def _get(n: str, folder: str, name: str, bytes_max: int) -> Op:
+    return Op(n, "get", f"{folder}/keys/{name}", max_bytes=bytes_max, timeout_s=SEARCH_TIMEOUT_S)
 
 
 def _newest_first(rings: Iterable[str]) -> list[str]:
@@ -132,7 +126,7 @@ def _newest_first(rings: Iterable[str]) -> list[str]:
 
 
 def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
-    """Opens what the passphrase opens of the slots listed so far."""
+    """Tries the slots that were listed so far."""
     holders: dict[str, list[tuple[str, str]]] = {}
     for place, names in out.keys.items():
         for slot in [x for x in names if _SLOT.fullmatch(x)][:SLOTS_MAX]:
@@ -143,8 +137,10 @@ def _try_slots(name: str, passphrase: str, run: Run, out: Found) -> None:
         places = holders[slot]
         if slot in out.closed or out.tried >= TRIES_MAX or (recovery and not phrase):
             continue
-        secret = _open_one(slot, places, passphrase, run, out)
+        data = _fetched(slot, places, SLOT_BYTES_MAX, run, out)
+        secret = None if data is None else _open(data, passphrase, out)
         if secret is None:
+            out.closed.update({slot} if data is not None else ())
             continue
         out.names.add(secret.name)
         if secret.name == name and (out.secret is None or out.secret.ns_id == secret.ns_id):
@@ -159,19 +155,6 @@ def _is_phrase(passphrase: str) -> bool:
     except PassphraseError:
         return False
     return True
-
-
-def _open_one(slot: str, places: list[tuple[str, str]], passphrase: str, run: Run, out: Found) -> SlotSecret | None:
-    """Fetches a slot from the first place that has it intact, and tries to open it."""
-    for n, folder in places:
-        path = f"{folder}/keys/{slot}"
-        reply = run(each({n: Op(n, "get", path, max_bytes=SLOT_BYTES_MAX, timeout_s=SEARCH_TIMEOUT_S)}))[n]
-        if reply.error is None and sha256(reply.value).hex() == slot.rpartition("-")[2]:
-            secret = _open(reply.value, passphrase, out)
-            if secret is None:
-                out.closed.add(slot)
-            return secret
-    return None
 
 
 def _open(data: bytes, passphrase: str, out: Found) -> SlotSecret | None:
@@ -225,10 +208,9 @@ class Opening:
 
 
 def open_rings(out: Found, run: Run) -> Iterator[Opening]:
-    """What the passphrase opens of the keyrings on the backends found, newest epoch first.
+    """The keyrings that the passphrase opens, newest epoch first. `DamagedError` in the end if there was none.
 
-    Which of them is the one in force, an agreed state tells: a change of keys that lost leaves a ring behind that
-    nothing names. `DamagedError` in the end if there was none at all.
+    An agreed state tells which is in force: a change of keys that lost leaves a ring behind.
     """
     newer: UpgradeError | None = None
     rings: dict[str, list[tuple[str, str]]] = {}
@@ -238,7 +220,7 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
                 rings.setdefault(ring, []).append(place)
     found = False
     for ring in _newest_first(rings)[:RINGS_MAX]:
-        data = _fetched(ring, rings[ring], run, out)
+        data = _fetched(ring, rings[ring], RING_BYTES_MAX, run, out)
         if data is None:
             continue
         for secret in out.secrets:
@@ -260,12 +242,11 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
         )
 
 
-def _fetched(ring: str, places: list[tuple[str, str]], run: Run, out: Found) -> bytes | None:
-    """A ring's bytes from the first place that has them intact."""
+def _fetched(name: str, places: list[tuple[str, str]], bytes_max: int, run: Run, out: Found) -> bytes | None:
+    """The bytes of a slot or ring from the first place that has them intact."""
     for n, folder in places:
-        begun = out.begun.pop((n, ring), None)
-        reply = (begun.result() if begun is not None else run(each({n: _get_ring(n, folder, ring)})))[n]
-        if reply.error is None and sha256(reply.value).hex() == ring.rpartition("-")[2]:
-            data: bytes = reply.value
-            return data
+        begun = out.begun.pop((n, name), None)
+        reply = (begun.result() if begun is not None else run(each({n: _get(n, folder, name, bytes_max)})))[n]
+        if reply.error is None and is_intact(name, reply.value):
+            return bytes(reply.value)
     return None

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from metasync.codec import Reader, bytes16, encode_tags
-from metasync.errors import FormatError, UpgradeError
+from metasync.codec import Reader, bytes16, check_format, encode_tags
+from metasync.errors import FormatError
 from metasync.objects.chunker import LEVELS_MAX, cut, cut_full
 from metasync.objects.model import ID_BYTES, NAME_BYTES_MAX, TARGET_BYTES_MAX, Entry, Ids, Kind, ObjectKind
 
@@ -125,10 +125,9 @@ def decode_node(data: bytes) -> DirNode:
     """Reads one node; raises `FormatError` on anything that `encode_dir` would not write, `UpgradeError` if newer."""
     r = Reader(data, "directory object")
     fmt, level, count = r.u8(), r.u8(), r.u32()
-    if fmt > FORMAT:
-        raise UpgradeError(f"a directory has format {fmt}", next_step="Upgrade metasync.")
-    if fmt != FORMAT or level >= LEVELS_MAX:
-        raise r.fail("unknown format or level")
+    check_format(fmt, "a directory")
+    if level >= LEVELS_MAX:
+        raise r.fail(f"level {level}")
     if level:
         children: list[tuple[bytes, bytes]] = []
         for _ in range(r.count(count, 2 + ID_BYTES)):

@@ -6,8 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from metasync.codec import Reader
-from metasync.errors import UpgradeError
+from metasync.codec import Reader, check_format
 from metasync.objects.chunker import LEVELS_MAX, cut
 from metasync.objects.model import ID_BYTES, Chunk, Ids, ObjectKind
 
@@ -61,10 +60,9 @@ def decode_node(data: bytes) -> FileNode:
     """Reads one node; `FormatError` on anything that `encode_file` would not write, `UpgradeError` if newer."""
     r = Reader(data, "file object")
     fmt, level, size, content, count = _NODE.unpack(r.take(_NODE.size))
-    if fmt > FORMAT:
-        raise UpgradeError(f"a file object has format {fmt}", next_step="Upgrade metasync.")
-    if fmt != FORMAT or level >= LEVELS_MAX:
-        raise r.fail("unknown format or level")
+    check_format(fmt, "a file object")
+    if level >= LEVELS_MAX:
+        raise r.fail(f"level {level}")
     parts = tuple(Chunk(r.take(ID_BYTES), r.u64()) for _ in range(r.count(count, ID_BYTES + 8)))
     r.end()
     if not parts or sum(p.size for p in parts) != size or any(p.size == 0 for p in parts):

@@ -10,8 +10,7 @@ from typing import NamedTuple, NewType
 
 from blake3 import blake3
 
-from metasync.codec import Reader, Tags, encode_tags, i64, text16, u8
-from metasync.errors import UpgradeError
+from metasync.codec import Reader, Tags, check_format, encode_tags, i64, text16, u8
 
 ObjectId = NewType("ObjectId", bytes)
 """32 bytes: the keyed BLAKE3 of an object's plaintext, with a key of its kind."""
@@ -69,14 +68,6 @@ class Chunk(NamedTuple):
 
     id: bytes
     size: int
-
-
-class FileObject(NamedTuple):
-    """A file of more than one chunk: its size, the keyed hash of its whole content, its chunks in order."""
-
-    size: int
-    content: bytes
-    chunks: tuple[Chunk, ...]
 
 
 class Snapshot(NamedTuple):
@@ -148,11 +139,7 @@ def encode_snapshot(s: Snapshot) -> bytes:
 def decode_snapshot(data: bytes) -> Snapshot:
     """Reads a snapshot; `FormatError` on anything else, `UpgradeError` if newer."""
     r = Reader(data, "snapshot object")
-    fmt = r.u8()
-    if fmt > FORMAT:
-        raise UpgradeError(f"a snapshot has format {fmt}", next_step="Upgrade metasync.")
-    if fmt != FORMAT:
-        raise r.fail("unknown format")
+    check_format(r.u8(), "a snapshot")
     root = r.take(ID_BYTES)
     count = r.u8()
     if count > PARENTS_MAX:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from metasync.errors import FormatError
 from metasync.objects import directory, file
 from metasync.objects.chunker import LEVELS_MAX
-from metasync.objects.directory import Beside, Bytes, Needs, above_leaves, check_leaf, listed, load
+from metasync.objects.directory import Beside, Bytes, Leaves, Needs, above_leaves, check_leaf, listed, load
 from metasync.objects.model import PATH_BYTES_MAX, Chunk, Entry, Ids, Kind, ObjectKind
 
 Tree: TypeAlias = dict[bytes, Entry]
@@ -40,44 +40,19 @@ class Room:
         return path
 
 
-def _leaves(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generator[Needs, Bytes, None]:
-    """Loads the nodes of directories, inner ones included, into `nodes`."""
-    wanted = sorted({i for i in ids if i not in nodes})
-    for _ in range(LEVELS_MAX):
-        if not wanted:
-            return
-        got = yield ObjectKind.DIR, tuple(wanted)
-        below: set[bytes] = set()
-        for i in wanted:
-            node = nodes[i] = directory.decode_node(got[i])
-            below.update(child for _, child in node.children if child not in nodes)
-        wanted = sorted(below)
-    if wanted:
-        raise FormatError("directory object: more levels than there are")
+def _opened(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generator[Needs, Bytes, dict[bytes, Leaves]]:
+    """Loads all nodes of directories. -> the leaves of each."""
+    yield from above_leaves(ids, nodes)
+    leaves = {i: listed(i, nodes) for i in ids}
+    yield from load((leaf_id for some in leaves.values() for _, leaf_id in some), nodes)
+    return leaves
 
 
-def _entries(root: bytes, nodes: dict[bytes, directory.DirNode]) -> tuple[tuple[bytes, Entry], ...]:
+def _entries(leaves: Leaves, nodes: Mapping[bytes, directory.DirNode]) -> Iterator[tuple[bytes, Entry]]:
     """A directory's entries, its nodes being loaded. Each leaf is looked at once, or refused."""
-    out: list[tuple[bytes, Entry]] = []
-
-    def add(node_id: bytes, level: int | None, first: bytes | None) -> None:
-        node = nodes[node_id]
-        if level is not None and node.level != level:
-            raise FormatError("directory object: a node at the wrong level")
-        begins = next((name for name, _ in (node.children or node.entries)), None)
-        if first is not None and begins != first:
-            raise FormatError("directory object: a node that starts elsewhere than its parent says")
-        if first is None and node.level and len(node.children) < 2:
-            raise FormatError("directory object: a root with one child")
-        # Here and not at the end: nodes that share their children would first spread to millions of millions.
-        if out and begins is not None and begins <= out[-1][0]:
-            raise FormatError("directory object: leaves out of order")
-        out.extend(node.entries)
-        for name, child in node.children:
-            add(child, node.level - 1, name)
-
-    add(root, None, None)
-    return tuple(out)
+    for at, (_, leaf_id) in enumerate(leaves):
+        check_leaf(leaves, at, nodes)
+        yield from nodes[leaf_id].entries
 
 
 def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
@@ -87,10 +62,10 @@ def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
     level = [(b"", root)] if root is not None else []
     while level:
         nodes: dict[bytes, directory.DirNode] = {}
-        yield from _leaves([i for _, i in level], nodes)
+        leaves = yield from _opened([i for _, i in level], nodes)
         below: list[tuple[bytes, bytes]] = []
         for prefix, dir_id in level:
-            for name, entry in _entries(dir_id, nodes):
+            for name, entry in _entries(leaves[dir_id], nodes):
                 path = room.take(prefix + name)
                 if entry.kind is Kind.DIR:
                     below.append((path + b"/", entry.content))
@@ -103,8 +78,8 @@ def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
 def listing(dir_id: bytes) -> Generator[Needs, Bytes, tuple[tuple[bytes, Entry], ...]]:
     """One directory's names and entries, those of directories with their ids."""
     nodes: dict[bytes, directory.DirNode] = {}
-    yield from _leaves([dir_id], nodes)
-    return _entries(dir_id, nodes)
+    leaves = yield from _opened([dir_id], nodes)
+    return tuple(_entries(leaves[dir_id], nodes))
 
 
 Trail: TypeAlias = dict[tuple[bytes, bytes], Entry | None]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 from metasync.errors import BackendError, HeldBackError, RefusedError
@@ -29,13 +30,7 @@ THROTTLED_TRIES: Final = 4  # of one call that the server sends away: seven seco
 HOLD_MAX_S: Final = 30.0  # a server that asks for more is as good as down: its calls fail. The promise of exit code 5
 LEFT_OUT_S: Final = 5.0  # for so long a command waits for a backend that was held back before the command began
 WRITES: Final = frozenset({"create", "put", "delete"})
-_REPEATABLE: Final = WRITES - {"create"} | {
-    "get",
-    "stat",
-    "list",
-    "space",
-    "digest",
-}  # `backends.wrappers.retry` says why
+_REPEATABLE: Final = {"put", "delete", "get", "stat", "list", "space", "digest"}  # `backends.wrappers.retry` says why
 
 
 class Calls(Protocol):
@@ -68,43 +63,28 @@ class Governor(Protocol):
         """There is no next call in this direction any more."""
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One `Op` on its way. `deliver` gets the reply, in another thread, once or never; `is_wanted` asks who waits."""
 
-    __slots__ = (
-        "at",
-        "backend",
-        "began",
-        "channel",
-        "deliver",
-        "held_since",
-        "is_large",
-        "is_left",
-        "is_urgent",
-        "is_wanted",
-        "lane",
-        "op",
-        "ticket",
-        "tries",
-    )
+    op: Op
+    backend: Calls
+    at: float
+    deliver: Callable[[Reply], None]
+    is_wanted: Callable[[], bool]
+    lane: Lane = field(init=False)
+    is_urgent: bool = field(init=False)
+    is_large: bool = field(init=False)
+    began: float | None = None
+    channel: Channel | None = None
+    is_left: bool = False
+    tries: int = 0
+    held_since: float | None = None  # when it was first kept off without being made
+    ticket: list[Any] | None = None
 
-    def __init__(
-        self, op: Op, backend: Calls, at: float, deliver: Callable[[Reply], None], is_wanted: Callable[[], bool]
-    ) -> None:
-        self.op = op
-        self.backend = backend
-        self.at = at
-        self.deliver = deliver
-        self.is_wanted = is_wanted
-        self.lane = lane_of(op)
-        self.is_urgent = self.lane is Lane.NOW
-        self.is_large = self.lane in LARGE
-        self.began: float | None = None
-        self.channel: Channel | None = None
-        self.is_left = False
-        self.tries = 0
-        self.held_since: float | None = None  # when it was first kept off without being made
-        self.ticket: list[Any] | None = None
+    def __post_init__(self) -> None:
+        self.lane = lane_of(self.op)
+        self.is_urgent, self.is_large = self.lane is Lane.NOW, self.lane in LARGE
 
     @property
     def outlives_its_task(self) -> bool:

@@ -216,7 +216,7 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
             before = keep.get((record.name, record.generation))
             keep[record.name, record.generation] = (record, before[1] if before else bytearray())
             into.append(keep[record.name, record.generation][1])
-        objects = s.raw_objects()
+        objects = s.objects
         for at in range(0, len(objects), OBJECT.size):
             packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
             if packed is not None:

@@ -14,13 +14,14 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import lt
 from typing import NamedTuple
 
-from metasync.codec import Reader, Tags, ascending, encode_tags, u8, u32, u64
-from metasync.errors import FormatError, UpgradeError
+from metasync.codec import Reader, Tags, ascending, check_format, encode_tags, u8, u32, u64
+from metasync.errors import FormatError
 from metasync.objects.model import ID_BYTES, ObjectKind
 from metasync.store.pack_format import (
     HEADER_BYTES,
@@ -81,39 +82,29 @@ class PackRecord(NamedTuple):
         return dict(self.tags).get(MD5_TAG)
 
 
+@dataclass(slots=True, eq=False)
 class IndexSegment:
     """An immutable part of the index. Objects stay packed in bytes and are found by bisection."""
 
-    __slots__ = (
-        "_asked",
-        "_by_pack",
-        "_heads",
-        "_map",
-        "_objects",
-        "_offsets",
-        "is_one_of_many",
-        "packs",
-        "tombstones",
-    )
+    packs: tuple[PackRecord, ...]
+    objects: bytes
+    tombstones: tuple[tuple[int, bytes], ...] = ()
+    is_one_of_many: bool = field(init=False)  # its index is too large for maps
+    _offsets: range = field(init=False)
+    _asked: int = field(default=0, init=False)
+    _map: dict[bytes, int] | None = field(default=None, init=False)
+    _heads: array[int] | None = field(default=None, init=False)
+    _by_pack: dict[int, array[int]] | None = field(default=None, init=False)
 
-    def __init__(
-        self, packs: tuple[PackRecord, ...], objects: bytes, tombstones: tuple[tuple[int, bytes], ...] = ()
-    ) -> None:
-        self.packs = packs
-        self.tombstones = tombstones
-        self._objects = objects
-        self._offsets = range(0, len(objects), OBJECT.size)
-        self._asked = 0
-        self._map: dict[bytes, int] | None = None
-        self._heads: array[int] | None = None
-        self._by_pack: dict[int, array[int]] | None = None
-        self.is_one_of_many = len(self._offsets) > MAP_OBJECTS_MAX  # its index is too large for maps
+    def __post_init__(self) -> None:
+        self._offsets = range(0, len(self.objects), OBJECT.size)
+        self.is_one_of_many = len(self._offsets) > MAP_OBJECTS_MAX
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def _key(self, at: int) -> bytes:
-        return self._objects[at : at + ID_BYTES]
+        return self.objects[at : at + ID_BYTES]
 
     def _first(self, object_id: bytes) -> int:
         """The number of the first record at or after an id; past the end when no record has it, in the map's case."""
@@ -125,9 +116,9 @@ class IndexSegment:
         if self._asked * MAP_AFTER < len(self._offsets):
             return bisect_left(self._offsets, object_id, key=self._key)
         if self.is_one_of_many:
-            self._heads = _heads(self._objects)
+            self._heads = _heads(self.objects)
         else:
-            data = self._objects
+            data = self.objects
             self._map = {data[at : at + ID_BYTES]: at // OBJECT.size for at in reversed(self._offsets)}
         return self._first(object_id)
 
@@ -150,14 +141,14 @@ class IndexSegment:
         """All objects of one of this segment's packs; without `blobs`, the others."""
         if self._by_pack is None:
             self._by_pack = {}
-            for at, (_, _, pack, _, _, _) in zip(self._offsets, OBJECT.iter_unpack(self._objects), strict=True):
+            for at, (_, _, pack, _, _, _) in zip(self._offsets, OBJECT.iter_unpack(self.objects), strict=True):
                 self._by_pack.setdefault(pack, array("I")).append(at)
         places = self._by_pack.get(self.packs.index(record), ())
-        kinds = self._objects if not blobs else b""
+        kinds = self.objects if not blobs else b""
         return [self._at(at)[1] for at in places if blobs or kinds[at + ID_BYTES] & 15 != ObjectKind.BLOB]
 
     def _at(self, at: int) -> tuple[PackRecord, Located]:
-        object_id, kind, pack, segment, offset, length = OBJECT.unpack_from(self._objects, at)
+        object_id, kind, pack, segment, offset, length = OBJECT.unpack_from(self.objects, at)
         return self.packs[pack], Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
 
     def __iter__(self) -> Iterator[tuple[PackRecord, Located]]:
@@ -165,10 +156,7 @@ class IndexSegment:
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind."""
-        return [object_id for object_id, k, *_ in OBJECT.iter_unpack(self._objects) if k & 15 == kind]
-
-    def raw_objects(self) -> bytes:
-        return self._objects
+        return [object_id for object_id, k, *_ in OBJECT.iter_unpack(self.objects) if k & 15 == kind]
 
 
 def _heads(objects: bytes) -> array[int]:
@@ -237,13 +225,8 @@ def _between(packed: bytes, first: int, end: int) -> range:
     return places[low : bisect_left(places, end, lo=low, key=packed.__getitem__)]
 
 
-def make_segments(packs: Iterable[tuple[PackRecord, Sequence[Located]]]) -> list[IndexSegment]:
-    """The segments of a push: one, or several of a bounded size after a very large one."""
-    return list(segments_of((record, pack_objects(located)) for record, located in packs))
-
-
 def segments_of(packs: Iterable[tuple[PackRecord, bytes]]) -> Iterator[IndexSegment]:
-    """The same, one by one, of packs whose objects are packed (`pack_objects`)."""
+    """The segments of a push, of packs and what lies in them (`pack_objects`): several after a very large one."""
     some: list[tuple[PackRecord, bytes]] = []
     size = 0
     for pack in packs:
@@ -266,7 +249,7 @@ def encode_segment(s: IndexSegment) -> bytes:
     """Bytes of a segment: format, then a zstd frame of its tables."""
     import zstandard
 
-    objects = s.raw_objects()
+    objects = s.objects
     parts = [u32(len(s.packs))]
     for p in s.packs:
         parts += [p.name, u64(p.generation), u64(p.size), p.header, u8(p.size_class), u8(p.k), u8(p.n)]
@@ -281,10 +264,7 @@ def encode_segment(s: IndexSegment) -> bytes:
 
 def decode_segment(data: bytes) -> IndexSegment:
     """Reads a segment; `FormatError` on anything but what `encode_segment` writes, `UpgradeError` if newer."""
-    if data[:1] > u8(FORMAT):
-        raise UpgradeError("the pack index has a newer format", next_step="Upgrade metasync.")
-    if data[:1] != u8(FORMAT):
-        raise FormatError("index segment: unknown format")
+    check_format(Reader(data, "index segment").u8(), "the pack index")
     import zstandard
 
     try:
@@ -395,11 +375,7 @@ def encode_root(root: IndexRoot) -> bytes:
 
 def decode_root(data: bytes) -> IndexRoot:
     r = Reader(data, "index root")
-    fmt = r.u8()
-    if fmt > FORMAT:
-        raise UpgradeError("the pack index has a newer format", next_step="Upgrade metasync.")
-    if fmt != FORMAT:
-        raise r.fail("unknown format")
+    check_format(r.u8(), "the pack index")
     count = r.u32()
     if count > ROOT_SEGMENTS_MAX:
         raise r.fail(f"{count} segments")

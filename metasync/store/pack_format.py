@@ -14,13 +14,12 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from metasync.codec import Reader, Tags, encode_tags, u8, u32
-from metasync.errors import FormatError, UpgradeError
+from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32
+from metasync.errors import FormatError
 from metasync.objects.model import ID_BYTES, ObjectKind
 
 FORMAT = 1
 RANDOM_BYTES = 32
-DIGEST_BYTES = 32
 TRAILER_PLAIN_BYTES = 4
 SEGMENTS_MAX = 1 << 16
 OBJECTS_MAX = 1 << 20  # a footer of so many, and of SEGMENTS_MAX, is below SEGMENT_RAW_BYTES_MAX
@@ -83,10 +82,7 @@ def decode_header(data: bytes) -> Header:
     if len(data) < HEADER_BYTES:
         raise FormatError("pack: cut short")
     fmt, chain, epoch, random = _HEADER.unpack_from(data)
-    if fmt > FORMAT:
-        raise UpgradeError(f"a pack has format {fmt}", next_step="Upgrade metasync.")
-    if fmt != FORMAT:
-        raise FormatError("pack: unknown format")
+    check_format(fmt, "a pack")
     return Header(chain, epoch, random)
 
 
@@ -148,11 +144,7 @@ def encode_packed_footer(segments: tuple[Segment, ...], places: bytes, tags: Tag
 def decode_footer(data: bytes) -> Footer:
     """Reads a footer and checks that every object lies within its segment; `FormatError` otherwise."""
     r = Reader(data, "pack footer")
-    fmt = r.u8()
-    if fmt > FORMAT:
-        raise UpgradeError(f"a pack footer has format {fmt}", next_step="Upgrade metasync.")
-    if fmt != FORMAT:
-        raise r.fail("unknown format")
+    check_format(r.u8(), "a pack footer")
     count = r.u32()
     if count > SEGMENTS_MAX:
         raise r.fail(f"{count} segments")

@@ -13,7 +13,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -339,15 +339,13 @@ class Packer:
             self._emit(self._sealing.popleft().result())
 
 
+@dataclass(slots=True, eq=False)
 class _Gathering:
     """A segment being gathered."""
 
-    __slots__ = ("parts", "places", "size")
-
-    def __init__(self) -> None:
-        self.places = bytearray()  # `pack_place` of each part
-        self.parts: list[bytes] = []
-        self.size = 0
+    places: bytearray = field(default_factory=bytearray)  # `pack_place` of each part
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
 
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
         self.places += pack_format.pack_place(kind, object_id, self.size, len(data))

@@ -1,7 +1,6 @@
-"""Objects by id, wherever they lie: kept locally, or in packs on backends.
+"""Reads objects by id, from the local cache or from packs on backends.
 
-The face of the store for whoever wants objects and not packs. Trees and histories are kept in a local cache, blobs
-never: the working tree is the local store (architecture.md, D8).
+Trees and histories are cached, blobs never: the working tree holds those (architecture.md, D8).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TREES_BYTES_MAX = 1 << 20  # of a pack's trees, as stored, that are taken along:
 
 T = TypeVar("T")
 OnLost: TypeAlias = Callable[[Sequence[bytes], MetaSyncError], None]
-"""Is told which objects can be had from nowhere, and why; from the thread that called `fetch`."""
+"""Gets the ids of objects that no backend has, and why, in the thread that called `fetch`."""
 
 
 class ObjectCache(Protocol):
@@ -41,8 +40,8 @@ class ObjectCache(Protocol):
 class Contents:
     """Reads objects through one index.
 
-    `at_hand`: objects that are kept here for the next push and that no pack holds yet. `along`: blobs that came with
-    the trees beside them, by id, shared by all who read in one session; taken out when they are asked for.
+    `at_hand`: objects kept for the next push, which no pack holds yet. `along`: blobs that came with trees, by id; each
+    is taken out when it is asked for. One session shares them.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class Contents:
         return object_id in self._at_hand or object_id in self.index
 
     def size_of(self, object_id: bytes) -> int:
-        """How many bytes an object has, as the index tells; 0 for one that it does not name."""
+        """The size of an object in bytes, by the index; 0 if the index does not name it."""
         places = self.index.find(object_id)
         return places[0][1].length if places else 0
 
     def begin_ahead(self, busy: Collection[str] = ()) -> None:
-        """Begins to fetch some of what a clone will want, from all who are not busy: see `headstart`."""
+        """Begins to fetch packs that a clone will want, from backends that are not busy: see `download.begin`."""
         self.has_begun = True
         only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
         headstart.begin(self.transfer, only_blobs, self._runner.start, self._runner.clock, busy)
@@ -123,14 +122,14 @@ class Contents:
     def fetch(
         self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False, on_lost: OnLost | None = None
     ) -> None:
-        """Gets objects from packs and delivers them, verified, from worker threads, in no certain order.
+        """Gets objects from packs and delivers them, verified, from worker threads, in any order.
 
-        `neighbours`: also the directories and histories that lie beside them: a tree lies together in its pack, so a
-        walk down it is one or two requests and not one per level.
+        `neighbours`: also fetches the directories and histories beside them, so that a walk down a tree costs one or
+        two requests instead of one per level.
 
-        After a failure an object may be delivered twice. One whose pack is lost is taken from another that has it.
-        What can be had from nowhere ends the call with `DamagedError` or `UnreachableError`; with `on_lost` it is told
-        there instead, and the others are fetched all the same.
+        After a failure an object may be delivered twice. An object whose pack is lost is read from another pack. An
+        object that no backend has ends the call with `DamagedError` or `UnreachableError`; with `on_lost` it is
+        reported there, and the others are fetched.
         """
         ids = list(dict.fromkeys(ids))
         if here := [(i, *self._at_hand[i]) for i in ids if i in self._at_hand]:
@@ -164,8 +163,7 @@ class Contents:
                 want(i for i in missed if i not in gone)
 
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
-        """What else to take along: all of a small pack, its whole trees where they are small, else all in the segments
-        asked for."""
+        """Objects to fetch with `located`: all of a small pack, its trees if small, else all in the same segments."""
         if record.size <= WHOLE_BYTES_MAX:
             return self.index.inside(record)
         trees = self.index.inside(record, blobs=False)
@@ -184,7 +182,7 @@ class Contents:
     def plan(
         self, ids: Iterable[bytes], lost: Container[tuple[int, bytes]] = ()
     ) -> dict[tuple[int, bytes], tuple[PackRecord, list[Located]]]:
-        """Which packs to read, and what of each; packs that are needed anyway are preferred, `lost` ones left out."""
+        """Chooses the packs to read, without `lost` ones; packs that are needed anyway are preferred."""
         plan: dict[tuple[int, bytes], tuple[PackRecord, list[Located]]] = {}
         for object_id in dict.fromkeys(ids):
             places = self._places(object_id, lost)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from metasync.backends.wrappers.ballast import BALLAST_BYTES, BALLAST_PATH
 from metasync.codec import amount
-from metasync.config import BackendEntry, Config
+from metasync.config import Config
 from metasync.errors import BackendError, FullError, UnreachableError
 from metasync.keys.derive import sha256
 from metasync.objects.model import ObjectKind
@@ -26,9 +26,6 @@ from metasync.store.packs import PackFormat, SealedPack
 from metasync.store.placement import Placement, partition_of, placement_of
 from metasync.transfer.estimates import Estimates, timed
 
-if TYPE_CHECKING:
-    pass
-
 # Left free by packs: for what is agreed, for deletions, and to put the ballast back. Free space is known roughly only
 # (blocks, directories, other writers), and the ballast itself is there for when this was not enough.
 MARGIN_BYTES: Final = 4 * BALLAST_BYTES
@@ -38,13 +35,10 @@ NEARLY_FULL_SHARE: Final = 20  # nor one with more than a twentieth of it free
 
 @dataclass
 class Room:
-    """How much room each backend has for packs, by name. Names that are missing have no known limit.
+    """Room for packs by backend name; no entry: no known limit. For one thread.
 
-    Free space is what the backend told, less what this push has sent there since; capacity is the agreed one, less
-    what the index places there. Whoever holds a `Room` asks the backends, and uses it from one thread.
-
-    `stale`: free space that was told a while ago; it may be more by now, and is asked for before it counts as too
-    little.
+    `free`: what the backend reported, less what this push sent there since. `left`: the agreed capacity, less what the
+    index places there. `stale`: backends whose report is old; they are asked again before it counts as too little.
     """
 
     free: dict[str, int] = field(default_factory=dict)
@@ -53,7 +47,7 @@ class Room:
     sending: dict[str, int] = field(default_factory=dict)
 
     def told(self, name: str, free_bytes: int) -> None:
-        """What a backend says is free now. Packs on their way may not be counted yet, so they are taken off."""
+        """Notes a report of free space, less the packs on their way, which it may not count yet."""
         self.free[name] = free_bytes - self.sending.get(name, 0)
         self.stale.discard(name)
 
@@ -97,16 +91,13 @@ class Room:
 
 
 def is_nearly_full(left_bytes: int, total_bytes: int | None, *, least_bytes: int = MARGIN_BYTES) -> bool:
-    """Whether a user should be warned: little in itself and of the whole, or less than `least_bytes`."""
+    """Whether to warn: little space is left, in itself and of the whole, or less than `least_bytes`."""
     small = total_bytes is not None and left_bytes * NEARLY_FULL_SHARE < total_bytes
     return left_bytes < least_bytes or (small and left_bytes < NEARLY_FULL_BYTES)
 
 
 def placed_bytes(packs: Iterable[PackRecord], placement: Placement) -> Mapping[bytes, int]:
-    """By backend id: bytes of the packs that belong there. Exact, but for copies that had to go elsewhere.
-
-    Packs are summed up by partition first, so that a large index costs an order per partition, not per pack.
-    """
+    """Bytes of the packs that belong on each backend, by id. Summed by partition first, which needs fewer orders."""
     parts: dict[int, tuple[bytes, int]] = {}
     for p in packs:
         partition = partition_of(p.name, placement.partitions)
@@ -126,15 +117,11 @@ def transfer_of(
     check: Callable[[ObjectKind, bytes | memoryview], bytes],
     estimates: Estimates,
 ) -> Transfer:
-    """Moves packs under one config; reads also where the one before has them. `names`: the ways, by backend id."""
+    """The `Transfer` of a config; it also reads where the previous config has packs. `names`: links by backend id."""
     entries = {b.backend_id: b for c in (previous, config) if c is not None for b in c.backends if b.storage}
-    places = {i: _place(names[i], b) for i, b in entries.items() if i in names}
+    places = {i: Place(names[i], i, tuple(s.storage_id for s in b.storage)) for i, b in entries.items() if i in names}
     before = placement_of(previous) if previous is not None else None
     return Transfer(placement_of(config), places, form, check, before=before, estimates=estimates)
-
-
-def _place(name: str, entry: BackendEntry) -> Place:
-    return Place(name, entry.backend_id, tuple(s.storage_id for s in entry.storage))
 
 
 class Begun(NamedTuple):
@@ -180,9 +167,9 @@ class _Cargo(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where a pack came to lie. `copies` is what was promised; fewer holders mean it is under-replicated.
+    """A stored pack and its holders, which may be fewer than the `copies` promised.
 
-    `elsewhere`: a copy lies on another backend than the ones the pack belongs to.
+    `elsewhere`: a copy lies on a backend that the pack does not belong to.
     """
 
     record: PackRecord
@@ -195,6 +182,14 @@ def pack_path(storage_id: bytes, generation: int, name: bytes) -> str:
     """Where a pack lies on a backend, relative to the workspace's folder there (consensus.md, rule 6.1)."""
     h = name.hex()
     return f"{storage_id.hex()}/packs/{generation}/{h[:2]}/{h}"
+
+
+def read_op(place: Place, path: str, size: int, urgency: Urgency, *, whole: bool = True, offset: int = 0) -> Op:
+    """Asks for `size` bytes of a pack: all of it, or from `offset` on."""
+    length, patience = None if whole else size, patience_s(size)
+    return Op(
+        place.name, "get", path, offset=offset, length=length, max_bytes=size, timeout_s=patience, urgency=urgency
+    )
 
 
 def record_of(pack: SealedPack, generation: int) -> PackRecord:
@@ -214,23 +209,18 @@ class Transfer:
     check: Check
     down: dict[str, BackendError] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    silent: set[str] = field(
-        default_factory=set
-    )  # backends that a download is over without, and still owe it an answer
+    silent: set[str] = field(default_factory=set)  # backends that owe an answer to a download that ended
     estimates: Estimates = field(default_factory=Estimates)
     room: Room = field(default_factory=Room)
     before: Placement | None = None  # by which older packs lie, until they are moved
     begun: dict[tuple[int, bytes], Begun] = field(default_factory=dict)  # on their way before they were wanted
 
     def order(self, name: bytes) -> list[Place]:
-        """All places of a pack in the agreed order; those this device has no way to are left out."""
+        """The linked places of a pack in the agreed order."""
         return [self.places[i] for i in self.placement.order(name) if i in self.places]
 
     def read_order(self, name: bytes) -> list[Place]:
-        """All places of a pack in the order in which to look for it: where it belongs now, where it did before, others.
-
-        While nothing is being moved it is `order`.
-        """
+        """The linked places of a pack in reading order: where it belongs now, where it did before, others."""
         now = self.placement.order(name)
         ids = now[: self.placement.copies]
         if self.before is not None:
@@ -244,7 +234,7 @@ class Transfer:
         return tuple(dict.fromkeys((*self.placement.primary(name), *before)))
 
     def is_alike(self, other: Transfer) -> bool:
-        """Whether what one of the two stores lies where the other one would have put it."""
+        """Whether both place packs alike."""
 
         def where(t: Transfer) -> object:
             return t.placement.targets, t.placement.copies, {i: p.storage_ids[-1] for i, p in t.places.items()}
@@ -252,18 +242,17 @@ class Transfer:
         return self is other or where(self) == where(other)
 
     def away(self, place: Place) -> bool:
-        """True for one that could not be reached in this session. One that is merely full still serves reads."""
+        """True if a place could not be reached in this session. A full one still serves reads."""
         return isinstance(self.down.get(place.name), UnreachableError)
 
     # --- up
 
     def upload(self, pack: SealedPack, generation: int, *, least: int | None = None) -> Generator[Any, Any, Stored]:
-        """Stores R copies; a full or unreachable backend's share goes to the next in the order.
+        """Stores R copies; the copy of a full or unreachable backend goes to the next in the order.
 
-        With `least` it stores so many of them, on those of the R places that have the least on its way, and leaves the
-        rest to `complete`. A small pack of trees alone, as a deletion makes, may use what full backends keep in
-        reserve: without it a deletion could not be agreed. Raises what the last backend said when not a single copy
-        could be stored.
+        `least`: stores so many, on those of the R places with the least on their way, and leaves the rest to
+        `complete`. A small pack of trees may use the reserve of full backends, without which a deletion could not be
+        agreed. `FullError` or `UnreachableError` if no copy could be stored.
         """
         holders: list[str] = []
         order = self.order(pack.name)
@@ -287,9 +276,9 @@ class Transfer:
     def complete(
         self, name: bytes, generation: int, size: int, holders: Sequence[bytes], data: bytes | None
     ) -> Generator[Any, Any, tuple[bytes, ...]]:
-        """Brings a stored pack to R copies, from its bytes or from one of its holders; nobody waits for it.
+        """Brings a stored pack to R copies, from its bytes or from one of its holders. -> ids of all holders.
 
-        Returns the ids of all that hold it in the end; `holders` alone where none of them gave it. May be repeated.
+        May be repeated. Nobody waits for it.
         """
         if data is None:
             data = yield from self._whole(name, generation, size, holders)
@@ -306,17 +295,11 @@ class Transfer:
     def _whole(
         self, name: bytes, generation: int, size: int, holders: Sequence[bytes]
     ) -> Generator[Any, Any, bytes | None]:
-        """A pack's bytes from the first of these backends that has them right; None if none has."""
+        """Reads a pack from the first holder that has it intact; None if none has."""
         for place in (self.places[i] for i in holders if i in self.places):
             for storage_id in reversed(place.storage_ids):
-                reply: Reply = yield Op(
-                    place.name,
-                    "get",
-                    pack_path(storage_id, generation, name),
-                    max_bytes=size,
-                    timeout_s=patience_s(size),
-                    urgency=Urgency.LATER,
-                )
+                path = pack_path(storage_id, generation, name)
+                reply: Reply = yield read_op(place, path, size, Urgency.LATER)
                 if reply.error is None and (yield Work(partial(sha256, reply.value))) == name:
                     return bytes(reply.value)
                 if isinstance(reply.error, UnreachableError):
@@ -326,7 +309,7 @@ class Transfer:
     def _spread(
         self, waiting: list[Place], put: Put, cargo: _Cargo, wanted: int, holders: list[str]
     ) -> Generator[Any, Any, None]:
-        """Puts the pack on these places, in order, as many as are still missing at a time; adds to `holders`."""
+        """Puts the pack on these places in order, until `wanted` hold it. Adds to `holders`."""
         before = set(self.down)
         while (missing := wanted - len(holders)) > 0 and waiting:
             now, waiting = waiting[:missing], waiting[missing:]
@@ -362,7 +345,7 @@ class Transfer:
         return True
 
     def _put_with_reserve(self, place: Place, cargo: _Cargo) -> Generator[Any, Any, bool]:
-        """On a backend that counts as full: as it is, and if it says so itself, in the space of its ballast."""
+        """Puts a pack on a full backend, if need be after its ballast was deleted."""
         if (yield from self._put(place, cargo)):
             return True
         if not isinstance(self.down[place.name], FullError):
@@ -375,7 +358,7 @@ _TREES = {ObjectKind.DIR, ObjectKind.SNAPSHOT}
 
 
 def _is_small_trees(pack: SealedPack) -> bool:
-    """A pack of directories and snapshots alone, and small: what a deletion or a new name makes."""
+    """Whether a pack is small, and holds directories and snapshots alone: a deletion makes such packs."""
     return len(pack.data) <= TREES_BYTES_MAX and pack_format.kinds_of(pack.places) <= _TREES
 
 

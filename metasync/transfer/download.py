@@ -1,20 +1,14 @@
 """Fetches packs from all their holders at once, as `schedule` decides, and verifies them (architecture.md, D7).
 
-Every request is a task of its own, and so is the opening of its answer: a connection is free again before its answer is
-unpacked. All decisions are taken in the thread that called `run`, between futures that end. What a backend sends is
-verified before it is opened, a whole pack by its name, a range by its segments' digests; a bad copy is noted as a
-`Fault` and the same is asked of another holder. What is late is asked of two holders; who is left owing an answer when
-all is there is asked last from then on, until the answer comes.
+Every request is a task of its own, and so is the opening of its answer, so a connection is free before its answer is
+unpacked. The thread that called `run` takes all decisions. Answers are verified before they are opened: a whole pack by
+its name, a range by its segments' digests. A bad copy is noted as a `Fault`, and another holder is asked. A late answer
+is asked for twice; a holder that still owes one at the end is asked last until it comes.
 
-Packs that are fetched before it is known what of them is wanted: a clone's first, while its tree is being read.
-
-Between the index and the first file of a clone lie the trees, some round trips and much unpacking, and all lines are
-idle. Nearly all contents of an agreed index are wanted by a clone, as a rule. So each backend that is not asked for
-trees is asked for one piece of a pack, `HOLDER_BYTES` at most, and the others when the trees are there; unless these
-come so soon that the lines are not what a clone waits for. What came of it is at hand when it turns out to be wanted;
-if it is not, that much was fetched in vain. A download that wants the pack takes over what is under way
-(`Download.want`), with all that holds for what it asked for itself: verified before it is opened, asked elsewhere if it
-is bad, late or missing.
+A clone begins its first packs ahead (`begin`). While it reads its trees, most lines are idle, and it will want nearly
+all contents of the index. So each backend that is not asked for trees is asked for one piece of a pack, `HOLDER_BYTES`
+at most, unless the trees come very soon. A download that wants the pack takes over what is under way (`Download.want`);
+if none does, that much was fetched in vain.
 """
 
 from __future__ import annotations
@@ -33,12 +27,12 @@ from metasync.errors import (
     NotFoundError,
     UnreachableError,
 )
-from metasync.runtime.effects import Op, Reply, Runner, Task, Urgency, Work, patience_s
+from metasync.runtime.effects import Reply, Runner, Task, Urgency, Work
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
 from metasync.store.pack_format import Located
 from metasync.store.packs import read_objects, read_segment
-from metasync.transfer.copies import Begun, Fault, Place, Transfer, pack_path
+from metasync.transfer.copies import Begun, Fault, Transfer, pack_path, read_op
 from metasync.transfer.estimates import Direction, timed
 from metasync.transfer.schedule import CUT_BYTES_LEAST, Failure, Piece, Schedule, Take
 
@@ -93,8 +87,7 @@ class _Pack:
 class Download:
     """Fetches objects of packs and delivers each, verified, from worker threads. Used once, from one thread.
 
-    Where it takes longer than `BESIDE_AFTER_S`, `beside` is told who is asked for something, whenever that may have
-    changed.
+    `beside` gets the names of busy backends after `BESIDE_AFTER_S`, and whenever they may have changed.
     """
 
     def __init__(
@@ -138,7 +131,7 @@ class Download:
             self._schedule.add(Piece(key, begin, end, homes, others, pack.cuts(begin, end)))
 
     def _take_over(self, pack: _Pack, piece: Piece) -> int:
-        """Takes part in what was begun of a pack before it was wanted. -> how many of its first bytes that brings."""
+        """Takes over a fetch that was begun before its pack was wanted. -> how many of its first bytes it brings."""
         begun = self._transfer.begun.pop((pack.record.generation, pack.record.name), None)
         if begun is None or begun.holder not in piece.homes:
             return 0
@@ -153,9 +146,9 @@ class Download:
         return begun.size
 
     def run(self) -> Generator[Lost, None, None]:
-        """Fetches until all is delivered or lost. What cannot be had from its pack is yielded as it turns out.
+        """Fetches until all is delivered or lost, and yields what is lost. Delivers nothing after its end.
 
-        After a failure an object may be delivered twice. Nothing is delivered any more once this has ended.
+        After a failure an object may be delivered twice.
         """
         began = self._clock()
         try:
@@ -192,7 +185,7 @@ class Download:
                 self._opened(self._opening.pop(future), future.exception())
 
     def _leave(self) -> None:
-        """What is being delivered comes to its end; who still owes an answer is remembered."""
+        """Waits for deliveries under way, and notes the holders that still owe an answer."""
         silent = self._transfer.silent
 
         def heard(name: str, future: Future[Any]) -> None:
@@ -225,16 +218,8 @@ class Download:
         offset, size, _ = self._range(take)
         reply = Reply(error=NotFoundError("no storage"))
         for storage_id in reversed(place.storage_ids):
-            op = Op(
-                place.name,
-                "get",
-                pack_path(storage_id, record.generation, record.name),
-                offset=offset,
-                length=None if size == record.size else size,
-                max_bytes=size,
-                timeout_s=patience_s(size),
-                urgency=self._urgency,
-            )
+            path, whole = pack_path(storage_id, record.generation, record.name), size == record.size
+            op = read_op(place, path, size, self._urgency, whole=whole, offset=offset)
             reply = yield from timed(self._transfer.estimates, op, size)
             if not isinstance(reply.error, NotFoundError):
                 break
@@ -299,7 +284,7 @@ class Download:
         return self._packs[take.piece.key]
 
     def _promised(self, record: PackRecord) -> set[bytes]:
-        """Who promised a copy: elsewhere one is missed by nobody, nor where it was not moved to yet."""
+        """Ids of the backends that must hold a copy: not those it was not moved to yet."""
         t = self._transfer
         promised = set(t.placement.primary(record.name))
         return promised & set(t.before.primary(record.name)) if t.before is not None else promised
@@ -355,9 +340,9 @@ Chosen: TypeAlias = tuple[PackRecord, str, int]
 
 
 def choose(packs: Iterable[tuple[PackRecord, Sequence[str]]]) -> list[Chosen]:
-    """What to begin with, of packs and their holders: (pack, holder, how many of its first bytes). One of each holder.
+    """Chooses one pack for each holder: (pack, holder, how many of its first bytes).
 
-    Of the newest packs, for what was stored last was replaced least, the largest.
+    The largest of the newest packs go first: what was stored last was replaced least.
     """
     out: list[Chosen] = []
     busy: set[str] = set()
@@ -386,8 +371,7 @@ def begin(
     clock: Callable[[], float],
     busy: Collection[str] = (),
 ) -> None:
-    """Asks for the first of these packs, and leaves what is under way in `t.begun`. Backends that are `busy`, or have
-    something under way there already, are asked for nothing."""
+    """Begins to fetch some of these packs into `t.begun`, from backends that are not `busy` and owe no answer."""
     free = {p.name: p for p in t.places.values() if not t.away(p) and len(p.storage_ids) == 1}
     for name in (*busy, *t.silent, *(begun.holder for begun in t.begun.values())):
         free.pop(name, None)
@@ -399,18 +383,7 @@ def begin(
             homes = [t.places[i].name for i in t.placement.primary(record.name) if i in t.places]
             listed.append((record, [n for n in homes if n in free]))
     for record, holder, size in choose(listed):
-        begun = Begun(holder, size, clock(), start(_asking(t, free[holder], record, size)))
-        t.begun[record.generation, record.name] = begun
-
-
-def _asking(t: Transfer, place: Place, record: PackRecord, size: int) -> Generator[Any, Any, Reply]:
-    op = Op(
-        place.name,
-        "get",
-        pack_path(place.storage_ids[-1], record.generation, record.name),
-        length=None if size == record.size else size,
-        max_bytes=size,
-        timeout_s=patience_s(size),
-        urgency=Urgency.SOON,
-    )
-    return (yield from timed(t.estimates, op, size))
+        place = free[holder]
+        path = pack_path(place.storage_ids[-1], record.generation, record.name)
+        op = read_op(place, path, size, Urgency.SOON, whole=size == record.size)
+        t.begun[record.generation, record.name] = Begun(holder, size, clock(), start(timed(t.estimates, op, size)))

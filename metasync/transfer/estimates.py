@@ -3,29 +3,28 @@
 Pure: it is told of calls and times, and measures nothing itself. The mean is the harmonic one of the last five samples,
 as HyCloud has it (E et al., eq. 4): one lucky sample raises it little.
 
-Several calls at once share a backend's line, so the time that one of them took says little about the line. A call's
-sample of the bandwidth is therefore what the *line* carried while that call's bytes were on it: its own bytes; of calls
-that ended before, as much as fell into that time, each taken as even over its own; and of those still under way, as
-much as the call itself got in the time that it shared with them, for a line is shared evenly. A call's bytes are on the
-line from its begin on, less the latency, which is learned from small answers.
+Several calls share a backend's line, so the time of one call says little about the line. A call's bandwidth sample is
+therefore what the *line* carried while that call's bytes were on it. That is its own bytes, the share of ended calls
+that falls into that time, and for calls still under way as much as this call got meanwhile: a line is shared evenly. A
+call's bytes are on the line from its begin on, less the latency, which small answers teach.
 
-What is known is kept between runs in a small note; see `encode`. It is a hint and no more: a wrong estimate costs time.
+Estimates are kept between runs (`encode`). They are hints: a wrong one costs time.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from metasync.codec import Reader, text16, u8, u16, u32, u64
-from metasync.config import BACKENDS_MAX, NAME_BYTES_MAX
+from metasync.config import BACKENDS_MAX
+from metasync.errors import FormatError
 from metasync.local import state_keys
 from metasync.runtime.effects import Now, Op, Reply
 from metasync.runtime.sizes import PROMPT_BYTES_MAX
 
-FORMAT: Final = 1
 SAMPLES: Final = 5  # K of eq. 4
 LARGE_BYTES_LEAST: Final = 256 << 10  # one of fewer is mostly latency, and says little of the bandwidth
 DATA_SHARE_LEAST: Final = 0.1  # of a call's time that is its bytes', however long the latency is thought to be
@@ -110,9 +109,9 @@ class Estimates:
         line.recent = [s for s in (*line.recent, span) if s.end > first][-RECENT_MAX:]
 
     def left_s(self, direction: Direction, now: float) -> float | None:
-        """In how many seconds all calls under way may have been answered, as far as lines are known; else None.
+        """Seconds until all calls under way may be answered; None if a line is unknown.
 
-        Rather too few: each line is taken to bear half as much above its mean as it bore at its best of late.
+        Rather too few: each line counts with the mean of its average and its best rate.
         """
         most = 0.0
         for (_, way), line in list(self._lines.items()):
@@ -131,51 +130,41 @@ class Estimates:
         return most
 
     def latency_s(self, direction: Direction) -> float:
-        """How long the slowest line that is known takes for a small answer; 0.0 where none is."""
+        """The latency of the slowest known line; 0.0 where none is known."""
         lines = [line for (_, way), line in list(self._lines.items()) if way is direction]
         return max((latency for line in lines if (latency := line.estimate().latency_s) is not None), default=0.0)
 
     def encode(self) -> bytes:
-        """A note of all that is known: `u8` format, `u16` count, then by name and direction, ascending, `text16` name,
-        `u8` direction, `u8` count and that many `u32` latencies in microseconds, `u8` count and `u64` bytes a second.
-        """
-        known = sorted((k, v) for k, v in self._rounded().items() if v[0] or v[1])[:BACKENDS_MAX]
-        out = [u8(FORMAT), u16(len(known))]
-        for (name, direction), (latencies, rates) in known:
-            out += [text16(name), u8(direction), u8(len(latencies)), *map(u32, latencies)]
-            out += [u8(len(rates)), *map(u64, rates)]
-        return b"".join(out)
-
-    def _rounded(self) -> dict[tuple[str, int], tuple[list[int], list[int]]]:
-        return {
-            (name, int(direction)): ([max(1, round(s * 1e6)) for s in v.latencies], [max(1, round(r)) for r in v.rates])
-            for (name, direction), v in self._lines.items()
-            if 0 < len(name.encode()) <= NAME_BYTES_MAX
-        }
+        """All that is known, as JSON: [name, direction, latencies in microseconds, bytes a second] for each line."""
+        lines = [
+            [name, int(way), [max(1, round(s * 1e6)) for s in v.latencies], [max(1, round(r)) for r in v.rates]]
+            for (name, way), v in sorted(self._lines.items())
+            if name and (v.latencies or v.rates)
+        ]
+        return json.dumps(lines[:BACKENDS_MAX]).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Estimates:
         """Reads a note. `FormatError` for anything that `encode` does not write."""
-        r = Reader(data, "estimates")
-        if r.u8() != FORMAT:
-            raise r.fail("unknown format")
-        out = cls()
-        last: tuple[str, int] | None = None
-        for _ in range(r.count(r.u16(), 5)):
-            key = r.text16(NAME_BYTES_MAX), r.u8()
-            if key[1] not in tuple(Direction) or not key[0] or (last is not None and key <= last):
-                raise r.fail("lines out of order, or of no direction")
-            latencies = tuple(r.u32() / 1e6 for _ in range(_few(r)))
-            rates = tuple(float(r.u64()) for _ in range(_few(r)))
-            most = max(latencies, default=0.0) > LATENCY_MAX_S or max(rates, default=0.0) > BYTES_PER_S_MAX
-            if most or not (latencies or rates) or not all((*latencies, *rates)):
-                raise r.fail("no sample, or an impossible one")
-            out._lines[key[0], Direction(key[1])] = _Line(latencies, rates)
-            last = key
-        if len(out._lines) > BACKENDS_MAX:
-            raise r.fail("too many lines")
-        r.end()
+        out = _NOTE.decode(data)
+        if out.encode() != data:
+            raise FormatError("estimates: not as they are written")
         return out
+
+
+def _read(lines: Any) -> Estimates:
+    out = Estimates()
+    for name, way, latencies, rates in lines:
+        if max(len(latencies), len(rates)) > SAMPLES or max(rates, default=0) > BYTES_PER_S_MAX:
+            raise ValueError("samples out of bounds")
+        line = _Line(tuple(us / 1e6 for us in latencies), tuple(map(float, rates)))
+        if max(line.latencies, default=0.0) > LATENCY_MAX_S:
+            raise ValueError("a latency out of bounds")
+        out._lines[str(name), Direction(way)] = line
+    return out
+
+
+_NOTE: Final = state_keys.json_codec("estimates", _read)
 
 
 def timed(estimates: Estimates, op: Op, size: int) -> Generator[Any, Any, Reply]:
@@ -190,13 +179,6 @@ def timed(estimates: Estimates, op: Op, size: int) -> Generator[Any, Any, Reply]
     finally:
         estimates.drop(call)
     return reply
-
-
-def _few(r: Reader) -> int:
-    n = r.u8()
-    if n > SAMPLES:
-        raise r.fail(f"{n} samples")
-    return n
 
 
 def _harmonic(samples: tuple[float, ...]) -> float | None:

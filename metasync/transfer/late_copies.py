@@ -1,12 +1,9 @@
-"""Copies that are still to be made when a version is agreed with fewer than promised (`durability`; paper section 5.3).
+"""Makes the copies that a push with `durability` did not wait for (paper section 5.3).
 
-Theory of operation. Such a push waits for the first copy of each pack. Before it is agreed the local state says which
-packs lack which copies, so they are never forgotten: the rest of the same process makes them, or the next `push` or
-`sync`. The bytes come from memory as long as they are there, else from a backend that holds the pack; its name tells
-whether they are right. To make a copy twice does no harm; so two processes may be at it, and what is known of the
-copies may lag behind.
-
-Packs that no agreed index names are forgotten: their push never came to its end.
+Theory of operation. Such a push waits for the first copies of each pack. Before it is agreed, the local state notes
+which packs lack which copies. The same process makes them afterwards, or the next `push` or `sync`. The bytes come from
+memory, else from a holder, and the pack's name verifies them. Making a copy twice does no harm, so two processes may do
+it, and the note may lag behind. Packs that no agreed index names are dropped: their push did not end.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from metasync.local.state import LocalDb
 from metasync.reports.sync import Trailing
 from metasync.runtime.effects import Runner
 from metasync.store.index import Index
+from metasync.store.placement import Placement
 from metasync.transfer.copies import Stored, Transfer
 
 AT_ONCE_BYTES: Final = 24 << 20  # of packs being copied, each held in memory
@@ -36,7 +34,7 @@ NAME_BYTES: Final = 32
 
 
 def copies_to_wait_for(durability: int | None, copies: int) -> int | None:
-    """What a push is asked for, of `copies` promised; None where it waits for all. `UsageError`."""
+    """How many of the `copies` promised a push waits for; None: all. `UsageError`."""
     if durability is not None and not 1 <= durability <= copies:
         raise UsageError(
             f"durability {durability}: a push waits for one copy of everything at least, and at most for the {copies}"
@@ -61,15 +59,19 @@ class Trail(NamedTuple):
 
 
 def trail_of(stored: Stored, transfer: Transfer) -> Trail | None:
-    """What a stored pack lacks; None where it has all its copies."""
-    lacking = stored.copies - len(stored.holders)
-    if lacking <= 0:
-        return None
-    order = transfer.placement.order(stored.record.name)
+    """The missing copies of a stored pack; None if it has all."""
+    record = stored.record
     ids = {p.name: i for i, p in transfer.places.items()}
-    holders = tuple(ids[n] for n in stored.holders)
-    missing = tuple(i for i in order if i not in holders)[:lacking]
-    return Trail(stored.record.name, stored.record.generation, stored.record.size, holders, missing)
+    bare = Trail(record.name, record.generation, record.size, (), ())
+    trail = _held_by(bare, [ids[n] for n in stored.holders], transfer.placement, stored.copies)
+    return trail if trail.missing else None
+
+
+def _held_by(trail: Trail, holders: Sequence[bytes], placement: Placement, copies: int) -> Trail:
+    """The same pack with these holders, and what it lacks then."""
+    order = placement.order(trail.name)
+    missing = [i for i in order if i not in holders][: max(0, copies - len(holders))]
+    return trail._replace(holders=tuple(holders), missing=tuple(missing))
 
 
 def encode_trails(trails: Sequence[Trail]) -> bytes:
@@ -96,12 +98,12 @@ TRAILING_KEY: Final = state_keys.TRAILING_KEY.holding(encode_trails, decode_trai
 
 
 def load(db: LocalDb) -> dict[tuple[int, bytes], Trail]:
-    """What is noted. `WorkspaceError` where the local state is damaged: nothing is forgotten in silence."""
+    """The noted packs. `WorkspaceError` where the local state is damaged: none is forgotten in silence."""
     return {t.key: t for t in db.get(TRAILING_KEY) or ()}
 
 
 def note(db: LocalDb, trails: Iterable[Trail], *, drop: Iterable[tuple[int, bytes]] = ()) -> None:
-    """Adds these to what is noted, in place of what was noted of the same packs, and takes out `drop`."""
+    """Notes these packs in place of earlier notes, and takes out `drop`."""
     gone, new = set(drop), {t.key: t for t in trails}
     if not gone and not new:
         return
@@ -121,7 +123,7 @@ def forget_unnamed(db: LocalDb, index: Index) -> None:
 
 
 def summary(trails: Iterable[Trail], names: Mapping[bytes, str]) -> tuple[Trailing, ...]:
-    """How much each backend still lacks, by its name; by its id where it has none."""
+    """How much each backend lacks, by its name or else its id."""
     packs: dict[str, list[int]] = {}
     for t in trails:
         for i in t.missing:
@@ -147,7 +149,7 @@ class Finishing:
         self._runner = runner
         self._db = db
         self._listener = listener
-        self._at_hand = at_hand if at_hand is not None else {}
+        self._at_hand = {} if at_hand is None else at_hand
         self._tried: set[tuple[int, bytes]] = set()
         self._more = False
         self._ended = False
@@ -178,10 +180,6 @@ class Finishing:
             self._thread.join(WAIT_S)
         if self._error is not None:
             raise self._error
-
-    @property
-    def active(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     def stop(self, wait_s: float) -> None:
         """Begins no more copies. What is not finished stays noted."""
@@ -231,19 +229,14 @@ class Finishing:
                 except CancelledError:  # the runtime is closed: it stays noted
                     self._stop.set()
                     continue
-                ended.append(self._now(t, holders))
+                placement = self._transfer.placement
+                ended.append(_held_by(t, holders, placement, placement.copies))
                 done_bytes += t.size * (len(t.missing) - len(ended[-1].missing))
                 self._listener(Progress("copies", done_bytes, total, "B"))
             if ended and time.monotonic() - last >= NOTE_EVERY_S:
                 self._note(ended)
                 ended, last = [], time.monotonic()
         self._note(ended)
-
-    def _now(self, t: Trail, holders: Sequence[bytes]) -> Trail:
-        """What a pack lacks once these hold it."""
-        lacking = max(0, self._transfer.placement.copies - len(holders))
-        order = self._transfer.placement.order(t.name)
-        return t._replace(holders=tuple(holders), missing=tuple(i for i in order if i not in holders)[:lacking])
 
     def _note(self, ended: Sequence[Trail]) -> None:
         note(self._db, [t for t in ended if t.missing], drop=[t.key for t in ended if not t.missing])
@@ -257,7 +250,7 @@ def go_on(
     listener: Listener,
     at_hand: dict[bytes, bytes],
 ) -> Finishing | None:
-    """Whoever makes the copies that are noted: the one that is at it, or a new one, begun; None if there are none."""
+    """The running `Finishing`, or a new one; None if no copies are noted."""
     if now is not None and now.more(at_hand):
         return now
     if not load(db):

@@ -1,7 +1,6 @@
-"""What each holder is asked for at the moment of a download, how far it will be, and when it is late. Pure.
+"""Reckons what each holder still owes a download, when it will be there, and when it is late. Pure.
 
-A holder's line carries what was asked of it at the rate that its estimate says; where nothing is known, at the rate of
-the others. So what is still to come, and when it will be there, is reckoned and not seen.
+A line is taken to carry what was asked of its holder at the estimated rate; an unknown line at the rate of the others.
 """
 
 from __future__ import annotations

@@ -7,14 +7,13 @@ reckoned from the estimates of its line and from what is on its way there. Of th
 takes one whose other holders have most to do. At the end, when a whole piece would keep one holder busy after the
 others are through, it takes as much of the piece as it can bring by then, in whole segments; the rest is a piece anew.
 
-A holder of which nothing is known takes one piece first, a small one where much is wanted. One whose answer is late, by
-far later than its estimate says, is not reckoned with until it answers: nothing new goes there, and what it was asked
-for is asked from another holder as well. Whichever answers first wins. What is asked twice is bounded: by SPARE_SHARE
-of all that is wanted, and SPARE_BYTES_LEAST. What a holder turned out not to have, or to be away from, is asked anew
-from others and counts as no such excess.
+An unknown holder takes one piece first, a small one where much is wanted. A holder whose answer is much later than its
+estimate gets nothing new until it answers, and another holder is asked for the same as well; the first answer wins.
+What is asked twice is bounded by SPARE_SHARE of all that is wanted, and SPARE_BYTES_LEAST. Pieces that a holder does
+not have, or cannot give because it is away, are asked from others and do not count there.
 
-A piece that no home holder can give is asked from the others, one after the other as they are listed; then from those
-that gave a bad copy of another part of its pack; then once more, once in a download, from those that are away.
+A piece that no home can give is asked from the others in the order listed; then from holders of a bad copy of another
+part of its pack; then once more in a download from those that are away.
 
 With `need` above 1 a piece is given by so many of its holders together, each with a part of `size` bytes of its own, as
 shards of erasure(k, n): k of them are asked, and others in place of those that are late or fail.

@@ -1,8 +1,8 @@
 """One push's own packs: objects go in, stored packs and an index segment come out (consensus.md, rule 6.2).
 
-An upload lives as long as the push, over all its attempts: what was stored for an attempt that lost counts for the
-next one, as long as its generation is not fenced and its key epoch is still the base's. What an earlier push of this
-device stored, and never had agreed, counts too, also after a kill: `Notes` tell of it.
+An upload lives as long as the push, over all its attempts. Packs of an attempt that lost count for the next one, while
+their generation is not fenced and their key epoch is the base's. So do packs of an earlier push of this device that was
+never agreed, even after a kill: `Notes` name them.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ class KeptPack(NamedTuple):
 
 
 class Notes:
-    """What one push has stored so far, kept in the local state: the next push goes on with it. From the thread that
-    pushes.
+    """Notes in the local state of what one push has stored: the next push goes on with it. For the pushing thread.
 
-    Notes are written behind, at most one a second or one per `NOTED_BYTES`, each a record of its own, so that what is
-    written grows with what is stored. A kill costs what was stored since the last one: it is sent again. They count
-    under the config, generation and key epoch they were made for, and go when a version is agreed.
+    Notes are written behind, one a second or one per `NOTED_BYTES`, each as a record of its own. What was stored after
+    the last note is sent again after a kill. They count under the config, generation and key epoch they were made for,
+    and are dropped when a version is agreed.
     """
 
     def __init__(self, db: LocalDb, config: bytes, generation: int, epoch: int, clock: Callable[[], float]) -> None:
@@ -76,7 +75,7 @@ class Notes:
         self._bytes = 0
 
     def load(self, index: Index) -> list[KeptPack]:
-        """What an earlier push stored that is of use to this one: `index` does not name it yet."""
+        """Packs that an earlier push stored and `index` does not name."""
         notes = self._db.records(STORED)
         found: list[KeptPack] = []
         named = index.packs() if notes else {}
@@ -94,7 +93,7 @@ class Notes:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is not written yet. Where the disk has no room for it, it is not: then packs are sent anew."""
+        """Writes what is not written yet; drops it if the disk is full."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         self._last = self._clock()
         if not waiting:

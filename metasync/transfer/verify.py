@@ -1,8 +1,8 @@
-"""Whether the copies of a pack are there and right: by their size, by the store's own digest, by what they hold.
+"""Checks whether the copies of a pack are there and right: by size, by the store's own digest, or by reading.
 
-What a store says of an object costs one small request, and shows what broke by accident; that it lies shows by reading
-alone. A digest that is not the one expected is no verdict: a service may encrypt, or put together, what it stores. So
-the copy is read then. Where a store tells no digest, `check` has pieces read here and there.
+A store's word costs one small request and shows accidents; only reading shows a lie. An unexpected digest is no
+verdict, because a service may encrypt or assemble what it stores: the copy is read then. Where a store tells no digest,
+`check` has some pieces read.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from metasync.errors import NotFoundError, UnreachableError
 from metasync.keys.derive import sha256
-from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work, patience_s
+from metasync.runtime.effects import Gather, Op, Reply, Urgency, Work
 from metasync.store import pack_format
 from metasync.store.index import PackRecord
-from metasync.transfer.copies import Place, Transfer, pack_path
+from metasync.transfer.copies import Place, Transfer, pack_path, read_op
 
 How: TypeAlias = Literal["size", "digest", "piece", "read"]
 
@@ -88,17 +88,15 @@ def _read(
     t: Transfer, place: Place, path: str, record: PackRecord, _piece: int | None
 ) -> Generator[Any, Any, CopyState | None]:
     """By all that it holds."""
-    op = Op(place.name, "get", path, max_bytes=record.size, timeout_s=patience_s(record.size), urgency=Urgency.LATER)
-    reply: Reply = yield op
+    reply: Reply = yield read_op(place, path, record.size, Urgency.LATER)
     if reply.error is not None:
         return _failed(t, place, reply)
     data = reply.value
     if len(data) != record.size:
-        return CopyState(
-            place.name, f"has {len(data)} bytes instead of {record.size}", how="read", bytes_read=len(data)
-        )
-    digest = yield Work(partial(sha256, data))
-    return CopyState(place.name, None if digest == record.name else "altered", how="read", bytes_read=len(data))
+        problem: str | None = f"has {len(data)} bytes instead of {record.size}"
+    else:
+        problem = None if (yield Work(partial(sha256, data))) == record.name else "altered"
+    return CopyState(place.name, problem, how="read", bytes_read=len(data))
 
 
 def _read_piece(
@@ -106,14 +104,10 @@ def _read_piece(
 ) -> Generator[Any, Any, CopyState | None]:
     """By one segment of it."""
     segment, at = record.segments[number], pack_format.offsets(record.segments)[number]
-    size = segment.stored_bytes
-    patience, later = patience_s(size), Urgency.LATER
-    op = Op(place.name, "get", path, offset=at, length=size, max_bytes=size, timeout_s=patience, urgency=later)
-    reply: Reply = yield op
+    reply: Reply = yield read_op(place, path, segment.stored_bytes, Urgency.LATER, whole=False, offset=at)
     if reply.error is not None:
         return _failed(t, place, reply)
-    digest = yield Work(partial(sha256, reply.value))
-    right = digest == segment.digest
+    right = (yield Work(partial(sha256, reply.value))) == segment.digest
     return CopyState(place.name, None if right else "altered", how="piece", bytes_read=len(reply.value))
 
 

@@ -329,7 +329,7 @@ def compress_seeds() -> list[bytes]:
 def decode_tables(tables: bytes) -> index.IndexSegment:
     """The tables of a segment, in a frame of ours. Whoever bisects them leans on their order."""
     out = index.decode_segment(framed(tables))
-    raw = out.raw_objects()
+    raw = out.objects
     assert ascending([raw[at : at + 49] for at in range(0, len(raw), 49)])
     assert ascending([u64(generation) + name for generation, name in out.tombstones])
     assert ascending([p.name + u64(p.generation) for p in out.packs])

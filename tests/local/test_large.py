@@ -190,7 +190,7 @@ def test_packed_objects_make_the_segments_that_the_values_do(monkeypatch: pytest
     whole = make_segment(packs)
     (packed,) = segments_of((record, pack_objects(objects)) for record, objects in packs)
     assert encode_segment(packed) == encode_segment(whole)
-    assert decode_segment(encode_segment(packed)).raw_objects() == whole.raw_objects()
+    assert decode_segment(encode_segment(packed)).objects == whole.objects
     for record, objects in packs:
         for one in objects:
             assert (record, one) in packed.find(one.id)

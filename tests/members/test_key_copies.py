@@ -10,7 +10,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, tree_of, write
 
 from metasync.errors import DamagedError, PassphraseError
 from metasync.keys.keyring import ring_path
-from metasync.keys.slots import make_slot, slot_path
+from metasync.keys.slots import make_slot, new_slots, slot_path
 from metasync.local.state_keys import KEY_COPIES_KEY
 from metasync.members import key_copies, key_store, rotation
 from metasync.session import agreement
@@ -224,7 +224,7 @@ def test_a_ring_of_a_change_that_lost_is_not_spread(lab: Lab) -> None:
     w, _, _ = three(lab)
     with w._session("lost") as s:
         opened = key_store.open_admin_key(s, agreement.ask_newest(s), PASSPHRASE)
-        slots = rotation._new_slots(s, opened, PASSPHRASE, CHEAP)
+        slots = new_slots(PASSPHRASE, ns_id=s.keys.ns_id, name=opened.secret.name, entropy=s.entropy, cost=CHEAP)
         lost = rotation._make(s, opened, slots, (), s.config)
     rotate(w)
     rotate(w)

@@ -33,7 +33,8 @@ from metasync.store.index import (
     encode_root,
     encode_segment,
     make_segment,
-    make_segments,
+    pack_objects,
+    segments_of,
 )
 from metasync.store.pack_format import HEADER_BYTES, Header, Located, Segment
 from metasync.store.packs import index_of
@@ -137,7 +138,7 @@ def raw_segment(s: IndexSegment, records: bytes) -> IndexSegment:
 
 RECORD, LOCATED = pack(1)
 ONE = make_segment([(RECORD, LOCATED)])
-ROWS = [ONE.raw_objects()[i : i + 49] for i in range(0, 3 * 49, 49)]
+ROWS = [ONE.objects[i : i + 49] for i in range(0, 3 * 49, 49)]
 
 
 def altered(row: bytes, at: int, value: int) -> bytes:
@@ -288,10 +289,10 @@ def test_a_pack_listed_in_two_segments_keeps_all_its_objects():
 def test_a_very_large_push_makes_several_segments(monkeypatch):
     monkeypatch.setattr(index, "SEGMENT_OBJECTS_MAX", 10)
     packs = [pack(n, objects=4) for n in range(7)] + [pack(9, objects=15)]
-    segments = make_segments(packs)
+    segments = list(segments_of((record, pack_objects(located)) for record, located in packs))
     assert [len(s) for s in segments] == [8, 8, 8, 4, 15]
     assert Index(segments).packs() == Index([make_segment(packs)]).packs()
-    assert make_segments([]) == []
+    assert list(segments_of([])) == []
     assert MERGED_BYTES_MAX > 500_000 * 50
 
 

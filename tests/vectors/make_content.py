@@ -653,7 +653,7 @@ def table(s: IndexSegment) -> bytes:
     for p in s.packs:
         out += p.name + u64(p.generation) + u64(p.size) + p.header + bytes((p.size_class, p.k, p.n))
         out += u32(len(p.segments)) + b"".join(map(one_row, p.segments)) + tag_bytes(p.tags)
-    out += u32(len(s)) + s.raw_objects()
+    out += u32(len(s)) + s.objects
     return out + u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones)
 
 

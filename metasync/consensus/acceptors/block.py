@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from metasync.codec import Reader, bytes16, u8, u32, u64
+from metasync.codec import Reader, bytes16, check_format, u8, u32, u64
 from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, RETRY_FIRST_S
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Outcome
@@ -32,7 +32,7 @@ from metasync.consensus.records.entry import (
 )
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError, ForkError, FormatError, UpgradeError
-from metasync.keys.derive import FORMAT, check_format, sha256
+from metasync.keys.derive import FORMAT, sha256
 from metasync.local.state_keys import block_key
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 

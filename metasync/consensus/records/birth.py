@@ -8,23 +8,13 @@ The *genesis* object is state 0, signed by the admin key whose hash is the works
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from metasync.codec import Reader, u8
+from metasync.codec import Reader, check_format, u8
 from metasync.consensus.records.state import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
-from metasync.keys.derive import (
-    FORMAT,
-    SIGNATURE_BYTES,
-    Header,
-    RecordKind,
-    check_format,
-    seal,
-    sha256,
-    sign,
-    unseal,
-    verify,
-)
+from metasync.keys.derive import FORMAT, Header, RecordKind, seal, sha256, sign, signed_part, verify
 from metasync.keys.device_set import AdminChain, decode_chain
 from metasync.keys.keyring import WorkspaceKeys
 
@@ -79,37 +69,27 @@ def seal_genesis(
 def seal_genesis_again(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, new_id: bytes, random: bytes) -> bytes:
     """The genesis of one acceptor for another one that joins: the admin's signature names neither. `FormatError`."""
     state = open_genesis(keys, data, acceptor_id)
-    header, body = unseal(
-        keys.log_key(state.epoch),
-        data,
-        RecordKind.GENESIS,
-        binding=keys.ns_id + acceptor_id,
-        bytes_max=GENESIS_BYTES_MAX,
-    )
-    again = Header(RecordKind.GENESIS, header.era, header.epoch, random)
+    header, body = _unsealed(keys, data, acceptor_id)
+    again = replace(header, random=random)
     return seal(keys.log_key(state.epoch), again, body, binding=keys.ns_id + new_id, pad_to=_PAD)
+
+
+def _unsealed(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> tuple[Header, bytes]:
+    binding = keys.ns_id + acceptor_id
+    return keys.opened(data, RecordKind.GENESIS, "the genesis", binding=binding, bytes_max=GENESIS_BYTES_MAX)
 
 
 def open_genesis(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> State:
     """State 0, verified back to `keys.ns_id`. `FormatError` or `UpgradeError` otherwise."""
-    if len(data) < 10 or len(data) > GENESIS_BYTES_MAX:
-        raise FormatError(f"genesis of {len(data)} bytes")
-    check_format(data[0], "the genesis")
-    epoch = int.from_bytes(data[6:10], "big")
-    if epoch not in dict(keys.epoch_keys):
-        raise FormatError(f"genesis: of epoch {epoch}")
-    binding = keys.ns_id + acceptor_id
-    header, body = unseal(keys.log_key(epoch), data, RecordKind.GENESIS, binding=binding, bytes_max=GENESIS_BYTES_MAX)
+    header, body = _unsealed(keys, data, acceptor_id)
     r = Reader(body, "genesis")
     check_format(r.u8(), "the genesis")
     state = decode_state(r.take(STATE_BYTES))
     chain = decode_chain(r)
-    signed = r.pos
-    signature = r.take(SIGNATURE_BYTES)
-    r.end()
+    signed, signature = signed_part(r)
     if chain.ns_id != keys.ns_id or state.ns_id != keys.ns_id:
         raise FormatError("genesis: of another workspace")
-    if not verify(chain.admin, _SIGNED, body[:signed], signature):
+    if not verify(chain.admin, _SIGNED, signed, signature):
         raise FormatError("genesis: the admin's signature is wrong")
     if (state.v, state.writer) != (0, ZERO_ID) or (state.era, state.epoch) != (header.era, header.epoch):
         raise FormatError("genesis: not a first state")

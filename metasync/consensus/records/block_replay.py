@@ -20,11 +20,12 @@ Who may write are the devices of state v-1, never whom a listing shows. This mod
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metasync.consensus.records.entry import Entry, Kind, Round, Seen, open_block
-from metasync.consensus.records.log_replay import NEVER
-from metasync.consensus.records.state import ZERO_HASH, State, follows
+from metasync.consensus.records.log_replay import Replay
+from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
 from metasync.keys.device_set import DeviceSet
@@ -33,13 +34,13 @@ from metasync.keys.keyring import WorkspaceKeys
 CHAIN_BLOCKS_MAX: Final = 10_000  # of one device in one version; more is an attack: every reader reads them all
 
 
+@dataclass
 class Chain:
     """One device's blocks as far as they were read. `ended`: to the first that was absent, once."""
 
-    def __init__(self) -> None:
-        self.next_idx = 0
-        self.last_hash = ZERO_HASH
-        self.ended = False
+    next_idx: int = 0
+    last_hash: bytes = ZERO_HASH
+    ended: bool = False
 
 
 class Known(NamedTuple):
@@ -50,33 +51,22 @@ class Known(NamedTuple):
     closed: bool
 
 
-class Blocks:
-    """One acceptor's blocks of the version after `base`. Like `log_replay.Log` for whoever asks what is decided."""
+class Blocks(Replay):
+    """One acceptor's blocks of the version after `base`.
+
+    `promised`: the highest round seen: nothing below it is promised or counted any more; `accepted`: counted or not.
+    `votes`: those counted. `shut`: closed, and a complete read since then shows what was accepted before. `clash`: two
+    values in one round.
+    """
 
     def __init__(self, keys: WorkspaceKeys, devices: DeviceSet, base: State, acceptor_id: bytes) -> None:
-        self.keys = keys
-        self.devices = devices
-        self.base = base
-        self.v = base.v + 1
-        self.acceptor_id = acceptor_id
+        super().__init__(keys, devices, base, acceptor_id)
         self.chains = {c.device_id: Chain() for c in devices.certificates}
-        self.promised = NEVER  # the highest round seen: nothing below it is promised or counted any more
-        self.accepted: tuple[Round, State] | None = None  # in the highest round seen, counted or not
-        self.votes: dict[Round, State] = {}  # counted
-        self.closed: State | None = None
-        self.shut = False  # closed, and a complete read since then shows what was accepted before
-        self.poison = ""
-        self.newer = False
-        self.fork = False
-        self.clash = False  # two values in one round
+        self.shut = False
+        self.clash = False
         self._prepares: set[Round] = set()
         self._accepts: dict[Round, State] = {}
         self._granted: set[Round] = set()
-
-    @property
-    def usable(self) -> bool:
-        """False when this acceptor neither promises nor votes in this version."""
-        return not self.poison
 
     @property
     def silent(self) -> bool:
@@ -138,20 +128,13 @@ class Blocks:
         chain.last_hash = sha256(data)
         try:
             entry = self._judged(device_id, data, idx, last)
-        except FormatError as e:  # an UpgradeError is none
-            self.poison = self._named(device_id, idx, e.message)
-            return None
-        except UpgradeError as e:
-            self.newer = True
-            self.poison = self._named(device_id, idx, e.message)
+        except (FormatError, UpgradeError) as e:
+            certificate = self.devices.get(device_id)
+            name = certificate.name if certificate is not None else device_id.hex()
+            self.refuse(f"block {idx} of device {name!r}, version {self.v}", e)
             return None
         self._apply(entry)
         return entry
-
-    def _named(self, device_id: bytes, idx: int, why: str) -> str:
-        certificate = self.devices.get(device_id)
-        name = certificate.name if certificate is not None else device_id.hex()
-        return f"block {idx} of device {name!r}, version {self.v}: {why}"
 
     def _judged(self, device_id: bytes, data: bytes, idx: int, last: bytes) -> Entry:
         if idx >= CHAIN_BLOCKS_MAX:
@@ -159,18 +142,7 @@ class Blocks:
         signed = open_block(
             self.keys, data, base=self.base, acceptor_id=self.acceptor_id, v=self.v, device_id=device_id, idx=idx
         )
-        entry = signed.entry
-        public = self.devices.key_of(device_id)
-        if public is None or not signed.verifies(public):
-            raise FormatError("a wrong signature")
-        if entry.base != self.base:
-            self.fork = True
-            raise FormatError("signed on top of another state than the one this device knows to be decided")
-        if entry.prev_entry != last:
-            raise FormatError("it does not name the block before it: one was replaced")
-        if entry.value is not None and not follows(entry.value, self.base):
-            raise FormatError("a value that cannot follow its base")
-        return entry
+        return self.checked(signed, self.devices.key_of(device_id), last)
 
     def _apply(self, entry: Entry) -> None:
         rnd, value = entry.round, entry.value

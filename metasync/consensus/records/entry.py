@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, Tags, ascending, bytes16, encode_tags, u8, u32, u64
+from metasync.codec import Reader, Tags, ascending, bytes16, check_format, encode_tags, u8, u32, u64
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import (
@@ -24,11 +24,10 @@ from metasync.keys.derive import (
     SIGNATURE_BYTES,
     Header,
     RecordKind,
-    check_format,
     mac,
     seal,
     sign,
-    unseal,
+    signed_part,
     verify,
 )
 from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
@@ -36,17 +35,18 @@ from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 4096
 ENTRY_PAD: Final = 512
-ENTRY_ENTROPY_BYTES: Final = 32 + 16  # record, entry id
 SEEN_MAX: Final = 32
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
 _REF_BYTES: Final = 8 + 32
 VERSIONS_PER_FOLDER: Final = 1024
-_SIGNED: Final = "entry 1"
-_BLOCK_SIGNED: Final = "block 1"
-_HEAD_SIGNED: Final = "head 1"
-_HINT_SIGNED: Final = "hint 1"
-_FLOOR_SIGNED: Final = "floor 1"
+_SIGNED: Final = {  # what is signed for one purpose never serves another
+    RecordKind.ENTRY: "entry 1",
+    RecordKind.BLOCK: "block 1",
+    RecordKind.HEAD: "head 1",
+    RecordKind.HINT: "hint 1",
+    RecordKind.FLOOR: "floor 1",
+}
 
 
 class Kind(IntEnum):
@@ -98,10 +98,9 @@ class SignedEntry:
     header: Header
     body: bytes
     signature: bytes
-    context: str
 
     def verifies(self, public: bytes) -> bool:
-        return verify(public, self.context, self.header.encode() + self.body, self.signature)
+        return verify(public, _SIGNED[RecordKind(self.header.kind)], self.header.encode() + self.body, self.signature)
 
 
 def entry_path(keys: WorkspaceKeys, epoch: int, era: int, acceptor_id: bytes, v: int, idx: int) -> str:
@@ -151,9 +150,8 @@ def covering(v: int) -> int:
 
 def seal_entry(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
     """The bytes to append. `random`: 32 fresh bytes, the same only for the same entry."""
-    header = Header(RecordKind.ENTRY, entry.base.era, entry.base.epoch, random)
     binding = entry.base.ns_id + entry.acceptor_id + u64(entry.v) + u32(entry.idx)
-    return _seal(keys, entry, header, sign_private, _SIGNED, binding)
+    return _seal(keys, RecordKind.ENTRY, entry, sign_private, random, binding)
 
 
 def open_entry(
@@ -164,7 +162,7 @@ def open_entry(
     `FormatError` when it is not an entry of exactly this place, `UpgradeError` when newer than this program.
     """
     binding = ns_id + acceptor_id + u64(v) + u32(idx)
-    signed = _open(keys, data, RecordKind.ENTRY, era, epoch, binding, _SIGNED)
+    signed = _open(keys, data, RecordKind.ENTRY, binding, era, epoch)
     entry = signed.entry
     if (entry.acceptor_id, entry.v, entry.idx) != (acceptor_id, v, idx) or entry.base.ns_id != ns_id:
         raise FormatError("entry: of another place")
@@ -173,9 +171,8 @@ def open_entry(
 
 def seal_block(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
     """The bytes of a block: an entry whose `idx` and `prev_entry` count the writing device's own blocks."""
-    header = Header(RecordKind.BLOCK, entry.base.era, entry.base.epoch, random)
     binding = entry.base.ns_id + entry.acceptor_id + u64(entry.v) + entry.device_id + u32(entry.idx)
-    return _seal(keys, entry, header, sign_private, _BLOCK_SIGNED, binding)
+    return _seal(keys, RecordKind.BLOCK, entry, sign_private, random, binding)
 
 
 def open_block(
@@ -186,7 +183,7 @@ def open_block(
     `FormatError` when it is not a block of exactly this place, `UpgradeError` when newer than this program.
     """
     binding = base.ns_id + acceptor_id + u64(v) + device_id + u32(idx)
-    signed = _open(keys, data, RecordKind.BLOCK, base.era, base.epoch, binding, _BLOCK_SIGNED)
+    signed = _open(keys, data, RecordKind.BLOCK, binding, base.era, base.epoch)
     entry = signed.entry
     place = (entry.base.ns_id, entry.acceptor_id, entry.v, entry.device_id, entry.idx)
     if place != (base.ns_id, acceptor_id, v, device_id, idx):
@@ -224,13 +221,12 @@ def seal_hint(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: by
     """A hint: a DECIDED entry outside any log, where a new device starts from. Never proof of the latest version."""
     if entry.kind is not Kind.DECIDED:
         raise ValueError("a hint says what is decided")
-    header = Header(RecordKind.HINT, entry.base.era, entry.base.epoch, random)
-    return _seal(keys, entry, header, sign_private, _HINT_SIGNED, entry.base.ns_id + entry.acceptor_id)
+    return _seal(keys, RecordKind.HINT, entry, sign_private, random, entry.base.ns_id + entry.acceptor_id)
 
 
 def open_hint(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> SignedEntry:
     """Opens an acceptor's hint; its signer is not yet judged. `FormatError` or `UpgradeError` as `open_entry`."""
-    signed = _open(keys, data, RecordKind.HINT, None, None, keys.ns_id + acceptor_id, _HINT_SIGNED)
+    signed = _open(keys, data, RecordKind.HINT, keys.ns_id + acceptor_id)
     if signed.entry.kind is not Kind.DECIDED or signed.entry.acceptor_id != acceptor_id:
         raise FormatError("hint: not a decided state of this acceptor")
     return signed
@@ -243,13 +239,12 @@ def shown_epoch(data: bytes) -> int:
 
 def seal_floor(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
     """A floor: a DECIDED entry outside any log, of a version above it (`truncation`)."""
-    header = Header(RecordKind.FLOOR, entry.base.era, entry.base.epoch, random)
-    return _seal(keys, entry, header, sign_private, _FLOOR_SIGNED, entry.base.ns_id + entry.acceptor_id)
+    return _seal(keys, RecordKind.FLOOR, entry, sign_private, random, entry.base.ns_id + entry.acceptor_id)
 
 
 def open_floor(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, floor: int) -> SignedEntry:
     """Opens an acceptor's floor; its signer is not yet judged. `FormatError` or `UpgradeError` as `open_entry`."""
-    signed = _open(keys, data, RecordKind.FLOOR, None, None, keys.ns_id + acceptor_id, _FLOOR_SIGNED)
+    signed = _open(keys, data, RecordKind.FLOOR, keys.ns_id + acceptor_id)
     entry = signed.entry
     if (entry.kind, entry.acceptor_id) != (Kind.DECIDED, acceptor_id) or entry.v < floor:
         raise FormatError("floor: not one of this acceptor and version")
@@ -257,10 +252,11 @@ def open_floor(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, floor: int)
 
 
 def _seal(
-    keys: WorkspaceKeys, entry: Entry, header: Header, sign_private: bytes, context: str, binding: bytes
+    keys: WorkspaceKeys, kind: RecordKind, entry: Entry, sign_private: bytes, random: bytes, binding: bytes
 ) -> bytes:
+    header = Header(kind, entry.base.era, entry.base.epoch, random)
     body = _encode(entry)
-    signature = sign(sign_private, context, header.encode() + body)
+    signature = sign(sign_private, _SIGNED[kind], header.encode() + body)
     sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding, pad_to=ENTRY_PAD)
     if len(sealed) > ENTRY_BYTES_MAX:
         raise ValueError(f"an entry of {len(sealed)} bytes")
@@ -271,19 +267,13 @@ def _open(
     keys: WorkspaceKeys,
     data: bytes,
     kind: RecordKind,
-    era: int | None,
-    epoch: int | None,
     binding: bytes,
-    context: str,
+    era: int | None = None,
+    epoch: int | None = None,
 ) -> SignedEntry:
-    if not data or len(data) > ENTRY_BYTES_MAX or len(data) % ENTRY_PAD:
+    if len(data) % ENTRY_PAD:
         raise FormatError(f"entry of {len(data)} bytes")
-    check_format(data[0], "a log entry")
-    # The header's epoch picks the key. It stands in the associated data, so a false one does not open.
-    shown = int.from_bytes(data[6:10], "big")
-    if epoch not in (None, shown) or shown not in dict(keys.epoch_keys):
-        raise FormatError(f"entry: of epoch {shown}")
-    header, plaintext = unseal(keys.log_key(shown), data, kind, binding=binding, bytes_max=ENTRY_BYTES_MAX)
+    header, plaintext = keys.opened(data, kind, "a log entry", binding=binding, bytes_max=ENTRY_BYTES_MAX)
     cut = len(plaintext) - SIGNATURE_BYTES
     if cut < 0:
         raise FormatError("entry: too short for a signature")
@@ -291,7 +281,9 @@ def _open(
     entry = _decode(body)
     if (header.era, header.epoch) != (entry.base.era, entry.base.epoch) or era not in (None, header.era):
         raise FormatError("entry: era or epoch differ from its base's")
-    return SignedEntry(entry, header, body, signature, context)
+    if epoch not in (None, header.epoch):
+        raise FormatError(f"entry: of epoch {header.epoch}")
+    return SignedEntry(entry, header, body, signature)
 
 
 def _encode(e: Entry) -> bytes:
@@ -360,30 +352,22 @@ def seal_head(
     body = u8(FORMAT) + keys.ns_id + head.device_id + u64(head.v) + head.state_hash + head.head + head.prev
     body += bytes16(head.certificate) + encode_tags(head.tags)
     header = Header(RecordKind.HEAD, era, epoch, random)
-    body += sign(identity.sign_private, _HEAD_SIGNED, header.encode() + body)
+    body += sign(identity.sign_private, _SIGNED[RecordKind.HEAD], header.encode() + body)
     return seal(keys.log_key(epoch), header, body, binding=keys.ns_id + head.device_id, pad_to=ENTRY_PAD)
 
 
 def open_head(keys: WorkspaceKeys, devices: DeviceSet, data: bytes, device_id: bytes) -> Head:
     """A device's head, signed by it. `FormatError` otherwise, `UpgradeError` for a newer format."""
-    if len(data) < 10:
-        raise FormatError(f"head of {len(data)} bytes")
-    check_format(data[0], "a head")
-    epoch = int.from_bytes(data[6:10], "big")
-    if epoch not in dict(keys.epoch_keys):
-        raise FormatError(f"head: of epoch {epoch}")
     binding = keys.ns_id + device_id
-    header, body = unseal(keys.log_key(epoch), data, RecordKind.HEAD, binding=binding, bytes_max=ENTRY_BYTES_MAX)
+    header, body = keys.opened(data, RecordKind.HEAD, "a head", binding=binding, bytes_max=ENTRY_BYTES_MAX)
     r = Reader(body, "head")
     check_format(r.u8(), "a head")
     ns_id, found = r.take(32), r.take(16)
     head = Head(found, r.u64(), r.take(32), r.take(32), r.take(32), r.bytes16(CERTIFICATE_BYTES_MAX), r.tags())
-    signed = r.pos
-    signature = r.take(SIGNATURE_BYTES)
-    r.end()
+    signed, signature = signed_part(r)
     public = devices.key_of(device_id, head.certificate)
     if ns_id != keys.ns_id or found != device_id or public is None:
         raise FormatError("head: of another device or workspace")
-    if not verify(public, _HEAD_SIGNED, header.encode() + body[:signed], signature):
+    if not verify(public, _SIGNED[RecordKind.HEAD], header.encode() + signed, signature):
         raise FormatError("head: the device's signature is wrong")
     return head

@@ -13,22 +13,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, bytes32, text16, u8, u32, u64
+from metasync.codec import Reader, bytes32, check_format, text16, u8, u32, u64
 from metasync.config import CONFIG_BYTES_MAX, NAME_BYTES_MAX, Config, decode_config
 from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_matches
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,
-    SIGNATURE_BYTES,
     Header,
     RecordKind,
-    check_format,
     read_header,
     seal,
     sha256,
     sign,
-    unseal,
+    signed_part,
     verify,
 )
 from metasync.keys.device_set import AdminChain, decode_chain
@@ -122,11 +120,7 @@ def epoch_of(data: bytes) -> int:
 
 def open_record(keys: WorkspaceKeys, data: bytes, number: int) -> EraRecord:
     """The record of an era, verified back to `keys.ns_id`. `FormatError` otherwise, `UpgradeError` when newer."""
-    epoch = epoch_of(data)
-    if epoch not in dict(keys.epoch_keys):
-        raise FormatError(f"era record: of epoch {epoch}")
-    key = keys.log_key(epoch)
-    header, body = unseal(key, data, RecordKind.ERA, binding=keys.ns_id, bytes_max=RECORD_BYTES_MAX)
+    header, body = keys.opened(data, RecordKind.ERA, "an era record", binding=keys.ns_id, bytes_max=RECORD_BYTES_MAX)
     r = Reader(body, "era record")
     check_format(r.u8(), "an era record")
     shown, at_s = r.u32(), r.u64()
@@ -138,10 +132,8 @@ def open_record(keys: WorkspaceKeys, data: bytes, number: int) -> EraRecord:
     without = tuple(r.text16(NAME_BYTES_MAX) for _ in range(r.count(r.u8(), 2)))
     config = decode_config(r.bytes32(CONFIG_BYTES_MAX))
     chain = decode_chain(r)
-    signed = r.pos
-    signature = r.take(SIGNATURE_BYTES)
-    r.end()
-    if chain.ns_id != keys.ns_id or not verify(chain.admin, _SIGNED, body[:signed], signature):
+    signed, signature = signed_part(r)
+    if chain.ns_id != keys.ns_id or not verify(chain.admin, _SIGNED, signed, signature):
         raise FormatError("era record: the admin's signature is wrong")
     if (shown, header.era, header.epoch, chain.epoch) != (number, number, first.epoch, first.epoch):
         raise FormatError("era record: of another era or epoch")

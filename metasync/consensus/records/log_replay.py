@@ -15,9 +15,10 @@ An entry of a newer format has the same consequence, and `newer` says so.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
-from metasync.consensus.records.entry import Entry, Kind, Round, Seen, open_entry
+from metasync.consensus.records.entry import Entry, Kind, Round, Seen, SignedEntry, open_entry
 from metasync.consensus.records.state import ZERO_HASH, State, follows
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
@@ -40,25 +41,57 @@ def accept_effective(promised: Round, votes: dict[Round, State], rnd: Round, val
     return rnd >= promised and votes.get(rnd, value) == value
 
 
-class Log:
-    """One acceptor's log of the version after `base`, as far as it was read."""
+@dataclass(eq=False)
+class Replay:
+    """What is known of one acceptor in the version after `base`: as a log (`Log`), or as blocks (`block_replay`)."""
 
-    def __init__(self, keys: WorkspaceKeys, devices: DeviceSet, base: State, acceptor_id: bytes) -> None:
-        self.keys = keys
-        self.devices = devices
-        self.base = base
-        self.v = base.v + 1
-        self.acceptor_id = acceptor_id
-        self.hashes: list[bytes] = []  # of every entry read
-        self.promised = NEVER
-        self.accepted: tuple[Round, State] | None = None
-        self.votes: dict[Round, State] = {}
-        self.closed: State | None = None
-        self.rounds: set[Round] = set()  # of effective entries
-        self.poison = ""
-        self.newer = False
-        self.fork = False
-        self.void = 0
+    keys: WorkspaceKeys
+    devices: DeviceSet
+    base: State
+    acceptor_id: bytes
+    promised: Round = NEVER
+    accepted: tuple[Round, State] | None = None  # in the highest round
+    votes: dict[Round, State] = field(default_factory=dict)
+    closed: State | None = None
+    poison: str = ""
+    newer: bool = False
+    fork: bool = False
+
+    @property
+    def v(self) -> int:
+        return self.base.v + 1
+
+    @property
+    def usable(self) -> bool:
+        """False when this acceptor neither promises nor votes in this version."""
+        return not self.poison
+
+    def refuse(self, place: str, error: FormatError | UpgradeError) -> None:
+        """From here on nothing more is to be read."""
+        self.newer = isinstance(error, UpgradeError)
+        self.poison = f"{place}: {error.message}"
+
+    def checked(self, signed: SignedEntry, public: bytes | None, last: bytes) -> Entry:
+        """The message, if it is signed by this key, on this base, and names the one before. `FormatError` poisons."""
+        entry = signed.entry
+        if public is None or not signed.verifies(public):
+            raise FormatError(f"a wrong signature of device {entry.device_id.hex()}")
+        if entry.base != self.base:
+            self.fork = True
+            raise FormatError("signed on top of another state than the one this device knows to be decided")
+        if entry.prev_entry != last:
+            raise FormatError("it does not name the one before it: one was replaced, or the log cut")
+        if entry.value is not None and not follows(entry.value, self.base):
+            raise FormatError("a value that cannot follow its base")
+        return entry
+
+
+@dataclass(eq=False)
+class Log(Replay):
+    """One acceptor's log of the version after `base`, as far as it was read. `hashes`: of every entry read."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    void: int = 0
 
     @property
     def next_idx(self) -> int:
@@ -68,11 +101,6 @@ class Log:
     @property
     def last_hash(self) -> bytes:
         return self.hashes[-1] if self.hashes else ZERO_HASH
-
-    @property
-    def usable(self) -> bool:
-        """False when this acceptor neither promises nor votes in this version."""
-        return not self.poison
 
     @property
     def silent(self) -> bool:
@@ -106,12 +134,8 @@ class Log:
         self.hashes.append(sha256(data))
         try:
             entry, admitted = self._judged(data, idx, last)
-        except UpgradeError as e:
-            self.newer = True
-            self.poison = f"entry {idx} of version {self.v}: {e.message}"
-            return None
-        except FormatError as e:
-            self.poison = f"entry {idx} of version {self.v}: {e.message}"
+        except (FormatError, UpgradeError) as e:
+            self.refuse(f"entry {idx} of version {self.v}", e)
             return None
         if admitted:
             self._apply(entry)
@@ -124,30 +148,13 @@ class Log:
         base = self.base
         if idx >= LOG_ENTRIES_MAX:
             raise FormatError(f"more than {LOG_ENTRIES_MAX} entries in one version")
-        signed = open_entry(
-            self.keys,
-            data,
-            ns_id=base.ns_id,
-            era=base.era,
-            epoch=base.epoch,
-            acceptor_id=self.acceptor_id,
-            v=self.v,
-            idx=idx,
-        )
+        ns_id, era, epoch, a = base.ns_id, base.era, base.epoch, self.acceptor_id
+        signed = open_entry(self.keys, data, ns_id=ns_id, era=era, epoch=epoch, acceptor_id=a, v=self.v, idx=idx)
         entry = signed.entry
         public = self.devices.key_of(entry.device_id, entry.certificate)
         if public is None:  # judged before anything else, or a revoked device could poison
             return entry, False
-        if not signed.verifies(public):
-            raise FormatError(f"a wrong signature of device {entry.device_id.hex()}")
-        if entry.base != base:
-            self.fork = True
-            raise FormatError("signed on top of another state than the one this device knows to be decided")
-        if entry.prev_entry != last:
-            raise FormatError("it does not name the entry before it: the log was cut or spliced")
-        if entry.value is not None and not follows(entry.value, base):
-            raise FormatError("a value that cannot follow its base")
-        return entry, True
+        return self.checked(signed, public, last), True
 
     def append_own(self, entry: Entry, data: bytes) -> None:
         """Takes in an entry that this process sealed and that was created at `next_idx` (Lemma A: no fetch needed)."""
@@ -162,11 +169,9 @@ class Log:
         if value is None:
             if prepare_effective(self.promised, rnd):
                 self.promised = rnd
-                self.rounds.add(rnd)
         elif entry.kind is Kind.DECIDED:
             self.closed = value
         elif accept_effective(self.promised, self.votes, rnd, value, self.base):
             self.promised = rnd
             self.accepted = (rnd, value)
             self.votes[rnd] = value
-            self.rounds.add(rnd)

@@ -13,8 +13,9 @@ import struct
 from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
+from metasync.codec import UPGRADE, check_format
 from metasync.errors import FormatError, UpgradeError
-from metasync.keys.derive import UPGRADE, sha256
+from metasync.keys.derive import sha256
 
 FORMAT: Final = 1
 STATE_BYTES: Final = 402
@@ -61,27 +62,9 @@ class State:
     fmt: int = FORMAT
 
     def encode(self) -> bytes:
-        return _LAYOUT.pack(
-            self.fmt,
-            self.min_fmt,
-            self.ns_id,
-            self.era,
-            self.v,
-            self.prev,
-            self.skip,
-            self.master,
-            self.config,
-            *self.index,
-            *self.retained,
-            self.devices,
-            self.keyring,
-            self.epoch,
-            self.gen,
-            self.min_gen,
-            self.writer,
-            self.op_id,
-            self.extra,
-        )
+        before = self.fmt, self.min_fmt, self.ns_id, self.era, self.v, self.prev, self.skip, self.master, self.config
+        after = self.devices, self.keyring, self.epoch, self.gen, self.min_gen, self.writer, self.op_id, self.extra
+        return _LAYOUT.pack(*before, *self.index, *self.retained, *after)
 
     @property
     def hash(self) -> bytes:
@@ -97,40 +80,21 @@ def decode_state(data: bytes) -> State:
     """The state in these bytes. `UpgradeError` when it or its `min_fmt` is newer than this program."""
     if not data:
         raise FormatError("state: no bytes")
-    if data[0] > FORMAT:
-        raise UpgradeError(f"the state has format {data[0]}; this program knows {FORMAT}", next_step=UPGRADE)
-    if data[0] < 1 or len(data) != STATE_BYTES:
-        raise FormatError(f"state of format {data[0]} and {len(data)} bytes")
-    (fmt, min_fmt, ns_id, era, v, prev, skip, master, config, ig, index, rg, retained, *rest) = _LAYOUT.unpack(data)
-    devices, keyring, epoch, gen, min_gen, writer, op_id, extra = rest
+    check_format(data[0], "the state")
+    if len(data) != STATE_BYTES:
+        raise FormatError(f"state of {len(data)} bytes")
+    fmt, min_fmt, *values = _LAYOUT.unpack(data)
+    values[7:11] = Ref(*values[7:9]), Ref(*values[9:11])
+    values += min_fmt, fmt
+    state = State(*values)
     if min_fmt > FORMAT:
         raise UpgradeError(
-            f"version {v} of the workspace is for programs that know format {min_fmt}; this one knows {FORMAT}",
+            f"version {state.v} of the workspace is for programs that know format {min_fmt}; this one knows {FORMAT}",
             next_step=UPGRADE,
         )
-    if v > VERSION_MAX:
-        raise FormatError(f"state of version {v}")
-    return State(
-        ns_id=ns_id,
-        era=era,
-        v=v,
-        prev=prev,
-        skip=skip,
-        master=master,
-        config=config,
-        index=Ref(ig, index),
-        retained=Ref(rg, retained),
-        devices=devices,
-        keyring=keyring,
-        epoch=epoch,
-        gen=gen,
-        min_gen=min_gen,
-        writer=writer,
-        op_id=op_id,
-        extra=extra,
-        min_fmt=min_fmt,
-        fmt=fmt,
-    )
+    if state.v > VERSION_MAX:
+        raise FormatError(f"state of version {state.v}")
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +151,11 @@ def follows(state: State, base: State) -> bool:
     )
 
 
-def genesis_state(
-    *,
-    ns_id: bytes,
-    config: bytes,
-    devices: bytes,
-    keyring: bytes,
-    epoch: int,
-    era: int = 0,
-) -> State:
+def genesis_state(*, ns_id: bytes, config: bytes, devices: bytes, keyring: bytes, epoch: int) -> State:
     """Version 0: nobody's, empty, decided because the admin key signs it."""
     return State(
         ns_id=ns_id,
-        era=era,
+        era=0,
         v=0,
         prev=ZERO_HASH,
         skip=ZERO_HASH,
