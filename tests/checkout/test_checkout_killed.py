@@ -26,6 +26,7 @@ from checkout_kit import (
     full,
     needs_proc,
 )
+from effort import few_and_many
 from workdir import (
     EIO,
     ENOSPC,
@@ -98,19 +99,24 @@ def files_of(tree: dict[bytes, Any]) -> list[bytes]:
     return [s if isinstance(s, bytes) else s.data for s in tree.values() if isinstance(s, (bytes, File))]
 
 
-def every_step(tmp_path: Path, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, **kwargs: Any) -> int:
-    for step in range(1, 2000):
+def every_step(
+    tmp_path: Path, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, stride: int = 1, **kwargs: Any
+) -> int:
+    """Each step, or with a `stride` some of them; the first step that a checkout does not reach."""
+    for step in range(1, 2000, stride):
         if not killed_at(tmp_path / str(step), step, old, new, disk, **kwargs):
             return step
     raise AssertionError("the checkout never ended")
 
 
-def test_killed_at_every_step(tmp_path: Path) -> None:
-    assert every_step(tmp_path, OLD, NEW) > 150
+@few_and_many("stride", 3, 1)
+def test_killed_at_every_step(tmp_path: Path, stride: int) -> None:
+    assert every_step(tmp_path, OLD, NEW, stride=stride) > 150
 
 
-def test_one_call_fails_at_every_step(tmp_path: Path) -> None:
-    assert every_step(tmp_path, OLD, NEW, error=EIO) > 150
+@few_and_many("stride", 4, 1)
+def test_one_call_fails_at_every_step(tmp_path: Path, stride: int) -> None:
+    assert every_step(tmp_path, OLD, NEW, error=EIO, stride=stride) > 150
 
 
 def test_the_disk_is_full_at_every_step(tmp_path: Path) -> None:
@@ -134,24 +140,27 @@ SHORT_OLD = {p: s for p, s in OLD.items() if p in (b"edited", b"d", b"d/gone", b
 SHORT_NEW = {p: s for p, s in NEW.items() if p in (b"edited", b"file-to-dir", b"file-to-dir/in", b"link")}
 
 
+@few_and_many("stride", 2, 1)
 @pytest.mark.parametrize("renames", [True, False])
 @pytest.mark.parametrize("disk", [PlainFused, LinkingFused])
 def test_killed_on_poorer_disks(
-    tmp_path: Path, disk: type[FusedDisk], renames: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: type[FusedDisk], renames: bool, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not renames:
         monkeypatch.setattr(fsio, "_rename_with", lambda *args: False)
-    assert every_step(tmp_path, SHORT_OLD, SHORT_NEW, disk) > 30
+    assert every_step(tmp_path, SHORT_OLD, SHORT_NEW, disk, stride) > 30
 
 
 @needs_proc
-def test_killed_with_a_mount_inside(tmp_path: Path) -> None:
-    assert every_step(tmp_path, MOUNT_OLD, MOUNT_NEW, MountedFused) > 50
+@few_and_many("stride", 3, 1)
+def test_killed_with_a_mount_inside(tmp_path: Path, stride: int) -> None:
+    assert every_step(tmp_path, MOUNT_OLD, MOUNT_NEW, MountedFused, stride) > 50
 
 
-def test_killed_while_it_recovers(tmp_path: Path) -> None:
+@few_and_many("stride", 3, 1)
+def test_killed_while_it_recovers(tmp_path: Path, stride: int) -> None:
     """Dies in the middle, and then at every step of the recovery."""
-    for step in range(1, 2000):
+    for step in range(1, 2000, stride):
         fuse = Fuse()
         work = Workspace(tmp_path / str(step), FusedDisk(fuse), fuse)
         try:

@@ -162,7 +162,7 @@ def test_mutant_quorum_for_crashes_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         self.quorum = quorum(config.n, 0)
 
     monkeypatch.setattr(instance_module.Instance, "__init__", small)
-    assert broken(lambda seed: schedule(seed, n=5, f=1), range(3000, 3800)) is not None
+    assert broken(lambda seed: schedule(seed, n=5, f=1), range(3020, 3820)) is not None
 
 
 @pytest.mark.parametrize(("n", "free", "asked"), [
