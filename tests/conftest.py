@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import tempfile
-from collections import Counter
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,8 @@ settings.load_profile("few")
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES_MIN = 2 << 30  # a run holds some hundred MiB at once, and what failed tests leave
-REASONS_MAX = 4
+REASON_CHARS_MAX = 80
+REASON_LINES_MAX = 4
 
 
 def _memory() -> str | None:
@@ -62,16 +64,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says in a few lines what was skipped, by reason."""
+    """Says in a few lines what this machine lacks for the tests that were skipped."""
     reports = terminalreporter.stats.get("skipped", ())
-    reasons = Counter(str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr) for r in reports)
-    shown = reasons.most_common(REASONS_MAX)
-    for reason, count in shown:
-        terminalreporter.write_line(f"skipped {count}: {reason.removeprefix('Skipped: ')}")
-    if left := reasons.total() - sum(count for _, count in shown):
-        terminalreporter.write_line(
-            f"skipped {left} more, for {len(reasons) - len(shown)} reasons: add -rs to see them"
-        )
+    told = [r.longrepr if isinstance(r.longrepr, tuple) else ("", 0, str(r.longrepr)) for r in reports]
+    kit = sum(str(path).endswith("contract_kit.py") for path, _, _ in told)
+    if kit:
+        terminalreporter.write_line(f"skipped {kit}: checks that do not concern their kind of store")
+    lacking = {
+        re.sub(r" /\S+:", "", reason.removeprefix("Skipped: "))[:REASON_CHARS_MAX]
+        for path, _, reason in told
+        if not str(path).endswith("contract_kit.py")
+    }
+    if lacking:
+        text = f"skipped {len(told) - kit}: {'; '.join(sorted(lacking))}"
+        lines = textwrap.wrap(text, 118, max_lines=REASON_LINES_MAX, placeholder=" ... (-rs says all)")
+        terminalreporter.write_line("\n".join(lines))
 
 
 @pytest.fixture

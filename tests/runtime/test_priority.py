@@ -312,7 +312,10 @@ def test_a_small_pull_passes_a_large_push_that_waits() -> None:
         }.items():
             futures.append(runtime.start(one(op)))
             assert op.path == name
-        time.sleep(0.05)
+        for _ in range(6000):
+            if len(runtime._channels["m"]._queue) == 5:
+                break
+            time.sleep(0.01)
         store.let("*")
         for future in futures:
             future.result(60)
@@ -374,8 +377,8 @@ def test_waiting_while_others_are_served_costs_no_patience() -> None:
     store = Slow()
     store.let("*")
     with Runtime({"m": store}, connections_per_backend=1, connections_max=1) as runtime:
-        futures = [runtime.start(one(put(BIG, path=str(n), timeout_s=0.4))) for n in range(10)]
-        assert [f.result(60).error for f in futures] == [None] * 10
+        futures = [runtime.start(one(put(BIG, path=str(n), timeout_s=2.0))) for n in range(24)]
+        assert [f.result(60).error for f in futures] == [None] * 24
 
 
 def test_a_server_that_throttles_is_given_time_and_fewer_calls() -> None:

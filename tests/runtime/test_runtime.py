@@ -211,7 +211,7 @@ def test_a_timeout_is_unreachable_and_lands_late(memory: Memory, runtime: Runtim
     assert isinstance(runtime.run(task()).error, UnreachableError)
     assert "a" not in memory.objects
     memory.gate.set()
-    for _ in range(200):
+    for _ in range(6000):
         if "a" in memory.objects:
             break
         time.sleep(0.01)
@@ -275,7 +275,10 @@ def test_connections_are_bounded_and_calls_queue(memory: Memory) -> None:
 
     with Runtime({"m": memory}, connections_per_backend=3) as runtime:
         future = runtime.start(task())
-        time.sleep(0.1)
+        for _ in range(6000):
+            if memory.most_at_once == 3:
+                break
+            time.sleep(0.01)
         assert memory.most_at_once == 3
         memory.gate.set()
         assert future.result(timeout=60) == 20
