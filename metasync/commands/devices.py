@@ -11,7 +11,7 @@ import click
 from metasync.errors import UsageError
 from metasync.terminal import devices_text
 from metasync.terminal.console import Console, Options, common, opened
-from metasync.terminal.passphrase import new_passphrase, passphrase
+from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.members import InvitationInfo
@@ -51,9 +51,12 @@ def device_list(options: Options) -> None:
 @click.option("--keep-passphrase", is_flag=True, help="Do not ask for a new passphrase.")
 @click.option("--dry-run", is_flag=True, help="Only show who would be revoked, and what is to be withdrawn.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask whether you are sure.")
+@anyway_option
 @common
 @click.pass_obj
-def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: bool, dry_run: bool, yes: bool) -> None:
+def device_revoke(
+    options: Options, names: tuple[str, ...], keep_passphrase: bool, dry_run: bool, yes: bool, anyway: bool
+) -> None:
     """Revokes devices by new keys, or takes invitations back.
 
     NAME is the name of a device or of an invitation, or the beginning of its id. Asks for the passphrase (or the
@@ -84,8 +87,11 @@ def device_revoke(options: Options, names: tuple[str, ...], keep_passphrase: boo
         what = f"Revoke {', '.join(names)}, and change the keys of the workspace?"
         if not dry_run and not yes:
             console.confirm(what)
-        current = passphrase()
-        r = w.device_revoke(names, current, new_passphrase=_new(keep_passphrase, dry_run=dry_run), dry_run=dry_run)
+        if keep_passphrase or dry_run:
+            r = tried(lambda given: w.device_revoke(names, given, dry_run=dry_run))
+        else:
+            current = checked(lambda given: w.device_revoke(names, given, dry_run=True))
+            r = w.device_revoke(names, current, new_passphrase=new_passphrase(anyway=anyway))
     console.report("device revoke", devices_text.rotation(r), r, devices_text.codes(r), once=r.recovery_phrase)
 
 
@@ -142,7 +148,7 @@ def invite(options: Options, name: str, expires: int | None, out: Path | None, d
             raise UsageError(
                 f"{out} lies inside the workspace: the code would be pushed", next_step="Choose a place outside of it."
             )
-        r = w.invite(name, passphrase(), expires_after=expires, dry_run=dry_run)
+        r = tried(lambda given: w.invite(name, given, expires_after=expires, dry_run=dry_run))
     if out is not None and not dry_run:
         fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as f:
@@ -154,7 +160,3 @@ def _means(word: str, i: InvitationInfo) -> bool:
     from metasync.members.devices import ID_DIGITS_LEAST
 
     return word == i.name or (len(word) >= ID_DIGITS_LEAST and i.invitation_id.startswith(word.lower()))
-
-
-def _new(keep: bool, *, dry_run: bool) -> str | None:
-    return None if keep or dry_run else new_passphrase()

@@ -6,7 +6,7 @@ import click
 
 from metasync.terminal import devices_text
 from metasync.terminal.console import Console, Options, common, opened
-from metasync.terminal.passphrase import new_passphrase, passphrase
+from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
 
 
 @click.group()
@@ -40,9 +40,10 @@ def key_show(options: Options) -> None:
 
 @key.command("change-passphrase")
 @click.option("--dry-run", is_flag=True, help="Only check the passphrase.")
+@anyway_option
 @common
 @click.pass_obj
-def key_change_passphrase(options: Options, dry_run: bool) -> None:
+def key_change_passphrase(options: Options, dry_run: bool, anyway: bool) -> None:
     """Changes the passphrase, and no keys.
 
     The recovery phrase stays as well. Whoever knew the old passphrase may hold the keys already, or a copy of the
@@ -54,8 +55,11 @@ def key_change_passphrase(options: Options, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        current = passphrase()
-        r = w.key_change_passphrase(current, current if dry_run else new_passphrase(), dry_run=dry_run)
+        if dry_run:
+            r = tried(lambda given: w.key_change_passphrase(given, given, dry_run=True))
+        else:
+            current = checked(lambda given: w.key_change_passphrase(given, given, dry_run=True))
+            r = w.key_change_passphrase(current, new_passphrase(anyway=anyway))
     lines = devices_text.passphrase(r, dry_run=dry_run)
     console.report("key change-passphrase", lines, r)
 
@@ -63,9 +67,10 @@ def key_change_passphrase(options: Options, dry_run: bool) -> None:
 @key.command("rotate")
 @click.option("--keep-passphrase", is_flag=True, help="Do not ask for a new passphrase.")
 @click.option("--dry-run", is_flag=True, help="Only check the passphrase.")
+@anyway_option
 @common
 @click.pass_obj
-def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
+def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool, anyway: bool) -> None:
     """Changes the keys, for all that is written from now on.
 
     Also makes a new recovery phrase. What was written before stays under the old keys: whoever has those can read
@@ -79,7 +84,9 @@ def key_rotate(options: Options, keep_passphrase: bool, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        current = passphrase()
-        new = None if keep_passphrase or dry_run else new_passphrase()
-        r = w.key_rotate(current, new_passphrase=new, dry_run=dry_run)
+        if keep_passphrase or dry_run:
+            r = tried(lambda given: w.key_rotate(given, dry_run=dry_run))
+        else:
+            current = checked(lambda given: w.key_rotate(given, dry_run=True))
+            r = w.key_rotate(current, new_passphrase=new_passphrase(anyway=anyway))
     console.report("key rotate", devices_text.rotation(r), r, devices_text.codes(r), once=r.recovery_phrase)

@@ -7,7 +7,7 @@ import click
 from metasync.errors import UsageError
 from metasync.terminal import backends_text, prompt
 from metasync.terminal.console import Console, Options, common, opened
-from metasync.terminal.passphrase import passphrase
+from metasync.terminal.passphrase import tried
 
 
 @click.command()
@@ -51,5 +51,5 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
             )
         if confirm != name:
             raise UsageError(f"the workspace is called {name!r}, not {confirm!r}; nothing was changed")
-        r = w.recover(without, passphrase(), confirm=confirm)
+        r = tried(lambda given: w.recover(without, given, confirm=confirm))
     console.report("recover", backends_text.recovery(r), r, [7] if r.missing else [])

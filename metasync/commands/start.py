@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,11 @@ from metasync.errors import UsageError
 from metasync.terminal import prompt, sync_text
 from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Options, common
-from metasync.terminal.passphrase import passphrase
+from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
+
+if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.reports.start import CloneReport
+    from metasync.workspace import Workspace
 
 FEW_VOTERS = (
     "With fewer than 4 voting backends, one that lies or is restored from a backup can show your devices different"
@@ -70,6 +75,7 @@ def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | boo
               help="Bear voting backends that lie, even if fewer may then be down; or do not.")  # fmt: skip
 @click.option("--by-space/--equal-shares", default=None,
               help="Share the data by capacity (default: nine tenths of the free space), or equally.")  # fmt: skip
+@anyway_option
 @common
 @click.pass_obj
 def init(
@@ -82,11 +88,12 @@ def init(
     no_encryption: bool,
     byzantine: bool | None,
     by_space: bool | None,
+    anyway: bool,
 ) -> None:
     """Makes a folder a workspace, on the given backends.
 
-    Asks for a passphrase, and prints a recovery phrase that opens the workspace without it. Other devices get the
-    folder by `metasync clone`.
+    Asks for a passphrase, or makes one, and prints a recovery phrase that opens the workspace without it. Other
+    devices get the folder by `metasync clone`.
 
     \b
     Example:
@@ -100,7 +107,7 @@ def init(
         options.directory / directory,
         name=name,
         backends=backends,
-        passphrase=passphrase(confirm=True),
+        passphrase=first_passphrase(anyway=anyway, about=[name]),
         replicas=replicas,
         encryption=not no_encryption,
         byzantine=_asked_byzantine(options) if byzantine is None else byzantine,
@@ -159,16 +166,20 @@ def clone(
 
     console = Console(options)
     _check_words(name, backends, invite, expect or device_name)
-    report = Workspace.clone(
-        options.directory / directory,
-        name=name or "",
-        backends=backends,
-        passphrase=passphrase() if invite is None else "",
-        invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
-        expect=expect,
-        device_name=device_name,
-        on_event=console.event,
-    )
+
+    def begun(given: str) -> CloneReport[Workspace]:
+        return Workspace.clone(
+            options.directory / directory,
+            name=name or "",
+            backends=backends,
+            passphrase=given,
+            invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
+            expect=expect,
+            device_name=device_name,
+            on_event=console.event,
+        )
+
+    report = begun("") if invite is not None else tried(begun)
     lines = [
         f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
         f" {_text.count(report.files, 'file')}, {_text.size(report.bytes)}.",

@@ -28,6 +28,9 @@ NAME_BYTES_MAX: Final = 1024
 _SEALED_PAD: Final = 256  # hides the length of the workspace's name
 _CLEAR_BYTES: Final = 1 + 1 + 32 + 12 + 32
 
+PHRASE_WORDS_LEAST: Final = 12
+MEANT_WORDS: Final = (9, 27)  # a text of so many words may be a recovery phrase with words missing, or too many
+
 MEMORY_KIB_MAX: Final = 1 << 20  # 1 GiB
 ITERATIONS_MAX: Final = 16
 LANES_MAX: Final = 16
@@ -82,23 +85,68 @@ def make_phrase(entropy: bytes) -> str:
     return str(Mnemonic("english").to_mnemonic(entropy))
 
 
+@dataclass(frozen=True, slots=True)
+class PhraseFault:
+    """What is wrong with a recovery phrase. `message` tells no word of it.
+
+    `place`: of the first word that is not in the list, from 1; else 0. `near`: words of the list that it may be.
+    """
+
+    message: str
+    place: int = 0
+    word: str = field(default="", repr=False)
+    near: tuple[str, ...] = field(default=(), repr=False)
+
+
+def word_list() -> list[str]:
+    """The 2,048 words of recovery phrases (BIP 39, English); no two begin with the same four letters."""
+    from mnemonic import Mnemonic
+
+    return list(Mnemonic("english").wordlist)
+
+
+def phrase_fault(text: str) -> PhraseFault | None:
+    """What is wrong with a text that was meant as a recovery phrase; None if it was not, or nothing is."""
+    words, known = _phrase_words(text), set(word_list())
+    if not MEANT_WORDS[0] <= len(words) <= MEANT_WORDS[1] or 3 * sum(w in known for w in words) < 2 * len(words):
+        return None
+    return _fault(words)
+
+
 def normalise_phrase(phrase: str) -> str:
-    """Lower case, single spaces. `PassphraseError` naming the wrong word or the failed checksum."""
+    """Lower case, single spaces. `PassphraseError` naming the place of the wrong word, or the failed checksum."""
+    words = _phrase_words(phrase)
+    if fault := _fault(words):
+        step = "" if fault.place else "compare it with what you wrote down, word by word"
+        raise PassphraseError(fault.message, next_step=step)
+    return " ".join(words)
+
+
+def _phrase_words(text: str) -> list[str]:
+    return unicodedata.normalize("NFKD", text).lower().split()
+
+
+def _fault(words: list[str]) -> PhraseFault | None:
     from mnemonic import Mnemonic
 
     book = Mnemonic("english")
-    words = unicodedata.normalize("NFKD", phrase).lower().split()
-    if len(words) < 12:
-        raise PassphraseError(f"a recovery phrase has 12 words or more, not {len(words)}")
+    if len(words) < PHRASE_WORDS_LEAST:
+        return PhraseFault(f"a recovery phrase has {PHRASE_WORDS_LEAST} words or more, not {len(words)}")
     for place, word in enumerate(words, 1):
         if word not in book.wordlist:
-            raise PassphraseError(f"word {place} of the recovery phrase is not in the word list")
+            message = f"word {place} of the recovery phrase is not in the word list"
+            return PhraseFault(message, place, word, _near(word, book.wordlist))
     if not book.check(" ".join(words)):
-        raise PassphraseError(
-            "the recovery phrase's checksum is wrong: a word is misread, or out of place",
-            next_step="compare it with what you wrote down, word by word",
-        )
-    return " ".join(words)
+        return PhraseFault("the recovery phrase's checksum is wrong: a word is misread, or out of place")
+    return None
+
+
+def _near(word: str, words: list[str]) -> tuple[str, ...]:
+    """What a misread word may be: the one that begins as it does, else those that look like it."""
+    from difflib import get_close_matches
+
+    begins = [w for w in words if len(word) >= 4 and w[:4] == word[:4]]
+    return tuple(begins or get_close_matches(word, words, n=2))
 
 
 def make_slot(

@@ -186,7 +186,7 @@ def _start(
     out = search.search(
         given, name, passphrase, runtime.run, everywhere=everywhere, on_folders=ahead.begin, start=runtime.start
     )
-    search.require(out, name, given)
+    search.require(out, name, given, passphrase)
     places = {n: (n, folder) for n, folder in sorted(out.folders.items())}
     places |= {f"{n} {f}": (n, f) for n, folders in sorted(out.unread.items()) for f in folders}
     others = {f"{n} {f}": (n, f) for n, f in sorted(out.keys) if n not in out.folders}  # with other slots: newer ones?

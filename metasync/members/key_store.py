@@ -16,7 +16,17 @@ from metasync.consensus import State
 from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, PassphraseError, UpgradeError
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import open_admin, read_ring
-from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, is_intact, normalise_phrase, open_slot, read_slot
+from metasync.keys.slots import (
+    RECOVERY,
+    SLOT_BYTES_MAX,
+    PhraseFault,
+    SlotSecret,
+    is_intact,
+    normalise_phrase,
+    open_slot,
+    phrase_fault,
+    read_slot,
+)
 from metasync.runtime.effects import Op, Reply, each
 from metasync.session.session import Session
 
@@ -105,11 +115,16 @@ def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
                 return Opened(state, devices, secret, admin, files)
         except (PassphraseError, FormatError):
             continue
-    raise _closed(files, len(candidates), tried)
+    raise _closed(files, len(candidates), tried, phrase_fault(passphrase))
 
 
-def _closed(files: KeyFiles, found: int, tried: int) -> Exception:
+def _closed(files: KeyFiles, found: int, tried: int, fault: PhraseFault | None) -> Exception:
     away = f" ({', '.join(sorted(files.failed))} did not answer)" if files.failed else ""
+    if found and fault is not None:
+        return PassphraseError(
+            f"wrong passphrase: {fault.message}{away}",
+            next_step="Compare it with what you wrote down, or give the passphrase in its place.",
+        )
     if found:
         slots = "the key slot" if tried == 1 else f"any of the {tried} key slots"
         return PassphraseError(

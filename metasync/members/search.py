@@ -23,7 +23,16 @@ from metasync.errors import (
 )
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
-from metasync.keys.slots import RECOVERY, SLOT_BYTES_MAX, SlotSecret, is_intact, normalise_phrase, open_slot, read_slot
+from metasync.keys.slots import (
+    RECOVERY,
+    SLOT_BYTES_MAX,
+    SlotSecret,
+    is_intact,
+    normalise_phrase,
+    open_slot,
+    phrase_fault,
+    read_slot,
+)
 from metasync.runtime.effects import Op, Reply, Task, each
 
 SEARCH_TIMEOUT_S: Final = 10.0  # for a small object or a listing: a backend that hangs does not hold up the others
@@ -169,7 +178,7 @@ def _open(data: bytes, passphrase: str, out: Found) -> SlotSecret | None:
         return None
 
 
-def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
+def require(out: Found, name: str, backends: list[str], passphrase: str) -> SlotSecret:
     """The secret that was searched for, or the error that says why there is none."""
     if out.secret is not None:
         return out.secret
@@ -188,9 +197,13 @@ def require(out: Found, name: str, backends: list[str]) -> SlotSecret:
     if out.newer is not None:
         raise out.newer
     if out.tried:
+        slots = "does not open the key slot" if out.tried == 1 else f"opens none of the {out.tried} key slots"
+        fault = phrase_fault(passphrase)
         raise PassphraseError(
-            f"wrong passphrase: it opens none of the {out.tried} key slots on {', '.join(sorted(backends))}",
-            next_step="Try again, or use the recovery phrase in its place.",
+            f"wrong passphrase: {fault.message if fault else f'it {slots} on ' + ', '.join(sorted(backends))}",
+            next_step="Compare it with what you wrote down, or give the passphrase in its place."
+            if fault
+            else "Try again, or use the recovery phrase in its place.",
         )
     raise WorkspaceError(
         f"there is no workspace on {', '.join(sorted(backends))}",

@@ -34,23 +34,16 @@ def confirmed(text: str) -> bool:
         return click.confirm(printable(text), default=False, err=True)
 
 
-def line(text: str) -> str:
-    """Asks for a line."""
+def line(text: str, *, empty: bool = False) -> str:
+    """Asks for a line. `empty`: Enter alone is an answer, too."""
     with _asked():
-        return str(click.prompt(printable(text), err=True))
+        return str(click.prompt(printable(text), "" if empty else None, show_default=False, err=True))
 
 
-def secret(text: str, *, empty: bool = False, twice: bool = False) -> str:
-    """Asks for a line that is not shown. `empty`: Enter alone is an answer, too. `twice`: until both are the same."""
-    default = "" if empty else None
+def secret(text: str, *, empty: bool = False) -> str:
+    """Asks for a line that is not shown. `empty`: Enter alone is an answer, too."""
     with question():
-        while True:
-            given = str(click.prompt(printable(text), default, hide_input=True, show_default=False, err=True))
-            if not (twice and given) or given == click.prompt(
-                "Repeat it", "", hide_input=True, show_default=False, err=True
-            ):
-                return given
-            click.echo("The two are not the same. Again:", err=True)
+        return str(click.prompt(printable(text), "" if empty else None, hide_input=True, show_default=False, err=True))
 
 
 def tell(*lines: str) -> None:

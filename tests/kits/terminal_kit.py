@@ -87,11 +87,15 @@ class Terminal:
 
     def until(self, wanted: str | Callable[[Terminal], bool]) -> None:
         """Waits until the screen shows a text, or is as wanted."""
-        met = (lambda t: wanted.rstrip() in t.text()) if isinstance(wanted, str) else wanted
+        met = (lambda t: wanted in t.text()) if isinstance(wanted, str) else wanted
         ends = time.monotonic() + HUNG_S
         while not met(self):
             if not self._read(ends):
                 raise AssertionError(f"never came: {wanted!r}\n{self.text()}")
+
+    def asked(self, question: str) -> None:
+        """Waits until the cursor stands behind a question and its blank: by then the echo is off, if it is to be."""
+        self.until(lambda t: t.screen.display[t.screen.cursor.y][: t.screen.cursor.x].endswith(f"{question} "))
 
     def type(self, line: str) -> None:
         """Types a line, and Enter."""

@@ -57,19 +57,19 @@ def test_questions_in_a_question_and_one_that_is_broken_off(capfd: Any) -> None:
 def test_the_screen_of_a_revocation(folder: Path) -> None:
     """The bar used to wipe each of these questions, half a second after it was asked."""
     with on_terminal("device", "revoke", "phone", cwd=folder) as t:
-        t.until("Revoke phone, and change the keys of the workspace? [y/N]: ")
+        t.asked("Revoke phone, and change the keys of the workspace? [y/N]:")
         t.type("y")
-        t.until("Passphrase: ")
+        t.asked("Passphrase:")
         t.type(PASSPHRASE)
-        t.until("New passphrase: ")
+        t.asked("New passphrase (Enter: seven words are made for you):")
         t.type("eight loud herons by the mill")
-        t.until("Repeat it: ")
+        t.asked("Repeat it:")
         t.type("eight loud herons by the mill")
         assert t.end() == 0
         assert t.rows()[:4] == [
             "Revoke phone, and change the keys of the workspace? [y/N]: y",
             "Passphrase:",
-            "New passphrase:",
+            "New passphrase (Enter: seven words are made for you):",
             "Repeat it:",
         ]
         assert t.rows()[4].startswith("Revoked phone in version ")
@@ -80,7 +80,7 @@ def test_the_screen_of_a_restart_and_ctrl_c_at_its_question(lab: Lab, folder: Pa
     for name in ("b", "c"):
         lab.store(name).rename(lab.root / f"gone-{name}")
     with on_terminal("recover", "--without", "b", "--without", "c", cwd=folder) as t:
-        t.until("Type the workspace's name (docs) to restart it: ")
+        t.asked("Type the workspace's name (docs) to restart it:")
         t.press(CTRL_C)
         assert t.end() == 130
         assert t.rows()[-2:] == [
