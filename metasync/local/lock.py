@@ -1,14 +1,11 @@
 """One process per workspace: an advisory lock of the operating system on `.metasync/lock`.
 
-The lock dies with its holder, whatever way that ends. Who holds it stands beside it, in `.metasync/lock.holder`, for
-people only: nothing is decided by what that file says. Who waits for it holds a shared lock on `.metasync/lock.wanted`,
-so that an operation that takes long, and can go on later, may let it go first.
+The lock dies with its holder. `.metasync/lock.holder` names the holder for people; nothing is decided by it. A process
+that waits and presses holds a shared lock on `.metasync/lock.wanted`, so that a long operation can let it go first.
 
-Whose turn it is in a folder: a push that reads and sends for long lets other operations go before it.
-
-It breaks off where a kill could have broken it off, notes what it has read and stored, and gives the workspace's lock
-back; packs that are under way go on meanwhile. When the others have had their turn it begins again, and finds nearly
-all of its work done. It does not do so once it proposes: that is over soon, and must not be left open.
+A push that reads and sends for long gives way: it breaks off as a kill could have broken it off, notes what it has read
+and stored, and gives the lock back, while packs under way go on. After the others' turn it begins again and finds
+nearly all of its work done. A push that proposes does not give way: that is over soon, and must not be left open.
 """
 
 from __future__ import annotations
@@ -25,35 +22,43 @@ from typing import Final
 from metasync.errors import WorkspaceError
 
 WAIT_S = 30.0
-POLL_S = 0.05  # between looks at a lock that is held: short beside any command, cheap beside a wait of seconds
+POLL_S = 0.05  # between looks at a lock that is held
 HOLDER_BYTES_MAX = 4096
-AFTER_YOU_S = 5.0  # for those who press to take a lock that is free
+AFTER_YOU_S = 5.0  # for a process that presses to take a free lock
+
+
+def _lock(path: Path, how: int, flags: int = os.O_CREAT) -> int | None:
+    """A descriptor of the file, locked; None where another lock is in the way."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BaseException as e:
+        os.close(fd)
+        if isinstance(e, BlockingIOError):
+            return None
+        raise
+    return fd
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, wait_s: float) -> Iterator[None]:
-    """Holds a file locked against other processes and threads; it is made if it is not there, and stays.
+    """Holds a file locked against other processes and threads; the file is made if it is missing, and stays.
 
-    `TimeoutError` when it was held by others for `wait_s`; other `OSError`s when it cannot be had at all.
+    `TimeoutError` if others held it for `wait_s`; other `OSError`s if it cannot be locked at all.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    ends = time.monotonic() + wait_s
+    while (fd := _lock(path, fcntl.LOCK_EX)) is None:
+        if time.monotonic() >= ends:
+            raise TimeoutError(f"{path} is locked")
+        time.sleep(POLL_S)
     try:
-        ends = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as e:
-                if time.monotonic() >= ends:
-                    raise TimeoutError(f"{path} is locked") from e
-            time.sleep(POLL_S)
         yield
     finally:
         os.close(fd)
 
 
 class WorkspaceLock:
-    """The lock of the workspace whose `.metasync` is `state_dir`. Not held until `acquire`; a context manager after."""
+    """The lock of the workspace whose `.metasync` is `state_dir`: taken by `acquire`, given back by its block."""
 
     def __init__(self, state_dir: str | os.PathLike[str]) -> None:
         self._dir = Path(state_dir)
@@ -70,11 +75,11 @@ class WorkspaceLock:
         presses: bool = True,
         heed: Callable[[], None] = lambda: None,
     ) -> WorkspaceLock:
-        """Takes the lock, waiting up to `wait_s`; `waiting(who)` is called once if it must wait.
+        """Takes the lock within `wait_s`. A call that must wait calls `waiting(who)` once.
 
-        `command` tells the others what this process does ("metasync push"). `presses`: the holder is to see that it is
-        wanted; without it, those who press go first. `heed` is called while it waits, and may raise. `WorkspaceError`:
-        still held, naming by whom; or `.metasync` is gone or not writable.
+        `command` names this process to others ("metasync push"). `presses`: the holder sees that the lock is wanted; a
+        call that does not press lets those that do go first. `heed` is called while it waits, and may raise.
+        `WorkspaceError`: the lock is still held, with the holder's name; or `.metasync` is gone or not writable.
         """
         try:
             if not presses:
@@ -93,23 +98,17 @@ class WorkspaceLock:
         return self
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the lock, and presses."""
+        """Whether another process waits for the lock, and presses."""
         try:
-            fd = os.open(self._wanted, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:
+            fd = _lock(self._wanted, fcntl.LOCK_EX, 0)
+        except OSError:  # nobody ever waited here, or the file system has no such locks
             return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False  # a file system that has no such locks
-        finally:
+        if fd is not None:
             os.close(fd)
-        return False
+        return fd is None
 
     def _after_the_others(self, heed: Callable[[], None]) -> None:
-        """Waits until those who press have the lock: they look for it every `POLL_S`."""
+        """Waits until the processes that press have the lock: they look for it every `POLL_S`."""
         ends = time.monotonic() + AFTER_YOU_S
         while self.wanted() and time.monotonic() < ends:
             heed()
@@ -124,36 +123,22 @@ class WorkspaceLock:
             if time.monotonic() >= ends:
                 raise WorkspaceError(
                     f"The workspace {self._dir.parent} is {self._held_by()}; waited {wait_s:.0f} s.",
-                    next_step="Run again when that has ended, or end that process: it holds the lock only "
-                    "while it runs.",
+                    next_step="Run again when that has ended, or end it: it holds the lock only while it runs.",
                 )
             heed()
             time.sleep(POLL_S)
 
     def _press(self, until_taken: contextlib.ExitStack) -> bool:
-        """Lets the holder see that it is wanted; False: it is just looking, so try again."""
-        fd = os.open(self._wanted, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        until_taken.callback(os.close, fd)
-        return True
+        """Shows the holder that the lock is wanted; False if the holder looks at this moment: try again."""
+        fd = _lock(self._wanted, fcntl.LOCK_SH)
+        if fd is not None:
+            until_taken.callback(os.close, fd)
+        return fd is not None
 
     def _take(self) -> bool:
-        """Asks for the lock, once. The file stays when the lock goes: it may be the next one's by then."""
-        fd = os.open(self._dir / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
-        return True
+        """Asks for the lock, once. The file stays after release: it may be the next holder's by then."""
+        self._fd = _lock(self._dir / "lock", fcntl.LOCK_EX)
+        return self.held
 
     def _give_back(self) -> None:
         fd, self._fd = self._fd, None
@@ -161,7 +146,7 @@ class WorkspaceLock:
             os.close(fd)
 
     def release(self) -> None:
-        """Gives the lock back; may be repeated."""
+        """Gives the lock back. May be repeated."""
         if self._fd is not None:
             # Before the lock goes: after that the file is the next holder's.
             self._holder.unlink(missing_ok=True)
@@ -190,7 +175,7 @@ class WorkspaceLock:
             ) from e
 
     def _held_by(self) -> str:
-        """Who holds the lock, as a phrase. A note left by a process that is gone names nobody."""
+        """The holder of the lock, as a phrase. The note of a process that is gone names nobody."""
         try:
             with self._holder.open("rb") as f:
                 note = json.loads(f.read(HOLDER_BYTES_MAX))
@@ -205,12 +190,12 @@ class WorkspaceLock:
         return f"held by process {pid} ({command}) since {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"
 
 
-LOOK_EVERY_S: Final = 0.25  # how long others wait at most to be seen, while something is read or awaited
-TURN_S: Final = 1.0  # what a push has for itself between two of them, so that it gets on however many there are
+LOOK_EVERY_S: Final = 0.25  # between looks at whether others wait
+TURN_S: Final = 1.0  # a push has so long for itself between two others, so that it gets on however many there are
 
 
 class GiveWay(Exception):  # noqa: N818  a signal, not an error
-    """Others wait. `save`, to be called with the lock held again, notes what was still under way when they came."""
+    """Others wait. `save` notes what was still under way then; it is called with the lock held again."""
 
     def __init__(self) -> None:
         super().__init__("another operation waits for this folder")
@@ -218,9 +203,9 @@ class GiveWay(Exception):  # noqa: N818  a signal, not an error
 
 
 class Turns:
-    """Tells a push when it is to give way, for all its turns. From one thread.
+    """Tells a push when to give way, for all its turns. For one thread.
 
-    `chunks`: of files that were read in an earlier turn, by their file objects, the blobs; so they need not be again.
+    `chunks`: file object -> its blobs, of files that an earlier turn has read.
     """
 
     def __init__(self) -> None:
@@ -235,7 +220,7 @@ class Turns:
         return self
 
     def look(self) -> None:
-        """`GiveWay` when others wait. To be called often, where breaking off loses nothing."""
+        """Raises `GiveWay` when others wait. Called often, where breaking off loses nothing."""
         now = self._clock()
         if self._next is None:
             self._next = now + TURN_S

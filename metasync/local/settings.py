@@ -1,8 +1,8 @@
-"""A workspace's settings on this device, in `.metasync/settings.json`, and how a process that runs obeys them.
+"""A workspace's settings on this device, in `.metasync/settings.json`, and how a running process obeys them.
 
-The file holds what the user typed, so that what is shown is what was set: `{"settings": {"limit.up": "2M"}, "pause":
-{"until": 1790000000.0}}`. It is read anew within LOOK_S of a change: a limit or a pause that another process sets holds
-here at once. A damaged file stops the next command that moves data; a process that runs goes on with what it knew.
+The file holds values as the user typed them: `{"settings": {"limit.up": "2M"}, "pause": {"until": 1790000000.0}}`. It
+is read anew within LOOK_S of a change, so a limit that another process sets holds at once. A damaged file stops the
+next command that moves data; a running process goes on with the values it knew.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from metasync.errors import PausedError, UsageError, WorkspaceError
 from metasync.local.lock import exclusive
 
-if TYPE_CHECKING:  # what is set is understood by `limits`, which is loaded only where something is
+if TYPE_CHECKING:  # `limits` is loaded only where something is set
     from metasync.reports.settings import SettingsReport
     from metasync.runtime.limits import Limits, Line, Schedule
 
 FILE: Final = "settings.json"
 FILE_BYTES_MAX: Final = 64 << 10
-LOOK_S: Final = 1.0  # between looks at the file, and the longest wait that is not looked at again
+LOOK_S: Final = 1.0  # between looks at the file, and the longest wait before the next look
 FOR_EVER: Final = math.inf
 TRANSFERS: Final = frozenset({"push", "pull", "restore", "check"})  # operations that a pause refuses to begin
-LOCK_WAIT_S: Final = 5.0  # for who writes the settings at this moment: one small file
+LOCK_WAIT_S: Final = 5.0  # for another process to write one small file
 PAUSE_MOST_S: Final = 366 * 86_400.0
 
 
 class Settings(NamedTuple):
-    """What is set. `paused_until`: seconds since 1970, `FOR_EVER` until it is ended; None: not paused."""
+    """Values by key. `paused_until`: seconds since 1970, `FOR_EVER` until it is ended; None: not paused."""
 
     values: Mapping[str, str] = {}
     paused_until: float | None = None
 
     def pause_left_s(self, wall: float) -> float:
-        """How long transfers rest from now on; 0: they do not."""
+        """The seconds that transfers rest from now on; 0: they do not."""
         return 0.0 if self.paused_until is None else max(0.0, self.paused_until - wall)
 
 
 def read(path: Path) -> Settings:
-    """What is set; nothing where there is no file. `WorkspaceError` if it is damaged or cannot be read."""
+    """Reads the settings; none where there is no file. `WorkspaceError` if it is damaged or cannot be read."""
     try:
         with path.open("rb") as f:
             data = f.read(FILE_BYTES_MAX + 1)
@@ -78,7 +78,7 @@ def _checked(found: Any) -> Settings:
 
 
 def write(path: Path, settings: Settings) -> None:
-    """Replaces the file, whole or not at all. `WorkspaceError` where that fails."""
+    """Replaces the file, whole or not at all. `WorkspaceError` if that fails."""
     until = settings.paused_until
     pause = None if until is None else {"until": None if until == FOR_EVER else until}
     text = json.dumps({"settings": dict(sorted(settings.values.items())), "pause": pause}, indent=1)
@@ -93,7 +93,7 @@ def write(path: Path, settings: Settings) -> None:
 
 
 def when(until: float) -> str:
-    """Until when a pause lasts, as a phrase: "until 18:00", or until it is ended."""
+    """The end of a pause as a phrase: "until 18:00"."""
     if until == FOR_EVER:
         return "until it is resumed"
     at, now = time.localtime(until), time.localtime()
@@ -101,14 +101,14 @@ def when(until: float) -> str:
 
 
 def report(path: Path) -> SettingsReport:
-    """What is set. `WorkspaceError` if that cannot be read."""
+    """Reports the settings. `WorkspaceError` if they cannot be read."""
     return _told(read(path))
 
 
 def configure(path: Path, key: str, value: str | None, backends: Collection[str]) -> SettingsReport:
-    """Sets one of the settings of `limits`, or takes it back (None). `backends`: names that a key may have.
+    """Sets one key of `limits`, or takes it back (None). `backends`: names that may stand in a key.
 
-    `UsageError`: no such key, or value.
+    `UsageError`: no such key or value.
     """
     from metasync.runtime import limits
 
@@ -130,7 +130,7 @@ def configure(path: Path, key: str, value: str | None, backends: Collection[str]
 
 
 def pause(path: Path, seconds: float | None) -> SettingsReport:
-    """Has transfers rest: so long, or until `resume` (None)."""
+    """Pauses transfers for so many seconds, or until `resume` (None)."""
     if seconds is not None and not 0 < seconds <= PAUSE_MOST_S:
         raise UsageError("a pause lasts longer than no time, and a year at most")
     until = FOR_EVER if seconds is None else time.time() + seconds
@@ -138,19 +138,17 @@ def pause(path: Path, seconds: float | None) -> SettingsReport:
 
 
 def resume(path: Path) -> SettingsReport:
-    """Ends a pause. Nothing happens where there is none."""
+    """Ends a pause, if there is one."""
     return _change(path, lambda s: s._replace(paused_until=None))
 
 
 def refuse_paused(path: Path, what: str) -> None:
-    """`PausedError` for an operation that moves data, while there is a pause."""
+    """Raises `PausedError` for an operation that moves data during a pause."""
     if what not in TRANSFERS:
         return
-    until = read(path)
-    if until.pause_left_s(time.time()) > 0:
-        assert until.paused_until is not None
+    if paused := _paused(read(path)):
         raise PausedError(
-            f"transfers of this workspace are paused on this device {when(until.paused_until)}",
+            f"transfers of this workspace are paused on this device {paused}",
             next_step=f"`metasync resume` ends the pause; `metasync {what} --now` passes it by once.",
         )
 
@@ -172,15 +170,19 @@ def _change(path: Path, changed: Callable[[Settings], Settings]) -> SettingsRepo
 def _told(s: Settings) -> SettingsReport:
     from metasync.reports.settings import SettingsReport
 
-    paused = s.paused_until is not None and s.pause_left_s(time.time()) > 0
-    return SettingsReport(dict(s.values), when(s.paused_until) if paused and s.paused_until is not None else "")
+    return SettingsReport(dict(s.values), _paused(s))
+
+
+def _paused(s: Settings) -> str:
+    """The end of a pause as a phrase; "" if there is none now."""
+    return when(s.paused_until) if s.paused_until is not None and s.pause_left_s(time.time()) > 0 else ""
 
 
 class Governor:
-    """Has a runtime's calls obey the file at `path`: see `channel.Governor`. `now`: a pause does not count.
+    """Makes a runtime's calls obey the file at `path`: see `channel.Governor`. `now`: pauses do not count.
 
-    `on_pause(phrase)` is called, from whatever thread notices, when transfers begin to wait for the end of a pause.
-    `clock` never goes back, `wall` gives seconds since 1970, and the time of day is `wall`'s, here.
+    `on_pause(phrase)` is called from any thread when transfers begin to wait for the end of a pause. `clock` never goes
+    back; `wall` gives seconds since 1970, and with them the local time of day.
     """
 
     def __init__(
@@ -201,8 +203,8 @@ class Governor:
         self._looked_at = -math.inf
         self._stamp: tuple[int, int, int] | None = None
         self._limits: Limits | None = None  # None: nothing was ever set
-        self._paused_until: float | None = None
-        self._told: float | None = None  # of which pause was told
+        self._set = Settings()
+        self._told: float | None = None  # the end of the pause that was told
         self._minute = 0
         self._lines: dict[tuple[bool, str], Line] = {}
 
@@ -226,7 +228,8 @@ class Governor:
                 if wait_s <= 0:
                     for line, _ in lines:
                         line.go((backend, up))
-            told = self._paused_until if self._pause_s() > 0 and self._told != self._paused_until else None
+            until = self._set.paused_until
+            told = until if self._pause_s() > 0 and self._told != until else None
             self._told = told if told is not None else self._told
         if told is not None:
             self._on_pause(when(told))
@@ -265,27 +268,18 @@ class Governor:
         try:
             found = read(self._path)
         except WorkspaceError:
-            return  # what was known holds; it is looked at again
-        self._stamp = stamp
-        self._limits, self._paused_until = understood(found.values), found.paused_until
+            return  # the known values hold; the file is looked at again
+        self._stamp, self._set, self._limits = stamp, found, understood(found.values)
 
     def _pause_s(self) -> float:
-        if self.passes_pauses or self._paused_until is None:
-            return 0.0
-        return max(0.0, self._paused_until - self._wall())
+        return 0.0 if self.passes_pauses else self._set.pause_left_s(self._wall())
 
     def _lines_of(self, backend: str, up: bool) -> list[tuple[Line, float | None]]:
-        """The lines that a call in this direction books on, and what they let pass now."""
+        """The lines that a call in this direction books on, each with the rate it lets pass now."""
         if self._limits is None:
             return []
-        schedules: Mapping[str, Schedule] = self._limits.up if up else self._limits.down
-        return [
-            (self._line(up, name), s.rate(self._minute))
-            for name in ("", backend)
-            if (s := schedules.get(name)) is not None
-        ]
-
-    def _line(self, up: bool, name: str) -> Line:
         from metasync.runtime.limits import Line
 
-        return self._lines.setdefault((up, name), Line())
+        schedules: Mapping[str, Schedule] = self._limits.up if up else self._limits.down
+        found = {name: schedules[name] for name in ("", backend) if name in schedules}
+        return [(self._lines.setdefault((up, n), Line()), s.rate(self._minute)) for n, s in found.items()]

@@ -1,8 +1,6 @@
-"""A mapping that may be larger than memory: what does not fit lies in a temporary file, in the order of its keys.
+"""Collections of what a push or a scan holds per file: they spill to a temporary file, or take little memory.
 
-For what a push or a scan holds per file while it runs. The file belongs to the process, has no name, and goes with it.
-
-A set of object ids in a third of the memory that Python's own takes: a push may add millions.
+A temporary file has no name, and goes with its process.
 """
 
 from __future__ import annotations
@@ -20,20 +18,22 @@ from metasync.errors import WorkspaceError
 V = TypeVar("V")
 
 HELD_MAX = 5_000  # entries in memory: some 3 MB of rows
-PAGE = 2_000  # read at a time
+PAGE = 2_000  # entries read at a time
 SPOOL_BYTES_HELD = 4 << 20
 _GONE = object()
 
+_PAIRS = "SELECT key, value FROM large{} ORDER BY key LIMIT ?"
+_KEYS = "SELECT key, NULL FROM large{} ORDER BY key LIMIT ?"
 _INSERT = "INSERT OR REPLACE INTO large VALUES (?, ?)"
 _DELETE = "DELETE FROM large WHERE key = ?"
 
 
 class Streamed(Mapping[bytes, V], Generic[V]):
-    """A mapping that gives its items one after the other at little cost, and a single one at more."""
+    """A mapping that is cheap to iterate, and dearer to ask for one item."""
 
     @abstractmethod
     def pairs(self) -> Iterator[tuple[bytes, V]]:
-        """All keys with their values."""
+        """Yields all keys with their values."""
 
     def __iter__(self) -> Iterator[bytes]:
         return (key for key, _ in self.pairs())
@@ -67,9 +67,10 @@ class _Values(ValuesView[V]):
 
 
 class Large(Streamed[V], MutableMapping[bytes, V]):
-    """Iteration ascends, and shows what was there when it began, or later. `close` it. For one thread.
+    """A mapping that may be larger than memory: entries beyond `HELD_MAX` lie in a temporary file, by key.
 
-    `pack` and `unpack` make bytes of a value and a value of bytes. `WorkspaceError` where the temporary file fails.
+    Iteration ascends, and may show entries that were written after it began. `pack` makes bytes of a value, `unpack` is
+    its inverse. `WorkspaceError` if the temporary file fails. For one thread; `close` it.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Large(Streamed[V], MutableMapping[bytes, V]):
             raise _failed(e) from e
 
     def _settle(self) -> None:
-        """Writes what is held."""
+        """Writes the held entries to the file."""
         held, self._held = self._held, {}
         if not held:
             return
@@ -136,34 +137,30 @@ class Large(Streamed[V], MutableMapping[bytes, V]):
         self._held[key] = _GONE
 
     def pairs(self, after: bytes | None = None) -> Iterator[tuple[bytes, V]]:
-        """All keys with their values, ascending; `after`: those behind that key."""
+        """Yields all keys with their values, ascending; `after`: those behind that key."""
+        return ((key, self._unpack(value)) for key, value in self._paged(_PAIRS, after))
+
+    def _paged(self, sql: str, after: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         self._settle()
         if after is None:
-            page = self._run("SELECT key, value FROM large ORDER BY key LIMIT ?", (PAGE,))
+            page = self._run(sql.format(""), (PAGE,))
         else:
-            page = self._run("SELECT key, value FROM large WHERE key > ? ORDER BY key LIMIT ?", (after, PAGE))
+            page = self._run(sql.format(" WHERE key > ?"), (after, PAGE))
         while page:
-            for key, value in page:
-                yield key, self._unpack(value)
-            sql = "SELECT key, value FROM large WHERE key > ? ORDER BY key LIMIT ?"
-            page = self._run(sql, (page[-1][0], PAGE))
+            yield from page
+            page = self._run(sql.format(" WHERE key > ?"), (page[-1][0], PAGE))
 
     def __iter__(self) -> Iterator[bytes]:
-        self._settle()
-        page = self._run("SELECT key, NULL FROM large ORDER BY key LIMIT ?", (PAGE,))
-        while page:
-            for key, _ in page:
-                yield key
-            page = self._run("SELECT key, NULL FROM large WHERE key > ? ORDER BY key LIMIT ?", (page[-1][0], PAGE))
+        return (key for key, _ in self._paged(_KEYS, None))
 
     def __len__(self) -> int:
         self._settle()
         return int(self._run("SELECT COUNT(*), NULL FROM large")[0][0])
 
     def repeated(self, at: slice, begin: bytes) -> Iterator[bytes]:
-        """What stands at this place in the bytes of more than one value, of those values that begin so.
+        """Yields the bytes at this place that more than one value has, of the values that begin so.
 
-        Nothing is to be written before all was taken.
+        Nothing may be written until the iteration ends.
         """
         self._settle()
         sql = (
@@ -180,7 +177,7 @@ class Large(Streamed[V], MutableMapping[bytes, V]):
 def grown(
     held: MutableMapping[bytes, V], most: int, pack: Callable[[V], bytes], unpack: Callable[[bytes], V]
 ) -> MutableMapping[bytes, V]:
-    """The same mapping, or a `Large` in the place of one that has more than `most` entries."""
+    """Returns the mapping itself, or a `Large` of it if it has more than `most` entries."""
     if isinstance(held, Large) or len(held) <= most:
         return held
     return Large(pack, unpack, held.items())
@@ -194,7 +191,7 @@ def _failed(cause: Exception) -> WorkspaceError:
 
 
 class Spool:
-    """Bytes that are put away, and read again by where they are: in memory while they are few, else in a file."""
+    """Bytes that are stored and read again by their place: in memory while they are few, else in a file."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -202,7 +199,7 @@ class Spool:
         self._end = 0
 
     def put(self, data: bytes) -> slice:
-        """Where it is. `WorkspaceError` where the temporary file fails."""
+        """Stores bytes; -> their place. `WorkspaceError` if the temporary file fails."""
         place = slice(self._end, self._end + len(data))
         if self._fd < 0 and place.stop <= SPOOL_BYTES_HELD:
             self._held += data
@@ -216,7 +213,7 @@ class Spool:
 
     def _write(self, data: bytes) -> None:
         if self._fd < 0:
-            import tempfile  # few pushes hold so much, and each would load it
+            import tempfile  # few pushes hold so much
 
             self._fd, name = tempfile.mkstemp()
             weakref.finalize(self, os.close, self._fd)
@@ -226,7 +223,7 @@ class Spool:
             data = data[os.write(self._fd, data) :]
 
     def get(self, place: slice) -> bytes:
-        """What was put away there. `WorkspaceError` where the temporary file fails."""
+        """Returns the bytes at a place. `WorkspaceError` if the temporary file fails."""
         if self._fd < 0:
             return bytes(self._held[place])
         try:
@@ -238,7 +235,7 @@ class Spool:
 
 
 class Paths(Sequence[bytes]):
-    """Very many paths, or other bytes without a NUL, in a few megabytes. Equal to a tuple of the same."""
+    """Very many paths, or other bytes without a NUL, compressed in blocks. Equal to a tuple of the same."""
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         self._blocks: list[bytes] = []
@@ -285,16 +282,16 @@ class Paths(Sequence[bytes]):
         return f"<{self._count:,} paths>"
 
 
-KEY_BYTES = 16  # of an id's 32: ids are keyed hashes, and two that share 128 bits will never be met
+KEY_BYTES = 16  # of an id's 32: no two keyed hashes will ever share 128 bits
 _FIRST = 1 << 10  # slots
 _EMPTY = bytes(KEY_BYTES)
-FEW = 1 << 15  # so many are kept as Python does, which takes a fifth of the time
+FEW = 1 << 15  # a set of Python's takes a fifth of the time
 
 
 class IdSet:
-    """Ids can be added, and asked for. Open addressing in one array, which is never more than three quarters full.
+    """A set of object ids in a third of the memory of Python's: open addressing in an array, three quarters full.
 
-    The first `FEW` are in a set of Python's, 4 MB at most, and move when there are more.
+    The first `FEW` ids are in a set of Python's, 4 MB at most, and move when there are more.
     """
 
     def __init__(self) -> None:
@@ -315,7 +312,7 @@ class IdSet:
         return self._slots[(at := self._place(key)) : at + KEY_BYTES] == key
 
     def reserve(self, more: int) -> None:
-        """Up to about so many more are going to be added: it grows at once, when it does, to have room for them."""
+        """Makes the next growth leave room for about so many more ids."""
         self._expected = (len(self) + more + more // 16) * 4 // 3 + 1  # directories come on top
 
     def add(self, object_id: bytes) -> None:
@@ -341,7 +338,7 @@ class IdSet:
             self.add(key)
 
     def _place(self, key: bytes) -> int:
-        """Where a key stands, or would. Its first bytes are as good as random."""
+        """The place of a key, or where it would stand. Its first bytes are as good as random."""
         if key == _EMPTY:
             raise ValueError("no object has this id")
         slots, size = self._slots, self._size

@@ -1,13 +1,12 @@
 """The local state of one workspace: an SQLite file in `.metasync/`, behind a protocol the simulator can replace.
 
-Nothing in it is the only copy of anything agreed: it can be rebuilt from the backends and the working tree. What is
-lost with it is knowledge about this device (what it wrote where, what it had not pushed yet), so that a rebuilt one
-makes MetaSync more careful, never less.
+The backends and the working tree hold another copy of everything agreed, so the state can be rebuilt. A rebuilt one
+lacks what only this device knew (what it wrote where, what it had not pushed), which makes MetaSync more careful.
 
-WAL with synchronous=FULL: what a call or an outermost `transaction` wrote is on the disk when it returns, and a process
-killed at any moment leaves either all of it or nothing. One connection, one lock: usable from any thread.
+WAL with synchronous=FULL: a call, or an outermost `transaction`, is on the disk when it returns. A process killed at
+any moment leaves all of it or nothing. One connection and one lock serve all threads.
 
-Rows of the working tree are opaque here (`sync.rows` gives them meaning): this module lies below the content objects.
+Rows of the working tree are opaque here; `worktree.index` gives them meaning.
 """
 
 from __future__ import annotations
@@ -104,25 +103,25 @@ class State(Protocol):
         return {u.path: u.reason for u in self.records(UNPLACED)}
 
     def packed_rows(self) -> dict[bytes, bytes]:
-        """All rows of the working tree by path, packed (`sync.rows.load_rows` unpacks)."""
+        """All rows of the working tree by path, packed (`worktree.index.load_rows` unpacks)."""
 
     def packed_row(self, path: bytes) -> bytes | None:
-        """One of them; None if there is none at this path."""
+        """The row at a path; None if there is none."""
 
     def packed_rows_at(self, paths: Collection[bytes]) -> dict[bytes, bytes]:
-        """Those that there are at these paths."""
+        """The rows that exist at these paths."""
 
     def packed_rows_with(self, at: int, pieces: Collection[bytes]) -> dict[bytes, bytes]:
-        """Those that have one of these pieces, which are all of one length, at byte `at`. Every row is looked at."""
+        """The rows with one of these pieces, all of one length, at byte `at`. Looks at every row."""
 
     def packed_rows_after(self, path: bytes, most: int, end: bytes | None = None) -> list[tuple[bytes, bytes]]:
-        """The next rows behind a path, in the order of their paths as bytes; `end`: those before it alone."""
+        """The next rows behind a path, in the order of their paths as bytes; `end`: only those before it."""
 
     def count_rows(self) -> int:
         """How many rows there are."""
 
     def put_packed_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Writes rows, each over the one at the same path. What stands under `TREE_KEY` goes, as it may be untrue."""
+        """Writes rows, each over the one at the same path. `TREE_KEY` is removed: it may be untrue then."""
 
     def delete_rows(self, paths: Iterable[bytes]) -> None:
         """Removes the rows at these paths; one that does not exist is fine. `TREE_KEY` goes with them."""
@@ -131,10 +130,10 @@ class State(Protocol):
         """The cached bytes of a content object, None if it is not cached."""
 
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
-        """Those of the objects that are cached."""
+        """The objects that are cached, of these ids."""
 
     def objects_there(self, ids: Collection[bytes]) -> frozenset[bytes]:
-        """Which of the objects are cached; none of them is read."""
+        """The ids of which an object is cached. Reads none."""
 
     def put_objects(self, objects: Iterable[tuple[bytes, int, bytes]]) -> None:
         """Caches `(id, kind, data)`; objects are immutable, so one that is there stays."""
@@ -174,11 +173,10 @@ class LocalDb(State):
             raise _unusable(name, e) from e
         try:
             _prepare(db, name)
-        except _FAILURES as e:
+        except BaseException as e:
             db.close()
-            raise _unusable(name, e) from e
-        except BaseException:
-            db.close()
+            if isinstance(e, _FAILURES):
+                raise _unusable(name, e) from e
             raise
         return cls(db, name)
 
@@ -221,7 +219,7 @@ class LocalDb(State):
                 raise _unusable(self._path, e) from e
 
     def _typed(self, sql: str, values: tuple[Any, ...], *types: type) -> list[Any]:
-        """Rows whose columns have these types: a damaged file holds anything anywhere."""
+        """The rows found, whose columns have these types: a damaged file may hold anything."""
         found = self._execute(sql, values)
         for column, wanted in enumerate(types):
             if not {*map(type, map(itemgetter(column), found))} <= {wanted}:
@@ -231,8 +229,12 @@ class LocalDb(State):
                 )
         return found
 
+    def _one(self, sql: str, key: str | bytes) -> bytes | None:
+        found = self._typed(sql, (key,), bytes)
+        return found[0][0] if found else None
+
     def _among(self, sql: str, values: Collection[bytes], *others: int) -> dict[bytes, bytes]:
-        """What a statement finds for these values, which stand where it has {}, and `others` before them."""
+        """The rows that a statement finds: these values stand in the place of {}, `others` before them."""
         wanted = list(values)
         out: dict[bytes, bytes] = {}
         with self._lock:
@@ -249,8 +251,7 @@ class LocalDb(State):
                 raise _unusable(self._path, e) from e
 
     def value(self, name: str) -> bytes | None:
-        found = self._typed("SELECT value FROM kv WHERE key = ?", (name,), bytes)
-        return found[0][0] if found else None
+        return self._one("SELECT value FROM kv WHERE key = ?", name)
 
     def set_value(self, name: str, data: bytes | None) -> None:
         if data is None:
@@ -274,8 +275,7 @@ class LocalDb(State):
         return dict(self._typed("SELECT path, data FROM rows", (), bytes, bytes))
 
     def packed_row(self, path: bytes) -> bytes | None:
-        found = self._typed("SELECT data FROM rows WHERE path = ?", (path,), bytes)
-        return found[0][0] if found else None
+        return self._one("SELECT data FROM rows WHERE path = ?", path)
 
     def packed_rows_at(self, paths: Collection[bytes]) -> dict[bytes, bytes]:
         return self._among("SELECT path, data FROM rows WHERE path IN ({})", paths)
@@ -309,8 +309,7 @@ class LocalDb(State):
                 self._many(sql, chain([first], values))
 
     def get_object(self, object_id: bytes) -> bytes | None:
-        found = self._typed("SELECT data FROM objects WHERE id = ?", (object_id,), bytes)
-        return found[0][0] if found else None
+        return self._one("SELECT data FROM objects WHERE id = ?", object_id)
 
     def get_objects(self, ids: Collection[bytes]) -> dict[bytes, bytes]:
         return self._among("SELECT id, data FROM objects WHERE id IN ({})", ids)
@@ -366,7 +365,7 @@ def _prepare(db: sqlite3.Connection, name: str) -> None:
 
 
 def _unusable(name: str, cause: Exception) -> WorkspaceError:
-    """The error for a database call that failed, with what the user can do about it."""
+    """The error for a database call that failed, with a next step."""
     code = getattr(cause, "sqlite_errorname", "") or ""
     if code.startswith("SQLITE_FULL"):
         step = "The disk is full: free some space and run again; nothing was lost."

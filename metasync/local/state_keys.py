@@ -1,10 +1,10 @@
-"""What the local state holds: every key with its type, its codec, its meaning and who writes it; and its tables.
+"""The keys of the local state, each with its type, codec, meaning and writer; and its tables.
 
-A key holds one value. Where the value is a record of a room above this one, the key is declared as bytes, and the
-record's own room gives it its type with `Key.holding`: that is the key the others import.
+A key holds one value. The record of a room above this one is declared as bytes here; its own room gives it its type
+with `Key.holding`, and others import that key.
 
-A value that does not decode is damage. Its reader gets a `WorkspaceError` with the key's next step. A key without a
-next step only saves work: then a damaged value counts as absent.
+A damaged value is a `WorkspaceError` with the key's next step. A key without a next step only saves work: its damaged
+value counts as absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTES_MAX: Final = 1 << 24  # of one path or text in a list: longer ones come fr
 
 
 def local_value(decode: Callable[[bytes], T], data: bytes, next_step: str = CLONE_ANEW) -> T:
-    """Decodes what this device wrote itself. `WorkspaceError` when it does not decode."""
+    """Decodes a value that this device wrote. `WorkspaceError` if it does not decode."""
     try:
         return decode(data)
     except FormatError as e:
@@ -57,7 +57,7 @@ class Key(Generic[T]):
         return Key(self.name, Codec(encode, decode), self.next_step)
 
     def load(self, data: bytes) -> T | None:
-        """The value. `WorkspaceError` where it is damaged; None where that does not matter."""
+        """Decodes the value. A damaged one is a `WorkspaceError`, or None for a key without a next step."""
         if self.next_step is not None:
             return local_value(self.codec.decode, data, self.next_step)
         with contextlib.suppress(FormatError, UpgradeError):
@@ -65,12 +65,12 @@ class Key(Generic[T]):
         return None
 
     def entry(self, value: T | None) -> tuple[str, bytes | None]:
-        """Name and bytes of a value that is to be written later; None: the key is to be removed."""
+        """The name, and the bytes to write; None: the key is to be removed."""
         return self.name, None if value is None else self.codec.encode(value)
 
 
 def json_codec(what: str, read: Callable[[Any], T]) -> Codec[T]:
-    """Values as JSON. `read` makes the value of what JSON holds, and may fail as Python does on wrong types."""
+    """Makes a codec of JSON. `read` makes the value of the decoded JSON, and may fail as Python does on wrong types."""
 
     def decode(data: bytes) -> T:
         try:
@@ -125,7 +125,7 @@ MODES: Final = Codec[dict[bytes, int]](
 
 
 class SpaceNote(NamedTuple):
-    """What a backend said of its space, and when (ns since 1970). Sizes in bytes, None where it does not tell."""
+    """The space that a backend told, in bytes, and when (ns since 1970). None: it does not tell."""
 
     when_ns: int
     free: int | None
@@ -133,9 +133,9 @@ class SpaceNote(NamedTuple):
 
 
 class PendingKeys(NamedTuple):
-    """A backend that may lack key files. `away`: it gave no answer, and is tried as soon as it does.
+    """A backend that may lack key files. `away`: it gave no answer, and is tried as soon as it answers.
 
-    Any other is tried after `due_s` (since 1970): it may answer later than the others, and so never be heard.
+    Any other is tried after `due_s` (since 1970).
     """
 
     away: bool
@@ -143,7 +143,7 @@ class PendingKeys(NamedTuple):
 
 
 class KeyCopies(NamedTuple):
-    """The key epoch that was looked at last, and by id in hex the backends where something is left to do."""
+    """The key epoch that was looked at last, and the backends where something is left to do, by id in hex."""
 
     epoch: int
     pending: Mapping[str, PendingKeys]
@@ -221,12 +221,9 @@ TRAILING_KEY: Final = Key(  # packs that lack copies: `transfer.late_copies`
 SHORT_KEY: Final = Key("short", COUNT)  # how many packs this device stored with fewer copies than promised
 CARRIED_KEY: Final = Key("carried", BYTES)  # how unevenly pushes have loaded backends: `store.placement`
 ESTIMATES_KEY: Final = Key("estimates", BYTES, None)  # what the lines to the backends bear: `transfer.estimates`
-GIVEN_UP_KEY: Final = Key(
-    "ballast", json_codec("names of backends", _names), None
-)  # backends whose ballast was given up: `session.space`
-SPACE_KEY: Final = Key(
-    "space", json_codec("space of backends", _space_notes), None
-)  # what backends told: `session.space`
+# Backends whose ballast was given up, and what backends told of their space: `session.space`.
+GIVEN_UP_KEY: Final = Key("ballast", json_codec("names of backends", _names), None)
+SPACE_KEY: Final = Key("space", json_codec("space of backends", _space_notes), None)
 HUNG_KEY: Final = Key(  # backends that gave no answer a moment ago, with the time (s since 1970): `session.connections`
     "hung", json_codec("backends that hung", lambda told: {str(name): float(at) for name, at in told.items()}), None
 )
@@ -277,9 +274,9 @@ class Conflict(NamedTuple):
 
 
 class ReplacedFile(NamedTuple):
-    """What `.metasync/replaced/<n>` is: the file that stood at `path`, whose content this device knew as `content`.
+    """The file `.metasync/replaced/<n>`: it stood at `path`, and this device knew its content as `content`.
 
-    `hashed` is the content found there when it was last read (b"": never), and the two times it had then.
+    `hashed`: the content when it was last read (b"": never), with the two times that the file had then.
     """
 
     n: int
