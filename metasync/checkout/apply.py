@@ -1,7 +1,4 @@
-"""The part of a checkout that changes the working tree; every step may be repeated after a crash (see `checkout`).
-
-A file whose content is the agreed one already gets the agreed mode and mtime, in its place.
-"""
+"""The part of a checkout that changes the working tree; every step may be repeated after a crash (see `checkout`)."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ from metasync.worktree.tree import WorkTree, failed
 
 
 def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:
-    """Sets mode and mtime of a file if it still is what was scanned; `again`: or what a run that ended made of it.
+    """Sets mode and mtime of a file that is what was scanned; `again`: or what an earlier run made of it.
 
-    False: it was deleted or changed here since, and the next scan finds that.
+    False: it was deleted or changed since, and the next scan finds that.
     """
     disk = tree.disk
     parent, name = split(change.path)
@@ -51,7 +48,7 @@ def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:
 
 
 def _is_half_touched(change: Change, st: os.stat_result) -> bool:
-    """What a run that ended between two calls left: each value the old or the new one."""
+    """Whether a run ended between two calls here: each value is the old or the new one."""
     new, expected = change.new, change.expected
     if new is None or expected is None:
         return False
@@ -63,23 +60,22 @@ def _is_half_touched(change: Change, st: os.stat_result) -> bool:
     )
 
 
-TICK_WAIT_S = 0.1  # for the file system's clock; one that is slower (FAT: 2 s) gets untrusted rows, read again later
-TRIES_MAX = 3  # against a user who makes and removes a file at the same path meanwhile
+TICK_WAIT_S = 0.1  # for the file system's clock; rows of a slower one (FAT: 2 s) are untrusted
+TRIES_MAX = 3  # against a user who makes and removes a file at the same path
 
-_TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; the scan ignores such names
+_TEMPORARY = b"~$metasync.%d"  # on another file system than .metasync's; scans ignore such names
 
 
 class Placer:
-    """Carries one plan out. `run`, then `rows`.
+    """Carries out one plan by `run`.
 
-    `inodes[i]` is the inode that was staged for change i (0: none), known before anything is touched: by it a repeated
-    run tells a new file from the old one it was exchanged with. `staged[i]` is its stat; None of it: `again`, that is,
-    an earlier run may have done some of the plan.
+    `inodes[i]` is the inode that was staged for change i (0: none): by it a repeated run tells a new file from the old
+    one it was exchanged with. `staged[i]` is its stat; without `staged`, an earlier run may have done part of the plan.
 
-    After `run`: `seen` has the files that were placed, with their stat right after if that shows that they are still
-    what was placed; `touched` those whose mode and time were set, `made` the directories, `left` what was left, and
-    `barred` what of that is in directories that are not here. `whole`: the files of those that came with a directory
-    that was staged with them; `appeared_ns`: a time before that, by the file system's clock.
+    After `run`, by number of the change: `seen` has the placed files, with their stat if it shows that they are still
+    what was placed; `touched` those whose mode and time were set; `made` the directories; `left` what could not be
+    done, of it `barred` in directories that are not here. `whole`: files that came with a directory that was staged
+    whole; `appeared_ns`: a time before that, by the file system's clock.
     """
 
     def __init__(
@@ -112,11 +108,11 @@ class Placer:
         self._barred_dirs: set[bytes] = set()
         self._respelled: dict[bytes, bytes] = {}  # directories that kept what is in them, with their former paths
         self.tmp = tree.state_dir(b"tmp")
-        self.paths = {change.path for change in plan.changes}
+        self.goes = {change.path for change in plan.changes if change.new is None}
         self.old = Displaced(db, tree, plan, self.applied.conflicts)
 
     def run(self) -> Applied:
-        """Brings the tree to the plan. `WorkspaceError`: the disk failed; the plan can be run again."""
+        """Changes the tree. `WorkspaceError`: the disk failed; the plan can be run again."""
         changes = self.plan.changes
         self.tree.forget()
         for i in range(len(changes) - 1, -1, -1):  # what is in a directory goes before it
@@ -137,7 +133,7 @@ class Placer:
         return self.applied
 
     def attempt(self, i: int, step: Callable[[int, Change], None]) -> None:
-        """One step on one path. What can't be done to this path alone is told, and the others go on."""
+        """Does one step on one path. A failure of this path alone is noted, and the others go on."""
         change = self.plan.changes[i]
         parent = split(change.path)[0]
         why = check_path(change.path) or self.plan.unfit.get(i, "")
@@ -171,7 +167,7 @@ class Placer:
     # ---- directories with all that is in them
 
     def place_whole(self, top: int) -> None:
-        """Gives a directory that was staged whole its name; where that can't be, what is in it comes by the piece."""
+        """Gives a directory that was staged whole its name. If that fails, its contents are placed one by one."""
         changes, temp = self.plan.changes, b"%d" % top
         if not self.again or self.disk.look(temp, self.tmp) is not None:
             try:
@@ -215,7 +211,7 @@ class Placer:
         self.seen[i] = st if st is not None and staged is not None and is_unchanged(staged, st) else None
 
     def put(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
-        """Brings the new file from `temp` to `name`, and what is there away first, or in the same moment."""
+        """Moves the new file from `temp` to `name`, and the old one away before or in the same moment."""
         disk, expected = self.disk, change.expected
         for _ in range(TRIES_MAX):
             if expected is None:
@@ -252,12 +248,12 @@ class Placer:
         return st
 
     def is_listed(self, name: bytes, above: int) -> bool:
-        """Whether what is found by a name has it, and not a name that this file system takes for the same."""
+        """Whether a name is listed as it is, and not as one that this file system takes for the same."""
         names = self.disk.names(above)
         return name in names or any(is_spelling(name, here, self.tree.rules) for here in names)
 
     def save_strays(self) -> None:
-        """Keeps what an ended run exchanged to `tmp`, where its path can't be reached any more: it is the user's."""
+        """Keeps the user's files that an ended run exchanged to `tmp` and whose paths can't be reached any more."""
         if not self.again:
             return
         names = self.disk.names(self.tmp)
@@ -274,9 +270,9 @@ class Placer:
                 raise failed(self.tree, self.plan.changes[i].path, e) from e
 
     def replace(self, i: int, change: Change, temp: bytes, temp_fd: int, name: bytes, above: int) -> None:
-        """Where two names can't be exchanged: a link to the old file, then the new one over its name.
+        """Replaces a file where names can't be exchanged: links the old file, then renames the new one over its name.
 
-        A file that another program renames to `name` between those two calls is lost; the exchange has no such gap.
+        A file that another program renames to `name` between those two calls is lost.
         """
         disk, kept = self.disk, self.old.kept_name(i)
         with suppress(FileNotFoundError):
@@ -295,7 +291,7 @@ class Placer:
         disk.rename(temp, temp_fd, name, above)
 
     def put_across(self, i: int, change: Change, name: bytes, above: int) -> None:
-        """The path lies on another file system than `.metasync`: from a copy of the staged file beside it."""
+        """Places a file on another file system than `.metasync`, from a copy beside its path."""
         side = self.side_name(i)
         with suppress(FileNotFoundError):
             self.disk.unlink(side + b".part", above)
@@ -306,7 +302,7 @@ class Placer:
         self.disk.unlink(*self.stage.at(i))
 
     def is_placed(self, i: int, change: Change, name: bytes, above: int) -> bool:
-        """Whether an earlier run gave the file its name; puts away what that run left behind."""
+        """Whether an earlier run gave the file its name. Puts away what that run left behind."""
         (temp, tmp), side = self.stage.at(i), self.side_name(i)
         staged = self.disk.look(temp, tmp)
         beside = self.disk.look(side, above)
@@ -331,7 +327,7 @@ class Placer:
     # ---- what goes
 
     def clear(self, i: int, change: Change) -> None:
-        """Takes away what is to be deleted, or is of another kind than what comes."""
+        """Removes what is to be deleted, or is of another kind than what comes."""
         path, new, expected = change
         parent, name = split(path)
         if self.presence.is_shadowed(path):
@@ -398,9 +394,9 @@ class Placer:
         self.made.add(i)
 
     def respell(self, i: int, path: bytes, name: bytes, above: int) -> bool:
-        """Gives a directory its new spelling, if its old one was to go and could not, for what else is in it.
+        """Gives a directory its new spelling if its old one could not go, because something else is in it.
 
-        By a third name: to rename to what a file system takes for the same name does nothing on some.
+        It takes a third name on the way: some file systems ignore a rename to what they take for the same name.
         """
         old = twin_here(self.tree, name, above)
         if old is None:
@@ -408,9 +404,7 @@ class Placer:
         parent = split(path)[0]
         former = self._respelled.get(parent, parent)
         old_path = former + b"/" + old if former else old
-        if old_path not in self.paths or self.plan.new_at(old_path) is not None:
-            return False
-        if not stat_.S_ISDIR(self.disk.lstat(old, above).st_mode):
+        if old_path not in self.goes or not stat_.S_ISDIR(self.disk.lstat(old, above).st_mode):
             return False
         self.tree.forget()
         above = self.tree.dir(parent)
@@ -422,9 +416,9 @@ class Placer:
         return True
 
     def restore_dirs(self, directory: bytes) -> bool:
-        """Makes the directories again that the user removed while something new for them was on its way.
+        """Makes directories again that the user removed while new files for them were on the way.
 
-        A file in the place of one is in the way, like any other. A symlink is not: it may lead to the directory.
+        A file in the place of one is set aside. A symlink stays: it may lead to the directory.
         """
         made = False
         self.tree.forget()  # descriptors of directories that are gone

@@ -1,27 +1,24 @@
 """The checkout: from the tree that the scan saw to the merged one, without losing a byte of the user's.
 
-Theory of operation. `begin` writes the plan to the journal, in the local state. Contents arrive in any order, into
-`.metasync/tmp/` (`staging`), each with its final mode and time; the working tree is not touched. When all are there,
-`apply` makes them durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes
-the tree:
+`begin` writes the plan to the journal, in the local state. Contents arrive in any order, into `.metasync/tmp/`
+(`staging`), each with its final mode and time; the working tree is not touched. When all are there, `apply` makes them
+durable (`syncfs`), notes their inodes, which turns the journal from staging to applying, and changes the tree:
 
 1. What goes, from the leaves up: a file is renamed to `.metasync/replaced/`, a directory goes by rmdir alone.
-2. What comes, from the root down: directories, those that were staged with all that is in them by one rename that
-   never replaces; then each other new file, by a rename that never replaces. Where a file is
-   replaced, the two names are *exchanged* in one system call: the path is never empty, and whatever stood there, even
-   if an editor saved it that very moment, is now in our hands. Is it what the scan saw, it goes to `replaced/`;
-   else it is the user's late change and becomes `name.conflict.N`. So there is no gap between looking and replacing.
+2. What comes, from the root down: directories, and each new file by a rename that never replaces; a directory that was
+   staged whole comes by one rename. To replace a file the two names are *exchanged* in one system call: the path is
+   never empty, and whatever stood there at that moment is in our hands. The file that the scan saw goes to `replaced/`;
+   another one is the user's late change and becomes `name.conflict.N`.
 3. Modes of directories, from the leaves up. Then `syncfs`; the file system's clock is waited past; stats are read back
    into rows; and one transaction writes rows, the caller's values and the end of the journal.
 
-A process that is killed leaves, at each path, the old or the new bytes. While staging, what is staged stays: the next
-checkout, whatever its plan is, takes from it what it needs and finds right (`left`, `take`). While applying, `recover`
-runs the plan again: every step looks first at what is there (a staged inode that lies at its path is done; one that is
-not in `tmp/` any more was placed), so that twice is as good as once.
+A killed process leaves the old or the new bytes at each path. What was staged stays, and the next checkout takes from
+it what it needs and finds right (`open_left`, `take_left`). A plan that was being applied is run again by `recover`:
+every step looks first at what is there (a staged inode at its path is done; one that is gone from `tmp/` was placed).
 
-What this disk cannot take (a name it can't hold, a directory that is not ours to write) is left out, told, and noted
-in `State.unplaced`: without a row, its absence says nothing; where another file stands there, a row with the agreed
-entry and that file's stat says that it is not a change of the user's.
+What this disk cannot take (a name it can't hold, a directory that is not ours to write) is left out, told, and noted in
+`State.unplaced`. Without a row its absence says nothing. If another file stands there, a row with the agreed entry and
+that file's stat says that it is no change of the user's.
 """
 
 from __future__ import annotations
@@ -35,7 +32,17 @@ from contextlib import contextmanager, suppress
 from metasync.checkout.apply import Placer
 from metasync.checkout.outcome import rows_after
 from metasync.checkout.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan, unfit
-from metasync.checkout.staging import TMP, Leftovers, Stage, drop_left, leave, may_come_whole, remove_all, whole_dirs
+from metasync.checkout.staging import (
+    TMP,
+    Leftovers,
+    Stage,
+    drop_left,
+    leave,
+    may_come_whole,
+    no_fit,
+    remove_all,
+    whole_dirs,
+)
 from metasync.errors import WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import (
@@ -59,9 +66,9 @@ __all__ = ["Applied", "Change", "Checkout"]
 
 
 class Checkout:
-    """One checkout at a time: `begin`, deliver contents, `apply`. `recover` first, after every start.
+    """One checkout at a time: `recover` after every start, then `begin`, deliver contents, `apply`.
 
-    The holder of the workspace's lock uses it. Contents may be delivered from several threads.
+    Its user holds the workspace's lock. Contents may be delivered from several threads.
     """
 
     def __init__(self, db: State, tree: WorkTree) -> None:
@@ -87,12 +94,11 @@ class Checkout:
         own: bool = False,
         reason: str = CHANGED_MEANWHILE,
     ) -> list[bytes]:
-        """Journals the plan; returns the paths whose contents are to be delivered, in order.
+        """Journals the plan; -> the paths whose contents are to be delivered, in order.
 
-        Not among them: directories, symlinks, empty files, files of which only mode or mtime change (`new` has the
-        content of `expected`), and what this disk is known not to hold. `commit` is set in the local state in the same
-        transaction as the outcome, whether by `apply` or by `recover`. `version`: the agreed version of the merged
-        tree, for the records of conflicts; `own`, `reason`: see `Plan`.
+        Directories, symlinks, empty files, files of which only mode or mtime change, and what this disk can't hold are
+        not among them. `commit` is set in the local state in the transaction of the outcome, by `apply` or `recover`.
+        `version`: the agreed version of the merged tree, for the records of conflicts; `own`, `reason`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
         if self.db.has(INODES_KEY) or self.plan is not None:
@@ -131,7 +137,7 @@ class Checkout:
         return [ordered[i].path for i in sorted(self._awaited)]
 
     def _staged_before(self) -> Plan | None:
-        """The plan of a checkout that was interrupted; what it had staged is moved out of the way. None: nothing."""
+        """Moves what an interrupted checkout staged out of the way; -> its plan, None if nothing was staged."""
         journal = self.db.value(PLAN_KEY.name)
         if journal is not None and _is_of_others(journal) and leave(self.tree):
             return decode_plan(journal)
@@ -166,7 +172,7 @@ class Checkout:
                 self.disk.close(fd)
 
     def finish(self, path: bytes) -> None:
-        """Says that all pieces of a file were delivered. `WorkspaceError`: they don't cover it exactly."""
+        """Ends the delivery of a file by pieces. `WorkspaceError`: they don't cover it exactly."""
         i, entry = self._staged(path)
         with self._staging(path), self._lock:
             at = 0
@@ -175,25 +181,22 @@ class Checkout:
                     raise _wrong_size(path, at, entry.size)
                 at += size
             name, above = self._stage_of().at(i)
-            fd = self.disk.open(name, APPEND_FLAGS, above)
-            try:
+            with self.disk.opened(name, APPEND_FLAGS, above) as fd:
                 size = self.disk.fstat(fd).st_size
                 if at != entry.size or size != entry.size:
                     raise _wrong_size(path, min(at, size), entry.size)
                 self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
-            finally:
-                self.disk.close(fd)
         self._awaited.discard(i)
 
     # ---- what an interrupted checkout had staged
 
     @property
     def has_left(self) -> bool:
-        """Whether an interrupted checkout had staged something that may be of use to this one."""
+        """Whether an interrupted checkout staged something that may be of use."""
         return self._left is not None
 
     def open_left(self, path: bytes) -> int | None:
-        """A descriptor to read what was staged for this file before; None if nothing was. Nobody vouches for it."""
+        """Opens what was staged for this file before; None if nothing was. Nobody vouches for its bytes."""
         found = self._left.find(path, self._staged(path)[1]) if self._left is not None else None
         try:
             return self.disk.open(found[0], READ_FLAGS, found[1]) if found is not None else None
@@ -201,9 +204,9 @@ class Checkout:
             return None
 
     def take_left(self, path: bytes, parts: Mapping[int, int]) -> bool:
-        """Takes over what was staged before, of which these parts (offset -> size) were found right; False: it is gone.
+        """Takes over what was staged before, with these right parts (offset -> size); False: it is gone.
 
-        A whole file is to be given as one part. Of another the rest is delivered, and then `finish` called.
+        A whole file is one part. Of any other the rest is delivered, and then `finish` is called.
         """
         i, entry = self._staged(path)
         with self._staging(path), self._lock:
@@ -213,27 +216,24 @@ class Checkout:
             stage = self._stage_of()
             stage.take(i, *found)
             name, above = stage.at(i)
-            fd = self.disk.open(name, READ_FLAGS, above)
-            try:
+            with self.disk.opened(name, READ_FLAGS, above) as fd:
                 if entry.root:
                     set_mode(self.disk, fd, 0o600)  # it may have been complete, and for reading only
                     self._parts[i] = dict(parts)
                     return True
                 self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
-            finally:
-                self.disk.close(fd)
         self._awaited.discard(i)
         return True
 
     def drop_left(self) -> None:
-        """What is left of an interrupted checkout is of no use to this one."""
+        """Removes what is left of an interrupted checkout."""
         if self._left is not None:
             self._left.close()
             self._left = None
         drop_left(self.tree)
 
     def pause(self) -> None:
-        """Leaves what is staged for the next `begin`. The tree was not touched; may be repeated."""
+        """Leaves what is staged for the next `begin`, and the tree untouched. May be repeated."""
         self._close()
         self.plan = None
 
@@ -245,10 +245,10 @@ class Checkout:
             self._stage = self._left = None
 
     def apply(self, commit: Callable[[], None] | None = None) -> Applied:
-        """Carries the plan out, once all is staged.
+        """Carries out the plan, once all is staged.
 
-        `commit` runs inside the closing transaction, after the values given to `begin` were set; what must not be
-        missing after a crash belongs to those, since `recover` knows no callables.
+        `commit` runs inside the closing transaction, after the values given to `begin` were set. `recover` knows no
+        callables, so what must survive a crash belongs to those values.
         `WorkspaceError`: the disk failed half-way; `recover` goes on later.
         """
         plan = self._planned()
@@ -270,7 +270,7 @@ class Checkout:
         return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
 
     def abandon(self) -> None:
-        """Drops a plan that is still being staged, and what is staged: the tree was not touched."""
+        """Drops a plan that is being staged, and what is staged."""
         if self.db.has(INODES_KEY):
             raise WorkspaceError("The checkout is being applied already.", next_step="Run again to finish it.")
         self.pause()
@@ -280,9 +280,10 @@ class Checkout:
             self.db.set(PLAN_KEY, None)
 
     def recover(self) -> Applied | None:
-        """What the last process left: a plan being applied is finished (its outcome is returned); what was staged of
-        others' changes stays for the next `begin`. To be repeated safely; scan afterwards. None: the tree was not
-        touched."""
+        """Finishes a plan that the last process was applying; -> its outcome, None if the tree was not touched.
+
+        What was staged of others' changes stays for the next `begin`. May be repeated; scan afterwards.
+        """
         journal, inodes = self.db.value(PLAN_KEY.name), self.db.get(INODES_KEY)
         if journal is None or inodes is None:
             if journal is None or not _is_of_others(journal):
@@ -291,10 +292,7 @@ class Checkout:
         root = self.tree.root_stat
         plan = decode_plan(journal).on_device(root.st_dev, root.st_ino)
         if len(inodes) != len(plan.changes):
-            raise WorkspaceError(
-                "The journal of an unfinished checkout does not fit its plan.",
-                next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
-            )
+            raise no_fit()
         self._stage = Stage.decode(self.tree, plan, self.db.get(WHOLE_KEY))
         return self._carry_out(Placer(self.db, self.tree, plan, self._stage, inodes), None)
 
@@ -341,7 +339,7 @@ class Checkout:
         )
 
     def _stage_here(self, i: int, change: Change) -> None:
-        """A symlink or an empty file, for which nothing is delivered."""
+        """Stages a symlink or an empty file, for which nothing is delivered."""
         entry = change.new
         assert entry is not None
         with self._staging(change.path):
@@ -354,7 +352,7 @@ class Checkout:
             self._stats[i] = self.disk.lstat(name, above)
 
     def _write_whole(self, i: int, entry: Entry, data: bytes | memoryview) -> None:
-        """Makes a file with its mode and time before it gets its name: it appears complete."""
+        """Stages a file with its mode and time, so that it appears complete."""
         with self._lock:
             stage, disk = self._stage_of(), self.disk
             fd = stage.create(i, entry.mode & 0o777, again=i in self._stats)
@@ -368,7 +366,7 @@ class Checkout:
     # ---- applying
 
     def _sync(self) -> None:
-        """Makes durable what was written on all file systems the checkout went to."""
+        """Makes writes durable on all file systems of the checkout."""
         state = self.tree.state_dir()
         own = self.disk.fstat(state).st_dev
         self.disk.syncfs(state)
@@ -405,7 +403,7 @@ class Checkout:
         return applied
 
     def _kept(self, plan: Plan) -> list[ReplacedFile]:
-        """Records of what lies in `.metasync/replaced/` from this plan."""
+        """The records of this plan's files in `.metasync/replaced/`."""
         there = set(self.disk.names(self.tree.state_dir(b"replaced")))
         return [
             ReplacedFile(n, change.path, change.expected.entry.content if change.expected is not None else b"")
@@ -414,13 +412,13 @@ class Checkout:
         ]
 
     def _clear_tmp(self) -> None:
-        """Empties `.metasync/tmp/`. Only when no plan is being applied: till then, what is there may be the user's."""
+        """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""
         tmp = self.tree.state_dir(TMP)
         remove_all(self.disk, tmp, self.disk.names(tmp))
 
 
 def check_room(tree: WorkTree, needed: int, more: Callable[[], int] = lambda: 0) -> None:
-    """`WorkspaceError` where the folder's disk has less room than that. `more`: what would be given back."""
+    """Raises `WorkspaceError` if the folder's disk has less room. `more`: the bytes that would be given back."""
     free = tree.disk.free_bytes(tree.state_dir()) if needed else 0
     if needed > free:
         free += more()
@@ -432,7 +430,7 @@ def check_room(tree: WorkTree, needed: int, more: Callable[[], int] = lambda: 0)
 
 
 def _is_of_others(journal: bytes) -> bool:
-    """Whether an interrupted checkout was to bring what others agreed, which the next one brings too."""
+    """Whether an interrupted checkout was to bring others' changes, which the next one brings too."""
     try:
         return not decode_plan(journal).own
     except WorkspaceError:  # another version's, say: then nobody can tell what it staged
@@ -440,7 +438,7 @@ def _is_of_others(journal: bytes) -> bool:
 
 
 def _not_as_agreed(change: Change) -> Change:
-    """The change at a path whose row holds an agreed entry that was never placed: what is there is something else."""
+    """The change at a path whose row has an agreed entry that was never placed: something else is there."""
     if change.expected is None:
         return change
     unknown = change.expected.entry._replace(content=b"", root=b"")

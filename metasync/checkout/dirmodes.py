@@ -14,7 +14,7 @@ from metasync.worktree.tree import WorkTree, failed
 
 
 class DirModes:
-    """`wanted`: the modes that directories are to have in the end; of those that were opened, kept in the journal."""
+    """`wanted`: the final modes of directories; those of directories that were opened are in the journal."""
 
     def __init__(self, db: State, tree: WorkTree) -> None:
         self.db = db
@@ -23,7 +23,7 @@ class DirModes:
         self.wanted = db.get(MODES_KEY) or {}
 
     def unlock(self, directory: bytes) -> bool:
-        """Makes directories that deny it to their owner writable, until the end of the checkout; False: none did."""
+        """Makes directories writable for their owner until the checkout ends; False: all were."""
         changed = False
         for path in down_to(directory):
             parent, name = split(path)
@@ -47,9 +47,9 @@ class DirModes:
         return changed
 
     def set_all(self) -> list[Noted]:
-        """Gives directories their modes, those inside first: a mode may close the way to what is below.
+        """Gives directories their modes, the inner ones first: a mode may close the way to what is below.
 
-        Returns those that could not be given theirs, with the reason. Where there are no modes, none is missed.
+        -> those whose mode could not be set, with the reason. None on a file system without modes.
         """
         self.tree.forget()
         out: list[Noted] = []

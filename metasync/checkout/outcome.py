@@ -1,4 +1,4 @@
-"""What stands at the paths of a checkout when it is done, as rows: read back from the disk."""
+"""The rows of a finished checkout, read back from the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COARSEST_NS = 2 * 10**9  # what FAT makes of a time
 
 
 def rows_after(tree: WorkTree, placer: Placer) -> tuple[dict[bytes, Row], list[bytes]]:
-    """The rows to put and to delete, by what stands at each path now."""
+    """The rows to put and the paths whose rows to delete, by what stands at each path now."""
     plan = placer.plan
     put: dict[bytes, Row] = {}
     delete: list[bytes] = []
@@ -59,7 +59,7 @@ def rows_after(tree: WorkTree, placer: Placer) -> tuple[dict[bytes, Row], list[b
 
 
 def _look(tree: WorkTree, path: bytes, *, exactly: bool = False) -> os.stat_result | None:
-    """What is at a path; `exactly`: under this spelling of its name."""
+    """The stat at a path; `exactly`: of a name in this spelling."""
     parent, name = split(path)
     try:
         above = tree.dir(parent)
@@ -73,9 +73,9 @@ def _look(tree: WorkTree, path: bytes, *, exactly: bool = False) -> os.stat_resu
 
 
 def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:
-    """The row of a file that was placed, and may have been changed or removed since: to be read again.
+    """The untrusted row of a file that may have been changed or removed after it was placed.
 
-    If that is the case, its stat must not pass for the one it was placed with: mode and time are the user's then.
+    A changed file's stat must not pass for the one it was placed with: its mode and time are the user's.
     """
     if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
         as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS

@@ -14,17 +14,17 @@ from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import Conflict
 from metasync.objects.model import Entry, Kind, split
-from metasync.worktree.case import Presence, _shown
+from metasync.worktree.case import Presence
 from metasync.worktree.index import Row, children, pack_entry, pack_row, unpack_row
 from metasync.worktree.merge_walk import Noted
-from metasync.worktree.names import clashes, key, problem
+from metasync.worktree.names import clashes, key, problem, shown
 from metasync.worktree.tree import WorkTree
 
 
 def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, str]:
-    """Which changes this disk can't take, by number, with the reason: known before anything is downloaded.
+    """The changes that this disk can't take, by number, with the reason; before anything is downloaded.
 
-    Only what is not here yet is judged, and links where there are none. What stands here anyway can be held.
+    Only paths that are not here yet are judged, and links on a disk without links.
     """
     rules = work.rules
     out: dict[int, str] = {}
@@ -46,16 +46,16 @@ def unfit(work: WorkTree, db: State, changes: tuple[Change, ...]) -> dict[int, s
         freed = {change.path for change in changes if change.new is None}
         made = {change.path for change in changes if _is_dir(change) and change.expected is None}
         for path, winner in _shadowed(work, db, fresh, freed, made).items():
-            out[number[path]] = f"this file system takes its name for {_shown(winner)}, which is here"
+            out[number[path]] = f"this file system takes its name for {shown(winner)}, which is here"
     return {**_below(work, db, changes, out), **out}
 
 
 def _shadowed(
     work: WorkTree, db: State, fresh: Mapping[bytes, list[bytes]], freed: set[bytes], made: set[bytes]
 ) -> dict[bytes, bytes]:
-    """Which of the new names have no place for a twin's sake: path -> the twin's name.
+    """The new paths whose place a twin has, with the twin's name.
 
-    `freed`: paths that this checkout empties. `made`: directories it makes: by their names, others may be reached now.
+    `freed`: paths that this checkout empties. `made`: directories it makes, by whose names others may be reached now.
     """
     rules = work.rules
     out: dict[bytes, bytes] = {}
@@ -82,11 +82,11 @@ def _shadowed(
 
 
 def _below(work: WorkTree, db: State, changes: tuple[Change, ...], unfit: Mapping[int, str]) -> dict[int, str]:
-    """What is inside directories that are not here: on a disk with twins it would land in another one."""
+    """The changes inside directories that are not here: on a disk with twins they would land in another one."""
     missing = {changes[i].path for i in unfit if _is_dir(changes[i])}
     made = {change.path for change in changes if _is_dir(change)}
     presence = Presence(work, db)
-    # By the name of a directory that an earlier checkout could not bring, its twin is found, under whatever spelling.
+    # The name of a directory that an earlier checkout could not bring leads to its twin.
     absent = db.unplaced().keys() - made if work.rules.has_twins else frozenset[bytes]()
     out: dict[int, str] = {}
     for i, change in enumerate(changes):
@@ -119,7 +119,7 @@ _VALUE_BYTES_MAX = (1 << 32) - 1
 
 
 class Change(NamedTuple):
-    """What a path shall become (`new`; None: nothing) and what the scan saw there (`expected`; None: nothing)."""
+    """The `new` entry of a path (None: it goes), and the row `expected` there by the scan (None: nothing)."""
 
     path: bytes
     new: Entry | None
@@ -127,7 +127,7 @@ class Change(NamedTuple):
 
     @property
     def is_touch(self) -> bool:
-        """Only mode or mtime change: nothing is to be delivered, and the file stays the same inode."""
+        """Whether only mode or mtime change: nothing is delivered, and the inode stays."""
         new, was = self.new, self.expected.entry if self.expected is not None else None
         if new is None or was is None or new.kind is Kind.DIR:
             return False
@@ -135,41 +135,34 @@ class Change(NamedTuple):
 
     @property
     def is_awaited(self) -> bool:
-        """A regular file whose content is to be staged (an empty one has none to wait for)."""
+        """Whether the content of a regular file is to be delivered (an empty one has none)."""
         new = self.new
         return new is not None and new.kind is Kind.FILE and new.size > 0 and not self.is_touch
 
     @property
     def is_staged(self) -> bool:
-        """A file or symlink is made for it in `.metasync/tmp/`, if its path may be: it is not just touched."""
+        """Whether a file or symlink is made for it in `.metasync/tmp/`, if its path may be made."""
         new = self.new
         return new is not None and new.kind is not Kind.DIR and not self.is_touch
 
 
 def replaceable(row: Row | None, ours: Entry | None, new: Entry | None) -> Row | None:
-    """The row by which a checkout knows what it may replace at a path: one of the bytes that the scan's tree has there,
-    or of those that come.
+    """The row of what a checkout may replace at a path: its content is that of the scan's tree, or the one that comes.
 
-    Where the scan kept the base's entry (ignored paths, busy files), the row may tell of bytes that no version holds.
+    Where the scan kept the base's entry (ignored paths, busy files), the row may be of bytes that no version holds.
     """
-    if row is None or any(e is not None and _same(row.entry, e) for e in (ours, new)):
-        return row
-    return None
-
-
-def _same(one: Entry, other: Entry) -> bool:
-    return (one.kind, one.size, one.content) == (other.kind, other.size, other.content)
+    known = [(e.kind, e.size, e.content) for e in (ours, new) if e is not None]
+    return row if row is not None and (row.entry.kind, row.entry.size, row.entry.content) in known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checkout: `changes` ascending by path, each path once.
 
-    Change i is staged at `.metasync/tmp/<i>` and what it replaces goes to `.metasync/replaced/<replaced_from + i>`.
-    `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made.
-    `own`: the changes are this device's (a restore), for the next push to take: the base still has what goes, and what
-    this disk cannot take is no change. `reason`: what to say of conflict copies that are made on the way.
-    `unfit`: changes that this disk can't take, with the reason; nothing is staged for them.
+    Change i is staged at `.metasync/tmp/<i>`; the file it replaces goes to `.metasync/replaced/<replaced_from + i>`.
+    `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made. `own`:
+    the changes are this device's (a restore), for the next push; the base still has what goes. `reason`: of conflict
+    copies that are made on the way. `unfit`: changes that this disk can't take, with the reason; they are not staged.
     """
 
     changes: tuple[Change, ...]
@@ -181,12 +174,8 @@ class Plan:
     reason: str = CHANGED_MEANWHILE
     unfit: Mapping[int, str] = field(default_factory=dict)
 
-    def new_at(self, path: bytes) -> Entry | None:
-        """What a path shall become; None also for one that is in no change."""
-        return next((change.new for change in self.changes if change.path == path), None)
-
     def on_device(self, device: int, inode: int) -> Plan:
-        """The same plan after the system has numbered its devices anew (a reboot between the crash and now)."""
+        """The same plan after the system has numbered its devices anew (a reboot)."""
         was = self.root[0]
         if was == device or self.root[1] != inode:
             return self
@@ -204,10 +193,9 @@ class Applied:
     """What a checkout did. Rows, conflicts and unplaced paths are in the local state already.
 
     written    files, symlinks and directories made, replaced or touched; removed: those deleted
-    conflicts  something of the user's was in the way, or came after the scan: now at the copy's name
-    kept       deletions that were not carried out: the file was changed here since, the directory is not empty
-    unplaced   agreed entries that this disk could not take; they count as unchanged in the next scans, and
-               `State.unplaced` names them for another try
+    conflicts  files of the user's that were in the way, or came after the scan: now at the copies' names
+    kept       deletions that were not carried out: the file was changed since, the directory is not empty
+    unplaced   agreed entries that this disk could not take; `State.unplaced` keeps them for another try
     """
 
     written: int = 0

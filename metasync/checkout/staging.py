@@ -1,12 +1,11 @@
 """Where the files of a checkout are made before they get their names: `.metasync/tmp`.
 
-Theory of operation. A change is staged under its number in the plan. A directory that comes anew to the top of the
-folder, with all that is in it, is staged as a whole: under its number lies the directory itself, with everything inside
-under the names it is to have, so that one rename brings it all. That is how most files of a clone come: each is made
-once, in its own directory, and never looked at again.
+A change is staged under its number in the plan. A directory that comes anew to the top of the folder is staged whole:
+under its number lies the directory with everything inside under its final name, and one rename brings it all. Most
+files of a clone come so.
 
-What a checkout staged before it was interrupted is kept, and moved to `.metasync/left` when the next one begins, which
-takes from there what it finds right (`Leftovers`). The plan in the journal says which file is which.
+What an interrupted checkout staged is moved to `.metasync/left` when the next one begins, which takes from there what
+it finds right (`Leftovers`). The plan in the journal says which file is which.
 """
 
 from __future__ import annotations
@@ -24,13 +23,21 @@ from metasync.worktree.tree import WorkTree
 
 TMP = b"tmp"
 BLOCK_BYTES = 512  # of `st_blocks`
-LEFT_DIR = b"left"  # what an interrupted checkout had staged
+LEFT_DIR = b"left"  # of what an interrupted checkout staged
+
+
+def no_fit() -> WorkspaceError:
+    """The error for a journal that does not fit its plan."""
+    return WorkspaceError(
+        "The journal of an unfinished checkout does not fit its plan.",
+        next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; run again.",
+    )
 
 
 def may_come_whole(tree: WorkTree) -> bool:
-    """Whether what is made in `.metasync/tmp` inherits what it would inherit at the top of the folder.
+    """Whether entries of `.metasync/tmp` inherit what they would inherit at the top of the folder.
 
-    Not where names have twins: there a directory may take over another spelling of one that is here.
+    Not if names have twins: a directory may then take over another spelling of one that is here.
     """
     disk, tmp = tree.disk, tree.state_dir(TMP)
     if tree.rules.has_twins:
@@ -39,9 +46,9 @@ def may_come_whole(tree: WorkTree) -> bool:
 
 
 def whole_dirs(changes: Sequence[Change], unfit: Container[int]) -> dict[int, list[int]]:
-    """Directories that come anew to the top of the folder -> the changes inside that come with them, ascending.
+    """New directories at the top of the folder -> the changes inside that come with them, ascending.
 
-    Only where nothing was known of what is inside. What is `unfit` is left out, and fails by itself.
+    Nothing may have been known inside. `unfit` changes are left out, and fail by themselves.
     """
     tops: dict[bytes, int] = {}
     inside: dict[int, list[int]] = {}
@@ -61,7 +68,7 @@ def whole_dirs(changes: Sequence[Change], unfit: Container[int]) -> dict[int, li
 
 class Stage:
     """The staged files of one plan. `whole`: see `whole_dirs`; `apart`: changes of these that are staged alone after
-    all. Not for two threads at once."""
+    all. For one thread at a time."""
 
     def __init__(self, tree: WorkTree, changes: Sequence[Change], whole: Mapping[int, Sequence[int]]) -> None:
         self.changes = changes
@@ -82,7 +89,7 @@ class Stage:
         self._dirs.forget(path)
 
     def make_dirs(self) -> None:
-        """Makes the directories that are staged whole, empty; one that this disk does not take comes by the piece."""
+        """Makes the directories that are staged whole, empty. One that this disk refuses is not staged whole."""
         for top in list(self.whole):
             try:
                 self._make(top, b"%d" % top, self.tmp)
@@ -123,7 +130,7 @@ class Stage:
         return name, self._last[1]
 
     def create(self, i: int, mode: int = 0o600, *, again: bool = False) -> int:
-        """Makes a staged file anew, `again` in the place of one that was made before, and opens it for writing."""
+        """Makes a staged file, `again` in the place of an earlier one; -> a descriptor to write."""
         name, above = self.at(i)
         try:
             if again or above == self.tmp:
@@ -144,7 +151,7 @@ class Stage:
             self.disk.symlink(target, b"%d" % i, self.tmp)
 
     def take(self, i: int, name: bytes, above: int) -> None:
-        """Makes a file that lies elsewhere the staged one."""
+        """Moves a file from elsewhere into its staged place."""
         here = self.at(i)
         try:
             self.disk.rename_new(name, above, *here)
@@ -153,7 +160,7 @@ class Stage:
             self.disk.rename_new(name, above, b"%d" % i, self.tmp)
 
     def _set_apart(self, i: int, above: int, error: OSError) -> None:
-        """What its own directory does not take is staged alone, and told of when it is to be placed there.
+        """Stages alone what its own directory refuses; the placing reports it.
 
         EEXIST is a name that this disk takes for another's, though nobody knew.
         """
@@ -166,13 +173,13 @@ class Stage:
         self._forget(b"%d" % top)
 
     def encode(self) -> bytes:
-        """For the journal: which directories are whole, and what is apart from them."""
+        """The bytes for the journal: which directories are whole, and what is apart from them."""
         whole, apart = sorted(self.whole), sorted(self.apart)
         return struct.pack(f"<I{len(whole)}I{len(apart)}I", len(whole), *whole, *apart)
 
     @classmethod
     def decode(cls, tree: WorkTree, plan: Plan, data: bytes | None) -> Stage:
-        """What `encode` wrote for this plan; without it (a journal of an older version): all under numbers."""
+        """The stage that `encode` wrote of this plan; without bytes (an older version's): all under numbers."""
         wholes: dict[int, list[int]] = {}
         apart: list[int] = []
         if data:
@@ -182,21 +189,14 @@ class Stage:
                 wholes = {top: known[top] for top in numbers[1 : 1 + numbers[0]]}
                 apart = list(numbers[1 + numbers[0] :])
             except (struct.error, KeyError, IndexError) as e:
-                raise WorkspaceError(
-                    "The journal of an unfinished checkout does not fit its plan.",
-                    next_step="Save what .metasync/tmp holds, it may be yours; move .metasync/state.db away; "
-                    "run again.",
-                ) from e
+                raise no_fit() from e
         stage = cls(tree, plan.changes, wholes)
         stage.apart.update(apart)
         return stage
 
 
 class Leftovers:
-    """What an interrupted checkout had staged, as far as its plan says what it is; now in `.metasync/left`.
-
-    Nothing of it is trusted: who takes a file looks at its bytes first.
-    """
+    """The files in `.metasync/left`, which an interrupted checkout staged. Nobody vouches for their bytes."""
 
     def __init__(self, tree: WorkTree, changes: Sequence[Change], unfit: Container[int]) -> None:
         self.disk = tree.disk
@@ -209,7 +209,7 @@ class Leftovers:
         self._dirs.close()
 
     def bytes_of(self, wanted: Iterable[Change]) -> int:
-        """What of these is there already, as a disk counts it."""
+        """The bytes on the disk that are there already of these."""
         out = 0
         for path, new, _ in wanted:
             if new is not None and (found := self.find(path, new)) is not None:
@@ -218,7 +218,7 @@ class Leftovers:
         return out
 
     def find(self, path: bytes, entry: Entry) -> tuple[bytes, int] | None:
-        """Name and directory of what was staged for this entry at this path; None if nothing of use was."""
+        """The name and directory of what was staged for this entry at this path; None if nothing was."""
         i = self._number.get(path)
         old = self._changes[i].new if i is not None else None
         if i is None or old is None or (old.content, old.size, old.root) != (entry.content, entry.size, entry.root):
@@ -237,7 +237,7 @@ class Leftovers:
 
 
 def leave(tree: WorkTree) -> bool:
-    """Moves what is staged to `.metasync/left`, in the place of what was there. False: there is nothing."""
+    """Moves what is staged to `.metasync/left`, in the place of older files. False: nothing is staged."""
     disk, state = tree.disk, tree.state_dir()
     if not disk.names(tree.state_dir(TMP)):
         return False
@@ -265,9 +265,6 @@ def remove(disk: Disk, name: bytes, fd: int) -> None:
     if not stat_.S_ISDIR(disk.lstat(name, fd).st_mode):
         disk.unlink(name, fd)
         return
-    inside = disk.open(name, DIR_FLAGS, fd)
-    try:
+    with disk.opened(name, DIR_FLAGS, fd) as inside:
         remove_all(disk, inside, disk.names(inside))
-    finally:
-        disk.close(inside)
     disk.rmdir(name, fd)

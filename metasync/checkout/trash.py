@@ -1,7 +1,7 @@
 """What checkouts replaced: kept in `.metasync/replaced/` until a decided version holds it (architecture.md, D8).
 
-An editor that had a file open when it was replaced or deleted still writes to the old inode, which lies here now. So a
-file is looked at only when it was quiet for ten minutes, and its content is then read, never taken from a record.
+An editor that had a file open still writes to the old inode, which lies here now. So a file is looked at only after ten
+quiet minutes, and its content is then read, never taken from a record.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import os
 import stat as stat_
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from metasync.local.state import State
 from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, Conflict, ReplacedFile
@@ -25,9 +26,9 @@ COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file 
 
 
 def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Conflict) -> bool:
-    """Gives what lies at `name` in `fd` the name of a conflict's copy, on record; False: that name is taken.
+    """Renames the file `name` in `fd` to a conflict's copy, and records it; False: that name is taken.
 
-    The record comes first, for a killed process can't make up for it; one without its copy is no conflict.
+    The record comes first, because a killed process can't write it later; one without its copy is no conflict.
     """
     parent, copy_name = split(conflict.copy)
     above = tree.dir(parent)
@@ -52,13 +53,12 @@ def settle(
     hash_file: Callable[[int], bytes],
     version: int = 0,
 ) -> list[Conflict]:
-    """Drops, brings back or keeps some of the replaced files, each after ten quiet minutes; returns new conflicts.
+    """Drops, brings back or keeps some of the replaced files, each after ten quiet minutes; -> new conflicts.
 
-    `now_ns`: the file system's own clock (`WorkTree.clock_ns`). `hash_file(fd)` gives the keyed hash of a content,
-    `known(content, size, path)` whether a decided version holds it (of a symlink: content is its target); `path` is
-    where it stood. Known: dropped. Unknown and not what was replaced (a late write): comes back as a conflict copy,
-    also recorded in the local state. Unknown and unchanged: stays.
-    Bounded work per call; goes on where the last call ended.
+    `now_ns`: the file system's own clock (`WorkTree.clock_ns`). `hash_file(fd)` gives the keyed hash of a content;
+    `known(content, size, path)` whether a decided version holds it (the content of a symlink is its target). A known
+    content is dropped. An unknown one that was written late comes back as a conflict copy, on record. Any other stays.
+    Work per call is bounded; the next call goes on where this one ended.
     """
     records = db.records(REPLACED)
     if not records:
@@ -81,28 +81,22 @@ def settle(
     return work.conflicts
 
 
+@dataclass
 class _Settling:
-    def __init__(
-        self,
-        tree: WorkTree,
-        db: State,
-        now_ns: int,
-        known: Callable[[bytes, int, bytes], bool],
-        hash_file: Callable[[int], bytes],
-        version: int,
-    ) -> None:
-        self.tree = tree
-        self.disk = tree.disk
-        self.db = db
-        self.now_ns = now_ns
-        self.known = known
-        self.hash_file = hash_file
-        self.version = version
-        self.directory = tree.state_dir(b"replaced")
-        self.bytes_hashed = 0
-        self.gone: list[int] = []
-        self.hashed: list[ReplacedFile] = []
-        self.conflicts: list[Conflict] = []
+    tree: WorkTree
+    db: State
+    now_ns: int
+    known: Callable[[bytes, int, bytes], bool]
+    hash_file: Callable[[int], bytes]
+    version: int
+    bytes_hashed: int = 0
+    gone: list[int] = field(default_factory=list)
+    hashed: list[ReplacedFile] = field(default_factory=list)
+    conflicts: list[Conflict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.disk = self.tree.disk
+        self.directory = self.tree.state_dir(b"replaced")
 
     def look(self, record: ReplacedFile) -> None:
         """Decides on one replaced file; one that can't be read stays, for another time."""
@@ -130,16 +124,11 @@ class _Settling:
         if record.hashed and (record.hashed_mtime_ns, record.hashed_ctime_ns) == (st.st_mtime_ns, st.st_ctime_ns):
             return record.hashed
         try:
-            fd = self.disk.open(name, READ_FLAGS, self.directory)
-        except OSError:
-            return None
-        try:
-            content = self.hash_file(fd)
-            after = self.disk.fstat(fd)
+            with self.disk.opened(name, READ_FLAGS, self.directory) as fd:
+                content = self.hash_file(fd)
+                after = self.disk.fstat(fd)
         except OSError:
             return None  # a bad sector: nothing can be told, so nothing is dropped
-        finally:
-            self.disk.close(fd)
         self.bytes_hashed += st.st_size
         if (after.st_mtime_ns, after.st_ctime_ns, after.st_size) != (st.st_mtime_ns, st.st_ctime_ns, st.st_size):
             return None  # someone writes: not quiet after all

@@ -1,9 +1,8 @@
 """Which agreed path a name on the disk stands for, where the disk takes several names for one (see `worktree.names`).
 
-Theory of operation. Of a set of twins, this device holds the one that has a row. Mostly it is listed under its own
-name. Where it is not, either the user gave it another spelling, which is a rename like any other; or the disk spells it
-in its own way; or the new spelling is an agreed twin's name, which is taken: then it still is the file of its row, for
-that twin's own file was never here.
+Of a set of twins, this device holds the one that has a row, mostly listed under its own name. Under another name,
+either the user renamed it; or the disk spells it in its own way; or the name is that of an agreed twin, which was never
+here, so that the file is still the one of its row.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from metasync.worktree.tree import WorkTree
 def respelled(
     work: WorkTree, db: State, base: Mapping[bytes, Entry], directory: bytes, names: list[bytes], fd: int
 ) -> list[bytes]:
-    """The names listed in a directory, ascending; those that stand for another one's row as that one's.
+    """The names listed in a directory, ascending; a name that stands for another's row is replaced by that one's.
 
-    To be asked only where `Rules.has_twins`.
+    Only for a disk with `Rules.has_twins`.
     """
     rules = work.rules
     here = set(names)
@@ -44,7 +43,7 @@ def respelled(
 
 
 class Presence:
-    """Tells paths that are here from those by whose names others are found. True of one moment: names are kept."""
+    """Tells paths that are here from those by whose names others are found. Names are cached: for one moment."""
 
     def __init__(self, work: WorkTree, db: State) -> None:
         self.work = work
@@ -53,8 +52,7 @@ class Presence:
         self._names: dict[bytes, frozenset[bytes]] = {}
 
     def is_shadowed(self, path: bytes) -> bool:
-        """Whether something is found at a path that is not what has this name: it, or a directory on the way, is not
-        here, and a twin of it is."""
+        """Whether what is found at a path is a twin: of it, or of a directory on the way."""
         if not self.work.rules.has_twins:
             return False
         todo = []
@@ -88,7 +86,7 @@ class Presence:
 
 
 def twin_here(work: WorkTree, name: bytes, above: int) -> bytes | None:
-    """The name that is listed in the directory `above` and that the disk takes for `name`; None if there is none."""
+    """The listed name in the directory `above` that the disk takes for `name`; None if there is none."""
     rules = work.rules
     if not rules.has_twins:
         return None
@@ -99,7 +97,7 @@ def twin_here(work: WorkTree, name: bytes, above: int) -> bytes | None:
 
 
 def taken(work: WorkTree, *trees: Mapping[bytes, Entry]) -> Callable[[bytes], bool]:
-    """Tells whether a new name would be a twin of one in these trees; for the names of conflict copies."""
+    """A function that tells whether a new name would be a twin of one in these trees; for conflict copies."""
     rules = work.rules
     known: set[bytes] = set()
 
@@ -109,7 +107,3 @@ def taken(work: WorkTree, *trees: Mapping[bytes, Entry]) -> Callable[[bytes], bo
         return key(path, rules) in known
 
     return is_taken if rules.has_twins else lambda _: False
-
-
-def _shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -1,14 +1,14 @@
-"""What the absence of a path means: that it was deleted here, or that nothing is known of it (architecture.md, D8).
+"""What the absence of a path means: deleted here, or nothing known (architecture.md, D8).
 
-A path of the base counts as deleted only if this device wrote or scanned it there (it has a row), the directory above
-it was listed completely on the device the row names, and the name is gone even when asked for directly (a file system
-that folds case or NFC lists it under another spelling); or if its directory is itself deleted, or has become a file.
-All else keeps the base's entry: unreadable or unmounted directories, names that are ignored now, nested workspaces,
-special files, and what stands behind a symlink that took a directory's place.
+A path of the base counts as deleted only if it has a row, its directory was listed completely on the device that the
+row names, and the name is gone even when asked for directly (a file system that folds case or NFC lists it under
+another spelling); or if its directory is itself deleted, or has become a file. All else keeps the base's entry:
+unreadable or unmounted directories, names that are ignored now, nested workspaces, special files, and everything behind
+a symlink that took a directory's place.
 
-Some of that is *missing*: it is not here, and will not come back by itself, though nobody deleted it. What went while
-it was ignored, and what a copy of the folder does not have (the rows tell of the folder it was copied from): these lose
-their rows, so that their absence never says anything again, and the next checkout brings them.
+A *missing* path is not here and will not come back by itself, though nobody deleted it: it went while it was ignored,
+or a copy of the folder lacks it (the rows are of the original). It loses its row, so that its absence never says
+anything again, and the next checkout brings it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from metasync.worktree.names import MACOS, is_spelling, key
 
 @dataclass(slots=True)
 class Verdict:
-    """`deleted`: paths of the base that were deleted here; `kept`: those that keep the base's entry, for the time being
-    with no word on the directories above them. `missing`: those of the kept that are to be brought again.
-    `forgotten`: paths of rows alone that are gone. All ascend."""
+    """Paths that were not found, ascending. `deleted`: of the base, deleted here. `kept`: they keep the base's entry,
+    whatever becomes of the directories above. `missing`: kept, and to be brought again. `forgotten`: of rows alone."""
 
     deleted: list[bytes] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
@@ -36,7 +35,7 @@ class Verdict:
 
 
 class _Fate(Enum):
-    """What became of a path that was not found: of a directory, also of what was in it."""
+    """What became of a path that was not found, and of what was in it."""
 
     GONE = 1
     KEPT = 2
@@ -44,7 +43,7 @@ class _Fate(Enum):
 
 
 class _NotHere(NamedTuple):
-    """An agreed directory that this disk could not take: nothing of it is here, on this device."""
+    """The fate of an agreed directory that this disk could not take: nothing of it is here, on this device."""
 
     device: int
 
@@ -82,7 +81,7 @@ class _Judging:
                 verdict.missing.append(path)
 
     def fate_of_kept(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate | _NotHere:
-        """Of what is not seen to be deleted: whether it is known all the same that nothing of it is here."""
+        """Whether a kept path is a directory of which nothing is here."""
         entry = self.base.get(path)
         if entry is None or entry.kind is not Kind.DIR or path in self.found.rows:
             return _Fate.KEPT
@@ -98,7 +97,7 @@ class _Judging:
         return _NotHere(above) if here is None or self.work.rules.has_twins else _Fate.KEPT
 
     def fate(self, directory: bytes) -> _Fate | _NotHere | int:
-        """What is known of a directory: the device it was listed on, or why it was not listed."""
+        """The device that a directory was listed on, or its fate."""
         device = self.found.listed.get(directory)
         if device is not None:
             return device
@@ -114,7 +113,7 @@ class _Judging:
         return above if isinstance(above, _Fate) else _Fate.GONE
 
     def fate_at(self, path: bytes, above: _Fate | _NotHere | int) -> _Fate:
-        """What became of a path in a directory of which `above` is known."""
+        """The fate of a path in a directory whose fate is `above`."""
         row = self.found.row(path) if path in self.found.rows else None
         if row is None or above is _Fate.KEPT:
             return _Fate.KEPT
@@ -144,7 +143,7 @@ class _Judging:
         self.verdict.notes.append(Noted(path, why))
 
     def is_absent(self, path: bytes) -> bool:
-        """Asks for a name that was not listed. There all the same: listed under another spelling, or just made."""
+        """Asks for a name that was not listed. It may be listed under another spelling, or just made."""
         parent, name = split(path)
         try:
             st = self.work.disk.lstat(name, self.work.dir(parent))
@@ -158,12 +157,11 @@ class _Judging:
         return found is not None and not is_spelling(name, found, MACOS)
 
     def spellings(self, directory: bytes) -> dict[object, bytes]:
-        """Names that a file of another name may have got from the user, by key (where names have twins) and by inode:
-        some file systems (FAT by FUSE) give each spelling an inode of its own.
+        """New names that the user may have given a file, by key (where names have twins) and by inode: some file
+        systems (FAT by FUSE) give each spelling an inode of its own.
 
-        An agreed name that was never here is not among them: the file keeps the name it had, see `case`. Nor is one
-        with a row where names are not known to have twins: both may have been here side by side, before the disk
-        came to fold case.
+        An agreed name that was never here is none of them: the file keeps its name, see `case`. Nor is a name with a
+        row where names are not known to have twins: both may have been here before the disk came to fold case.
         """
         if directory not in self._spellings:
             out = self._spellings[directory] = {}

@@ -1,9 +1,8 @@
 """The user's disk: system calls below directory descriptors, with no link followed on the way (architecture.md, D8).
 
-`Disk` has one thin method per system call, so that tests and the simulator can put another disk in its place.
-
-Needs what Linux and macOS have: calls relative to a descriptor. A rename that never replaces, and an exchange of two
-names, are used where the file system knows them; what takes their place elsewhere is said at the method.
+`Disk` has one thin method per system call, so that tests and the simulator can put another disk in its place. Calls
+relative to a descriptor are those of Linux and macOS. A rename that never replaces, and an exchange of two names, are
+used if the file system knows them; each method says what takes their place.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import re
 import stat as stat_
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ _PLAIN = re.compile(rb"\.?[0-9A-Za-z_][ -.0-~]*(?:/\.?[0-9A-Za-z_][ -.0-~]*)*") 
 
 
 def check_name(name: bytes) -> str:
-    """Why `name` must not be made in a working tree; "" when it may. For a single name, not a path."""
+    """Why a single name must not be made in a working tree; "" if it may."""
     if name in (b"", b".", b".."):
         return "no name for a file"
     if b"/" in name or b"\0" in name:
@@ -45,9 +45,9 @@ def check_name(name: bytes) -> str:
 
 
 def check_path(path: bytes) -> str:
-    """Why `path` must not be made in a working tree; "" when it may."""
+    """Why a path must not be made in a working tree; "" if it may."""
     if _PLAIN.fullmatch(path) and b"metasy" not in path.lower():
-        return ""  # most paths, at a tenth of the cost of the closer look
+        return ""  # most paths, at a tenth of the cost
     return next(filter(None, map(check_name, path.split(b"/"))), "")
 
 
@@ -60,10 +60,7 @@ _NO_REPLACE, _EXCHANGE = (4, 2) if _DARWIN else (1, 2)
 
 @cache
 def _libc() -> tuple[Any, Any, Callable[[], int]]:
-    """The C library's rename with flags and its syncfs, where it has them, and what tells of their errors.
-
-    Loaded with the first checkout: a look at the folder pays nothing for it.
-    """
+    """The C library's rename with flags, its syncfs, and its errno. Loaded with the first checkout."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +78,7 @@ _PUNCH_HOLE = 2 | 1  # and keeps the size
 
 @cache
 def _fallocate() -> Any:
-    """The system's call, where it has one; loaded when a hole is first to be made."""
+    """The system's call, if it has one. Loaded with the first hole."""
     import ctypes
 
     found = None if _DARWIN else getattr(ctypes.CDLL(None), "fallocate64", None)
@@ -112,13 +109,13 @@ def _rename_with(flag: int, old: bytes, old_fd: int, new: bytes, new_fd: int) ->
 
 
 def _punch(fd: int, offset: int, size: int) -> bool:
-    """Makes a hole in a file. False: that is not known here."""
+    """Makes a hole in a file. False: unknown here."""
     fallocate = _fallocate()
     return fallocate is not None and fallocate(fd, _PUNCH_HOLE, offset, size) == 0
 
 
 def write_part(disk: Disk, fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Writes a piece of a file. One of zeros alone becomes a hole, so that a sparse file stays one."""
+    """Writes a piece of a file. Zeros alone become a hole, so that a sparse file stays one."""
     if len(data) >= HOLE_BYTES_MIN and not (data[0] or data[-1]) and bytes(data).count(0) == len(data):
         disk.write_zeros(fd, len(data), offset)
     else:
@@ -129,7 +126,7 @@ class Disk:
     """System calls, one each. `dir_fd` is the descriptor of the directory a name is in. All raise OSError."""
 
     def open_top(self, path: bytes) -> int:
-        """A directory by its path from the root of all, or from where the process is."""
+        """Opens a directory by its absolute path, or from the current directory."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def open(self, name: bytes, flags: int, dir_fd: int, mode: int = 0o600) -> int:
@@ -137,6 +134,15 @@ class Disk:
 
     def close(self, fd: int) -> None:
         os.close(fd)
+
+    @contextmanager
+    def opened(self, name: bytes, flags: int, dir_fd: int) -> Iterator[int]:
+        """A descriptor that is closed when the block ends."""
+        fd = self.open(name, flags, dir_fd)
+        try:
+            yield fd
+        finally:
+            self.close(fd)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
         """Writes all of `data` at `offset`."""
@@ -146,7 +152,7 @@ class Disk:
             done += os.pwrite(fd, rest, offset + done)
 
     def write_zeros(self, fd: int, size: int, offset: int) -> None:
-        """Makes these bytes zeros; where the file system has holes, one. Never makes the file shorter."""
+        """Makes these bytes zeros, as a hole if the file system has them. Never makes the file shorter."""
         self.write(fd, b"\0", offset + size - 1)  # not ftruncate: others may be writing behind that
         if not _punch(fd, offset, size):
             self.write(fd, bytes(size), offset)
@@ -155,7 +161,7 @@ class Disk:
         return os.pread(fd, size, offset)
 
     def read_next(self, fd: int, size: int) -> bytes:
-        """Reads from where the last such call ended; b"" at the end."""
+        """Reads on from where the last such call ended; b"" at the end."""
         return os.read(fd, size)
 
     def lstat(self, name: bytes, dir_fd: int) -> os.stat_result:
@@ -200,9 +206,9 @@ class Disk:
     def rename_new(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         """Renames only if nothing is at `new`, else EEXIST; atomic.
 
-        Where the file system has no such rename: a hard link and an unlink, which are as safe for files. Where it has
-        no links either, and for directories, a look before a plain rename: a file made at `new` in between the two
-        calls would be lost there, for which only FAT on a kernel from before 2014 is known.
+        A file system without such a rename takes a hard link and an unlink, which are as safe for files. One without
+        links, and directories, take a look before a plain rename: a file made at `new` between the two calls is lost.
+        Only FAT on a kernel from before 2014 is known for that.
         """
         if _rename_with(_NO_REPLACE, old, old_fd, new, new_fd):
             return
@@ -223,11 +229,11 @@ class Disk:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
 
     def exchange(self, one: bytes, one_fd: int, other: bytes, other_fd: int) -> bool:
-        """Swaps what two names mean, atomically; both exist. False: the file system can't."""
+        """Swaps two existing names atomically. False: the file system can't."""
         return _rename_with(_EXCHANGE, one, one_fd, other, other_fd)
 
     def chmod(self, name: bytes, dir_fd: int, mode: int) -> None:
-        """Sets the mode of a file or directory; of a symlink that stands there instead: ELOOP."""
+        """Sets the mode of a file or directory; of a symlink: ELOOP."""
         try:
             fd = self.open(name, READ_FLAGS, dir_fd)
         except PermissionError:
@@ -235,13 +241,10 @@ class Disk:
             if os.chmod in os.supports_follow_symlinks:
                 os.chmod(name, mode, dir_fd=dir_fd, follow_symlinks=False)
                 return
-            fd = self.open(name, getattr(os, "O_PATH", 0) | _FOLLOW_NOT, dir_fd)
-            try:
+            with self.opened(name, getattr(os, "O_PATH", 0) | _FOLLOW_NOT, dir_fd) as fd:
                 if stat_.S_ISLNK(os.fstat(fd).st_mode):  # O_PATH opens the link itself
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
                 os.chmod(f"/proc/self/fd/{fd}", mode)
-            finally:
-                self.close(fd)
             return
         try:
             self.fchmod(fd, mode)
@@ -259,12 +262,12 @@ class Disk:
         os.utime(fd, ns=(mtime_ns, mtime_ns))
 
     def touch(self, fd: int) -> int:
-        """Sets a file's times to the file system's own now; returns that, in ns."""
+        """Sets a file's times to the file system's own now; -> that time, in ns."""
         os.utime(fd)
         return os.fstat(fd).st_mtime_ns
 
     def bequest(self, fd: int) -> tuple[int | None, bytes]:
-        """What a directory passes on to what is made in it: a group, an access control list."""
+        """The group and the access control list that a directory passes on to its entries."""
         st = self.fstat(fd)
         try:
             acl = os.getxattr(fd, "system.posix_acl_default")
@@ -276,7 +279,7 @@ class Disk:
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Makes all that was written to the file system of `fd` durable."""
+        """Makes all writes to the file system of `fd` durable."""
         _, syncfs, last_errno = _libc()
         if syncfs is None:
             os.sync()
@@ -294,7 +297,7 @@ class Disk:
 
 
 def dress(disk: Disk, fd: int, mode: int, mtime_ns: int) -> os.stat_result:
-    """Gives a file that was just made its time and, if it has another, its mode; returns its stat."""
+    """Gives a new file its time and, if it has another, its mode; -> its stat."""
     disk.futime(fd, mtime_ns)
     st = disk.fstat(fd)
     if stat_.S_IMODE(st.st_mode) == mode:
@@ -304,7 +307,7 @@ def dress(disk: Disk, fd: int, mode: int, mtime_ns: int) -> os.stat_result:
 
 
 def set_mode(disk: Disk, fd: int, mode: int) -> None:
-    """Sets the mode of a file that was just made, as far as the file system keeps modes."""
+    """Sets the mode of a new file, if the file system keeps modes."""
     try:
         disk.fchmod(fd, mode)
     except OSError as e:

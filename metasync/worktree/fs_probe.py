@@ -1,8 +1,8 @@
 """What the file system of a workspace makes of names, found by trying, once for each device.
 
-About fifteen system calls on a disk that takes all names, below a directory of their own in `.metasync`, which goes
-again. It says what holds there; a directory that folds case by an attribute of its own, or another file system mounted
-inside, is met at work (see `worktree.names`).
+It takes about fifteen system calls on a disk that takes all names, in a directory of their own below `.metasync`, which
+is removed again. A directory that folds case by an attribute, or another file system mounted inside, is met at work
+(see `worktree.names`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DECOMPOSED = "XE\u0301".encode()
 
 
 def rules_of(tree: WorkTree, db: State) -> Rules:
-    """The rules of the file system that the workspace lies on; `ANY` where they can't be found out (read-only)."""
+    """The rules of the workspace's file system; `ANY` if they can't be found out (read-only)."""
     state = tree.disk.fstat(tree.state_dir())
     # A device's number may be another's after a restart; together with an inode it hardly ever is.
     place = [PROBE_FORMAT, state.st_dev, state.st_ino]
@@ -50,7 +50,7 @@ def rules_of(tree: WorkTree, db: State) -> Rules:
 
 
 def _kept(told: Any) -> tuple[list[int], Rules]:
-    """A place, and the rules that were found at it."""
+    """Makes a place and its rules of JSON's values."""
     enums = {"fold": Fold, "unit": Unit, "listing": Listing}
     values: dict[str, Any] = {k: enums[k](v) if k in enums else v for k, v in told["rules"].items()}
     rules = Rules(**values)
@@ -70,20 +70,19 @@ def _probed(tree: WorkTree) -> Rules:
     name = PROBE_NAME + os.urandom(8).hex().encode()  # `status` takes no lock: two may try at once
     disk.mkdir(name, above)
     try:
-        fd = disk.open(name, DIR_FLAGS, above)
-        try:
-            return probe(disk, fd)
-        finally:
-            for left in disk.names(fd):
-                disk.unlink(left, fd)
-            disk.close(fd)
+        with disk.opened(name, DIR_FLAGS, above) as fd:
+            try:
+                return probe(disk, fd)
+            finally:
+                for left in disk.names(fd):
+                    disk.unlink(left, fd)
     finally:
         with suppress(OSError):
             disk.rmdir(name, above)
 
 
 def probe(disk: Disk, fd: int) -> Rules:
-    """The rules of an empty directory, which is left with some files in it. OSError: nothing can be made there."""
+    """Finds the rules of an empty directory, and leaves files in it. OSError: nothing can be made there."""
     fold, normalises, listing, modes = _comparing(disk, fd)
     odd = _takes(disk, fd, ("n" + ODD_ON_WINDOWS + CONTROLS + "n").encode())
     forbidden = "" if odd else "".join(c for c in ODD_ON_WINDOWS if not _takes(disk, fd, f"n{c}n".encode()))
@@ -104,7 +103,7 @@ def probe(disk: Disk, fd: int) -> Rules:
 
 
 def _comparing(disk: Disk, fd: int) -> tuple[Fold, bool, Listing, bool]:
-    """How names are compared and listed, and whether modes are kept, by one file of two letters."""
+    """Finds how names are compared and listed, and whether modes are kept, by one file of two letters."""
     made, small = _CAPITAL, _SMALLER
     try:
         _make(disk, fd, made)
@@ -153,7 +152,7 @@ def _make(disk: Disk, fd: int, name: bytes) -> None:
 
 
 def _takes(disk: Disk, fd: int, name: bytes) -> bool:
-    """Whether a name can be made, and is listed as it was given; other troubles than a refusal are raised."""
+    """Whether a name can be made, and is listed as given. Failures other than a refusal are raised."""
     try:
         _make(disk, fd, name)
         exactly = not name.isascii() or name in disk.names(fd)  # FAT drops a dot at the end without a word

@@ -1,16 +1,14 @@
-"""Ignore rules: what `.metasyncignore` files say of a path, with gitignore's meaning. Pure: `rulefiles` reads them.
+"""Ignore rules: what `.metasyncignore` files say of a path, with gitignore's meaning. Pure: `ignore_files` reads them.
 
-Theory of operation. A rule file is a list of patterns; of those that match a path the last one decides, and a file in
-a deeper directory before one above it. A pattern without a slash is about names, in its directory and all below; one
-with a slash is about paths from its own directory. Nothing below an ignored directory can be taken back: it is not
-looked at. (git's `dir.c` and `wildmatch.c` are the model, and `git check-ignore` the oracle of the tests.)
+Of the patterns that match a path, the last one of a file decides, and a file in a deeper directory before one above it.
+A pattern without a slash is about names, in its directory and all below; one with a slash is about paths from its own
+directory. Nothing below an ignored directory can be taken back, because it is not looked at. (git's `dir.c` and
+`wildmatch.c` are the model, and `git check-ignore` the oracle of the tests.)
 
-The walk asks directory by directory. So each pattern is split into the directories that it speaks of, which are
-compared once per directory, and an expression for one name. All expressions that count in a directory stand in one
-alternation, the last pattern first: the first alternative that matches is the decision. Stars are matched in atomic
-groups, so that no pattern is slow on any name.
-
-Names and patterns are bytes, as git has them: `?` and `[...]` stand for one byte.
+The walk asks directory by directory. So a pattern is split into the directories that it speaks of, which are compared
+once per directory, and an expression for one name. The expressions of a directory stand in one alternation, the last
+pattern first: the first alternative that matches decides. Stars are matched in atomic groups, so that no pattern is
+slow on any name. Names and patterns are bytes, as git has them: `?` and `[...]` stand for one byte.
 """
 
 from __future__ import annotations
@@ -60,13 +58,13 @@ class Pattern(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A rule file. `bad`: lines that match nothing, by number, and why."""
+    """The patterns of a rule file. `bad`: numbers of lines that match nothing, and why."""
 
     patterns: tuple[Pattern, ...]
     bad: tuple[tuple[int, str], ...] = ()
 
     def warnings(self, path: str) -> Iterator[str]:
-        """What is to be told of this file, which lies at `path`."""
+        """Sentences on the bad lines of this file, which lies at `path`."""
         for number, why in self.bad[:WARNINGS_MAX]:
             yield f"{path}, line {number}: {why}; this line is left out, the others count"
         if len(self.bad) > WARNINGS_MAX:
@@ -211,8 +209,7 @@ def _is_any_depth(segment: list[bytes]) -> bool:
 
 
 def _name(segment: list[bytes]) -> bytes:
-    """The expression for one name. What stands between two stars is taken where it comes first: no later place can
-    serve better, so that the group is atomic."""
+    """The expression for one name. Text between two stars is taken where it comes first, so the group is atomic."""
     pieces: list[bytes] = [b""]
     for item in segment:
         if item is not _STAR:
@@ -265,8 +262,7 @@ class Names:
         self._here = here
 
     def ignores(self, name: bytes, is_dir: bool) -> bool:
-        """Whether an entry of the directory is left out. A conflict copy is, where the file is that it is a copy of:
-        else a pull would turn a file that stays at home into one that travels."""
+        """Whether an entry of the directory is left out. A conflict copy is if its original is, which stays at home."""
         if name.startswith(OWN_PREFIX):
             return True
         decided = self._decide(name, is_dir)
@@ -307,7 +303,7 @@ _DEFAULTS: Final = parse(b"".join(b"%s\n" % n.encode() for n in (*sorted(DEFAULT
 
 
 class Ruling:
-    """The rule files of a whole tree: what they say of any path. Files may be added while a walk finds them."""
+    """The rule files of a whole tree, for any path. A walk may add files as it finds them."""
 
     def __init__(self, files: Mapping[bytes, Rules] | None = None) -> None:
         self._files = dict(files or {})
@@ -316,12 +312,12 @@ class Ruling:
         self._plain = _Stack([(b"", _DEFAULTS)])
 
     def add(self, directory: bytes, rules: Rules) -> None:
-        """Adds the rules in a directory. Only `names` of it may have been asked before, of what is in it nothing."""
+        """Adds the rules in a directory, before anything inside it is asked about."""
         self._files[directory] = rules
         self._stacks.pop(directory, None)
 
     def names(self, directory: bytes) -> Names | None:
-        """The rules for the names in a directory that is not ignored; None: those that are always there, alone."""
+        """The rules for the names in a directory that is not ignored; None: only the built-in ones."""
         stack = self._stack(directory) if self._files else self._plain
         return stack.names(directory) if stack is not self._plain else None
 

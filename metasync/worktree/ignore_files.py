@@ -1,11 +1,11 @@
 """Reads the rule files of a working tree while it is walked, and remembers what they said (see `ignore`).
 
-A rule file that can't be read must not pass for an empty one: what it ignored would be pushed, secrets among it. So the
-rules that it had at the last scan still count; if none are known, nothing new in its directory is taken in. Nor is
-anything below it taken for deleted until it can be read again: the new rules may say that it stays.
+A rule file that can't be read must not pass for an empty one: what it ignored would be pushed, secrets among it. So its
+rules of the last scan still count; without them, nothing new in its directory is taken in. Nothing below it is taken
+for deleted until it can be read again: the new rules may say that it stays.
 
-The rules of the last scan serve for one thing more. What was ignored when it went missing was not deleted as far as
-anybody was told: it stays agreed when the rule goes, and is brought back (`deletions`).
+The rules of the last scan also tell what went missing while it was ignored: that was not deleted, stays agreed when the
+rule goes, and is brought back (`deletions`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Unread(Exception):  # noqa: N818  a signal, not an error
 
 
 class RuleFiles:
-    """The rules of one scan. `remembered`: the bytes of the rule files at the last one, by directory.
+    """The rules of one scan. `remembered`: the bytes of the rule files at the last scan, by directory.
 
-    texts     the same for this one: to be stored with its rows
-    warnings  lines and files that could not be used, as sentences
+    texts     the bytes at this one, to be stored with its rows
+    warnings  sentences on lines and files that could not be used
     """
 
     def __init__(self, tree: WorkTree, remembered: Mapping[bytes, bytes]) -> None:
@@ -51,9 +51,9 @@ class RuleFiles:
         self.warnings: list[str] = []
 
     def names(self, directory: bytes, *, has_file: bool) -> Names | None:
-        """The rules for the names in a directory, whose own rule file is read; None: those without any file."""
+        """Reads a directory's rule file; -> the rules for its names, None if no rule file counts."""
         if has_file:
-            shown = _shown(directory)
+            shown = os.fsdecode(directory + b"/" + IGNORE_NAME if directory else IGNORE_NAME)
             try:
                 text = self._read(directory)
             except _Unread as e:
@@ -81,11 +81,11 @@ class RuleFiles:
         return Ruling({directory: parse(text) for directory, text in self.remembered.items()})
 
     def ignores(self, path: bytes, is_dir: bool) -> bool:
-        """Whether a path is ignored now. The rules of all directories that were walked must have been read."""
+        """Whether a path is ignored now. All rule files on the way to it must have been read."""
         return self._now.ignores(path, is_dir)
 
     def may_ignore(self, path: bytes, is_dir: bool) -> bool:
-        """The same, and all below a rule file that can't be read."""
+        """Whether a path is ignored now, or lies below a rule file that can't be read."""
         return any(path.startswith(directory) for directory in self._unknown) or self.ignores(path, is_dir)
 
     def ignored_before(self, path: bytes, is_dir: bool) -> bool:
@@ -93,9 +93,9 @@ class RuleFiles:
         return self._before.ignores(path, is_dir)
 
     def _last(self, directory: bytes, problem: str) -> bytes:
-        """What counts in place of a rule file that can't be read."""
+        """The text that counts in place of a rule file that can't be read."""
         self._unknown.append(directory + b"/" if directory else b"")
-        where = _text(directory) if directory else "this folder"
+        where = os.fsdecode(directory) if directory else "this folder"
         text = self.remembered.get(directory)
         if text is None:
             says = f"what it ignores is not known, so nothing new in {where} is pushed"
@@ -109,8 +109,7 @@ class RuleFiles:
         disk = self._tree.disk
         for _ in range(READS_MAX):
             try:
-                fd = disk.open(IGNORE_NAME, READ_FLAGS, self._tree.dir(directory))
-                try:
+                with disk.opened(IGNORE_NAME, READ_FLAGS, self._tree.dir(directory)) as fd:
                     st = disk.fstat(fd)
                     if not stat_.S_ISREG(st.st_mode):
                         raise _Unread("it is not a file")
@@ -118,8 +117,6 @@ class RuleFiles:
                         raise _Unread(f"it has {st.st_size:,} bytes, and at most {RULES_BYTES_MAX:,} are read")
                     data = disk.read(fd, RULES_BYTES_MAX + 1, 0)
                     after = disk.fstat(fd)
-                finally:
-                    disk.close(fd)
             except OSError as e:
                 link = _is_link(self._tree, directory)
                 raise _Unread("it is a symlink, and those are not followed" if link else e.strerror or str(e)) from e
@@ -133,14 +130,6 @@ def _is_link(tree: WorkTree, directory: bytes) -> bool:
         return stat_.S_ISLNK(tree.disk.lstat(IGNORE_NAME, tree.dir(directory)).st_mode)
     except OSError:
         return False
-
-
-def _shown(directory: bytes) -> str:
-    return _text(directory + b"/" + IGNORE_NAME if directory else IGNORE_NAME)
-
-
-def _text(path: bytes) -> str:
-    return os.fsdecode(path)
 
 
 def load_texts(db: State) -> dict[bytes, bytes]:

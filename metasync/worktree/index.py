@@ -1,4 +1,4 @@
-"""Rows: what this device last wrote or scanned at a path, and the stat it had; and their bytes in the local state."""
+"""Rows: the entry that this device last wrote or scanned at a path, with its stat; and their bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from metasync.objects.model import ID_BYTES, Entry, Kind
 class Row(NamedTuple):
     """`entry` stood at a path with this stat. The root's own row has the path b"".
 
-    entry     the agreed or scanned entry; of what the file system cannot hold (FAT: modes, 2 s) the agreed values
+    entry     the agreed or scanned entry, with the agreed values where the file system keeps less (FAT: modes, 2 s)
     mode      st_mode, type bits included
     trusted   an equal stat proves equal bytes: both times lay before the file system's clock when it was read.
               An untrusted row is read again by the next scan.
 
-    Directories have size, mtime_ns and ctime_ns 0: they change with every name inside.
+    Directories have size, mtime_ns and ctime_ns 0: these change with every name inside.
     """
 
     entry: Entry
@@ -59,12 +59,12 @@ def row_of(entry: Entry, st: os.stat_result, *, trusted: bool) -> Row:
 
 
 def same_stat(row: Row, st: os.stat_result) -> bool:
-    """True when a path still is what the row saw: the same inode, unchanged since (of a directory: itself)."""
+    """Whether a path is what the row saw: the same inode, unchanged (of a directory: itself)."""
     return same_file(row, st) and (st.st_ctime_ns == row.ctime_ns or stat_.S_ISDIR(row.mode))
 
 
 def same_file(row: Row, st: os.stat_result) -> bool:
-    """The same but for the ctime, which a rename or a new link changes too."""
+    """As `same_stat`, but for the ctime, which a rename or a new link changes too."""
     return (
         st.st_ino == row.ino
         and st.st_dev == row.dev
@@ -74,7 +74,7 @@ def same_file(row: Row, st: os.stat_result) -> bool:
 
 
 def is_unchanged(a: os.stat_result, b: os.stat_result, *, ctime: bool = False) -> bool:
-    """Whether two stats of a path show the same file, not written to in between; `ctime`: nor renamed, nor linked."""
+    """Whether a file was not written to between two stats; `ctime`: nor renamed, nor linked."""
     return (
         a.st_ino == b.st_ino
         and a.st_dev == b.st_dev
@@ -100,7 +100,7 @@ def pack_row(row: Row) -> bytes:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """The bytes of a row for what is not there yet: without a stat, and not trusted."""
+    """The bytes of an untrusted row without a stat, for an entry that is not there yet."""
     kind, mode, mtime_ns, size, content, root, tags = entry
     if tags:
         return pack_row(Row(entry, 0, 0, 0, 0, 0, 0, False))
@@ -109,7 +109,7 @@ def pack_entry(entry: Entry) -> bytes:
 
 
 def unpack_row(data: bytes) -> Row:
-    """The row that `pack_row` made these bytes of. The local state is our own: damage there is a `WorkspaceError`."""
+    """The row of these bytes of `pack_row`. Damage in our own local state is a `WorkspaceError`."""
     try:
         kind, trusted, e_mode, e_mtime, e_size, dev, ino, size, mtime, ctime, mode, a, b, t = _FIXED.unpack_from(data)
         at = _FIXED_BYTES
@@ -134,19 +134,19 @@ def unpack_entry(data: bytes) -> Entry:
 
 
 def is_packed_file(data: bytes, st: os.stat_result) -> bool:
-    """Whether this stat proves that a file or symlink still has the bytes of a packed row; without unpacking it."""
+    """Whether this stat proves that a file or symlink has the content of a packed row. Does not unpack it."""
     return data[20:64] == _pack_stat(
         st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_mode
     ) and data[:2] in (_TRUSTED_FILE, _TRUSTED_LINK)
 
 
 def is_packed_dir(data: bytes, st: os.stat_result) -> bool:
-    """Whether a directory with this stat is the one of a packed row, with its mode."""
+    """Whether a directory with this stat is that of a packed row, with its mode."""
     return data[0] == Kind.DIR and data[_STAT_AT] == _STAT.pack(st.st_dev, st.st_ino, 0, 0, 0, st.st_mode)
 
 
 def on_device(data: bytes, was: int, now: int) -> bytes:
-    """A packed row with the new number of its device, if it is on the one that was numbered `was`."""
+    """A packed row with the device number `now` in the place of `was`."""
     return data[:20] + _DEVICE.pack(now) + data[28:] if data[20:28] == _DEVICE.pack(was) else data
 
 
@@ -160,7 +160,7 @@ def _unpack_tags(data: bytes) -> Tags:
 
 
 def pages(db: State) -> Iterator[list[tuple[bytes, bytes]]]:
-    """All packed rows but the root's, in the order of their paths as bytes, a page at a time."""
+    """Yields pages of all packed rows but the root's, by path as bytes."""
     last = b""
     while page := db.packed_rows_after(last, PAGE_ROWS):
         yield page
@@ -168,7 +168,7 @@ def pages(db: State) -> Iterator[list[tuple[bytes, bytes]]]:
 
 
 def children(db: State, directory: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The packed rows of what is in a directory itself, in the order of paths."""
+    """Yields the packed rows of a directory's own entries, by path."""
     prefix = directory + b"/" if directory else b""
     end = directory + b"0" if directory else AFTER_ALL  # "0" comes after "/"
     last, most = prefix, 2
@@ -189,15 +189,12 @@ def load_rows(db: State) -> dict[bytes, Row]:
 
 
 def rows_at(db: State, paths: Collection[bytes]) -> dict[bytes, Row]:
-    """Those of the rows that there are at these paths."""
+    """The rows that exist at these paths."""
     return {path: unpack_row(data) for path, data in db.packed_rows_at(paths).items()}
 
 
 def files_with(db: State, contents: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Contents, each with the path of a file that has it by its row; as many times as there are such files.
-
-    All rows are looked at, none but theirs is unpacked.
-    """
+    """Yields (content, path) of every file that has one of these contents by its row. Looks at all rows."""
     if len(contents) <= PAGE_ROWS:
         found = iter(db.packed_rows_with(_FIXED_BYTES, contents).items())
     else:  # each statement of the other kind looks at all rows

@@ -20,9 +20,8 @@ Sink: TypeAlias = Callable[[ObjectKind, bytes, bytes], None]
 class Ingest:
     """Turns an open file into its content hash and chunks.
 
-    `sink` is given every blob and file object for which `known` is false; without a sink, files are only named.
-    `chunks` remembers the blobs of files with a file object, by its id, so that reuse can be checked against a newer
-    base. `read`: the disk's way to read on from a descriptor.
+    `sink` takes every blob and file object that is not `known`; without a sink, files are only hashed. `chunks`: file
+    object -> its blobs, so that reuse can be checked against a newer base. `read`: reads on from a descriptor.
     """
 
     def __init__(
@@ -47,11 +46,11 @@ class Ingest:
         return self.take(lambda n: self._read(fd, n), st.st_size)
 
     def of_bytes(self, data: bytes) -> Content:
-        """The same for a file whose bytes are at hand."""
+        """Takes a file whose bytes are in memory."""
         return self.take(io.BytesIO(data).read, len(data))
 
     def take(self, read: Callable[[int], bytes], size: int) -> Content:
-        """Reads to the end of what is expected to have `size` bytes."""
+        """Reads to the end of a content that should have `size` bytes."""
         if size <= self._chunker.whole_bytes_max:
             return self._one_chunk(read(size + 1))  # a byte more shows growth; the caller sees another size
         hasher = self._ids.content()
@@ -85,15 +84,10 @@ class Ingest:
 
 
 def reread(tree: WorkTree, path: bytes, entry: Entry, ingest: Ingest) -> bool:
-    """Reads a file again to store it; False when it is not what the scan named."""
+    """Reads a file again to store it; False if it changed since the scan."""
     parent, name = split(path)
     try:
-        fd = tree.disk.open(name, READ_FLAGS, tree.dir(parent))
+        with tree.disk.opened(name, READ_FLAGS, tree.dir(parent)) as fd:
+            return tuple(ingest(fd, tree.disk.fstat(fd))) == (entry.size, entry.content, entry.root)
     except OSError:
         return False
-    try:
-        return tuple(ingest(fd, tree.disk.fstat(fd))) == (entry.size, entry.content, entry.root)
-    except OSError:
-        return False
-    finally:
-        tree.disk.close(fd)

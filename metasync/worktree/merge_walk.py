@@ -1,18 +1,16 @@
 """Walks the folder beside the index: finds what is new, changed or gone by stats alone, and reads no file.
 
-Theory of operation. The rows of the index come in the order of their paths as bytes, a page at a time. The folder is
-walked in the same order, so that the two meet like the halves of a merge (git's status does this). A name whose stat is
-that of its trusted row is passed by. Neither half is held as a whole: a folder of a million files takes no more memory
-than the names of its largest directory. In that order "a-b" comes after "a" and before "a/x", for "-" is less than "/".
+The rows of the index and the names of the folder come in the order of paths as bytes, and meet like the halves of a
+merge (git's status does this). A name with the stat of its trusted row is passed by. The walk holds a page of rows and
+the names of the directories on its way. In that order "a-b" comes after "a" and before "a/x", for "-" is less than "/".
 So a directory is entered when the walk comes to its name with a slash behind it.
 
-If the rows are the agreed tree (`is_index_of`), nothing else is compared. If not, the agreed tree is merged into them.
-Then a row with another entry than the agreed one has a zero byte in front, and an agreed path without a row has that
-byte alone. Neither passes for clean.
+If the rows are the agreed tree (`is_index_of`), nothing else is compared. If not, the agreed tree is merged into them:
+a row with another entry than the agreed one gets a zero byte in front, and an agreed path without a row has that byte
+alone. Neither passes for clean.
 
-Rule files and spellings are filters on the names of a directory. A rule file is read before the names beside it are
-compared. Rules are asked about directories and about names that differ from their rows, so a folder with rules costs
-what one without costs.
+Rule files and spellings are filters on the names of a directory. Rules are asked about directories and about names that
+differ from their rows, so a folder with rules costs what one without costs.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _NOT_AGREED = b"\0"  # in front of a row that is not as agreed: no packed row be
 
 
 class Noted(NamedTuple):
-    """A path the user should hear of, and why."""
+    """A path that the user should hear of, and why."""
 
     path: bytes
     reason: str
@@ -72,21 +70,21 @@ class Noted(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk found. All paths ascend but where it says so.
+    """What a walk found. All paths ascend.
 
-    tree        what stands here as far as stats tell, on top of the agreed tree: `unread` and `gone` are to be judged
-    put_rows    rows of directories that are new or changed
-    rows        packed rows that there are of what differs, by path
-    unread      files and symlinks that are to be read
+    tree        the tree by stats, on top of the agreed one: `unread` and `gone` are to be judged
+    put_rows    rows of new or changed directories
+    rows        packed rows of what differs, by path
+    unread      files and symlinks to read
     gone        paths of rows, or of the agreed tree, whose names were not found
     listed      directories in which something is gone, and those that had rule files, each with its device
-    blocked     paths that are here, but were not taken in: what the base has there and below stays
+    blocked     paths that are here, but not taken in: the base's entries there and below stay
     hollow      directories that hold names which were not taken in
     unreadable  directories that can't be listed; `busy`: those that changed while they were listed
-    skipped     what is not taken in, and why
-    ignored     what is ignored and not in the agreed tree; of a directory the directory alone
+    skipped     paths that are not taken in, and why
+    ignored     ignored paths that are not in the agreed tree; of a directory the directory alone
     is_copy     the rows are of another folder: this one was copied with its `.metasync`, say
-    renumbered  the rows' device, and the number it has now, where that is another
+    renumbered  the rows' device, and its new number, if it has one
     """
 
     work: WorkTree
@@ -116,13 +114,13 @@ class Walk:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the folder is the agreed tree, the index says so, and there is nothing to tell or to store."""
+        """Whether the folder is the agreed tree by the index, with nothing to tell or to store."""
         found = (self.tree.put, self.put_rows, self.rows, len(self.unread), self.gone, self.unreadable, self.busy)
         rules = self.rules.warnings or self.rule_texts() != self.rules.remembered
         return self.is_settled and not (any(found) or self.skipped or self.renumbered or rules)
 
     def rule_texts(self) -> dict[bytes, bytes]:
-        """The rule files, and those that were known last of directories that can't be looked into now."""
+        """The rule files, with the last known ones of directories that can't be looked into now."""
         out = dict(self.rules.texts)
         for directory, text in self.rules.remembered.items():
             if directory not in self.listed and (directory in self.tree or self.is_blocked(directory)):
@@ -143,7 +141,7 @@ class Walk:
         return unpack_row(data) if data is not None else None
 
     def growing(self) -> tuple[dict[bytes, object] | list[object], ...]:
-        """What a directory adds to, to be cut back to its length then if the directory fails half-way."""
+        """The collections that a directory adds to; they are cut back if the directory fails half-way."""
         return (
             self.tree.put, self.put_rows, self.rows, *self.unread.growing, self.gone, self.listed, self.blocked,
             self.hollow, self.unreadable, self.busy, self.skipped, self.ignored,
@@ -173,8 +171,8 @@ class _Walker:
         self.work = work
         top, st = db.packed_row(b""), work.root_stat
         was = unpack_row(top) if top is not None else None
-        # The state that the rows come from lies in the root: the root's own inode under another device number is the
-        # same file system, numbered anew (a reboot, a replugged disk); in a copy of the folder the inode is another.
+        # The same inode under another device number is the same file system, numbered anew (a reboot, a replugged
+        # disk); a copy of the folder has another inode.
         is_copy = was is not None and was.ino != st.st_ino
         renumbered = (was.dev, st.st_dev) if was is not None and not is_copy and was.dev != st.st_dev else None
         tree = Tree(Tree(IndexEntries(db) if base is None else base))
@@ -188,7 +186,7 @@ class _Walker:
         self.take_dir(b"", st, top or b"")
 
     def known(self, db: State, base: Mapping[bytes, Entry] | None) -> Iterator[tuple[bytes, bytes]]:
-        """All rows but the root's, merged with `base` if that is given, and then `AFTER_ALL` for ever."""
+        """Yields all rows but the root's, merged with `base` if it is given, and then `AFTER_ALL` for ever."""
         renumbered = self.found.renumbered
         agreed = iter(sorted(base)) if base is not None else iter(())
         path = next(agreed, AFTER_ALL)
@@ -264,7 +262,7 @@ class _Walker:
     def go_on(self, here: _Listed) -> bytes | None:
         """Compares names until a directory is to be entered, which is returned; None at the end.
 
-        Once for every file: what is called from here costs a million times as much.
+        This runs once per file.
         """
         names, prefix, dirs = here.names, here.prefix, here.dirs
         fd, lstat, rows = self.work.dir(here.path), self.work.disk.lstat, self.rows
@@ -299,7 +297,7 @@ class _Walker:
         return entered[:-1]
 
     def skip(self, here: _Listed, end: bytes) -> None:
-        """Passes by rows before `end` that were not met: of `here`, or below what is not entered there."""
+        """Passes by rows before `end` that no name met."""
         at, found = len(here.prefix), self.found
         while self.path < end:
             path, data = self.path, self.data
@@ -311,14 +309,14 @@ class _Walker:
                 self.keep_row(path, data)
 
     def keep_row(self, path: bytes, data: bytes) -> bytes:
-        """The row in what came of a path, if it has one; it is noted as one that differs."""
+        """Takes the row out of a path's data, if there is one, and notes it as one that differs."""
         row = data.removeprefix(_NOT_AGREED)
         if row:
             self.found.rows[path] = row
         return row
 
     def is_left_out(self, here: _Listed, child: bytes, name: bytes) -> bool:
-        """Whether an odd name is none of the tree's."""
+        """Whether an odd name is left out of the tree."""
         why = why_not_taken(os.fsdecode(name), here.rules is None)
         if why and why is not HAS_RULES and why is not NESTED:
             self.leave(here, child, why, self.data if self.path == child else b"")
@@ -334,7 +332,7 @@ class _Walker:
             found.ignored.append(path)
 
     def take(self, here: _Listed, path: bytes, name: bytes, st: os.stat_result, data: bytes) -> bool:
-        """Takes in what is not the clean file of a row as agreed. True: a directory, which is to be entered."""
+        """Takes in a name that is not the clean file of an agreed row. True: a directory, which is to be entered."""
         kind = st.st_mode & 0o170000
         if here.rules is not None and here.rules.ignores(name, kind == _DIR):
             self.leave(here, path, IGNORED, data)
@@ -395,8 +393,7 @@ class _Nested(Exception):  # noqa: N818  a signal, not an error
 
 
 class _Listed:
-    """A directory on the way: its names, which of them come next, and those of its directories that are to be entered,
-    each with a slash behind it; the last one comes first."""
+    """A directory on the way: its names, and the directories to enter next (with a slash, the first one last)."""
 
     __slots__ = ("at", "device", "dirs", "lengths", "names", "path", "prefix", "rules", "unread")
 

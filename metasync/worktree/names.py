@@ -1,15 +1,15 @@
-"""Rules of file systems for names: which a disk can hold, and which it takes for one (architecture.md, D8).
+"""Rules of file systems for names: which a disk can hold, and which it takes for one (architecture.md, D8). Pure.
 
 Two names of one directory that a disk takes for one are *twins* there: `a` and `A` where case is folded, the two
-spellings of `é` where Unicode is normalised. A disk holds one of them. Which one is decided alike everywhere: the one
-that is there already stays, for its owner may be working on it; among several that come at once the bytewise smallest
-is placed. The others wait, unplaced, until that one goes.
+spellings of `é` where Unicode is normalised. A disk holds one of them, chosen alike everywhere: the one that is there
+stays, for its owner may be working on it; of several that come at once the bytewise smallest is placed. The others
+wait, unplaced, until that one goes.
 
-The rules of a real directory are found by trying (`worktree.fs_probe`). Where they say less than the disk does, nothing
-is lost: a checkout meets the other name at work and leaves its own out. They are there to say so in words, to decide
-before anything is downloaded, and to tell which listed name stands for which agreed one.
+`worktree.fs_probe` finds a directory's rules by trying. Rules that say less than the disk does lose nothing: a checkout
+meets the other name at work and leaves its own out. They give the reason in words before anything is downloaded, and
+tell which listed name stands for which agreed one.
 
-Names with a meaning: which a walk takes in at first sight, which it looks at more closely. Pure.
+Also here: names with a meaning, which a walk ignores or looks at more closely.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Fold(IntEnum):
 
 
 class Unit(IntEnum):
-    """What the length of a name counts."""
+    """The unit of a name's length."""
 
     BYTES = 0
     UTF16 = 1
 
 
 class Listing(IntEnum):
-    """How a name is listed that was made: as given on nearly all systems."""
+    """How a new name is listed: as given on nearly all systems."""
 
     AS_GIVEN = 0
     LOWER = 1  # ntfs-3g with ignore_case
@@ -50,7 +50,7 @@ class Listing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one file system makes of names. All of `forbidden` may stand in no name, all of `trailing` not at its end.
+    """The rules of one file system. `forbidden`: characters of no name; `trailing`: of no name's end.
 
     `reserved`: the names of Windows' devices can't be had. `path_max`: bytes (or units) of a whole path, 0: any.
     `modes`, `symlinks`: whether it keeps permission bits, and has links.
@@ -100,26 +100,25 @@ FAT: Final = Rules(
     symlinks=False,
 )
 CASEFOLD: Final = Rules(fold=Fold.FULL, normalises=True, utf8_only=True)
-ANY: Final = Rules()  # of a disk of which nothing is known: it may hold whatever ext4 holds
+ANY: Final = Rules()  # of an unknown disk: it may hold whatever ext4 holds
 
 _LOOKED_AT_TOGETHER = 10_000  # names; a megabyte
 _PLAIN_BYTES_MAX = 255  # a path so short has no name that is too long, whatever is counted
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[0-9¹²³])(?: *[.:].*| *)", re.I | re.S)
-# What any system may refuse, for paths that are each led by "/" and ended by NUL: nearly all are plain, and many can be
-# looked at in one go.
+# What any system may refuse, in paths that are each led by "/" and ended by NUL: many are looked at in one go.
 _PLAIN_CHARACTERS = bytes(c for c in range(32, 127) if chr(c) not in ODD_ON_WINDOWS) + b"\0"
 _ODD_ENDS = (b".\0", b" \0")
 _ODD_NAME = re.compile(rb"/(?:con(?:in\$|out\$)?|prn|aux|nul|com[0-9]|lpt[0-9])[/. \0]")
 
 
 def problem(path: bytes, rules: Rules) -> str:
-    """Why a path can't be held under these rules, as a clause for people ("its name ..."); "" when it can."""
+    """Why a path can't be held under these rules, as a clause ("its name ..."); "" if it can."""
     if len(path) <= _PLAIN_BYTES_MAX and (_is_lax(rules) or _is_plain(b"/" + path + b"\0")):
         return ""
     names = path.split(b"/")
     for name in names:
         if why := _problem_of(name, rules):
-            return why if name is names[-1] else f"the directory {_shown(name)}: {why}"
+            return why if name is names[-1] else f"the directory {shown(name)}: {why}"
     length = _length(path, rules.unit)
     if rules.path_max and length > rules.path_max:
         return f"its path has {length:,} {_UNITS[rules.unit]}, and {rules.path_max:,} are the most"
@@ -131,7 +130,7 @@ def _is_lax(rules: Rules) -> bool:
 
 
 def _is_plain(joined: bytes) -> bool:
-    """Whether all systems take all of these paths, but for their length: "/" before and NUL behind each."""
+    """Whether all systems take these paths, but for their length: "/" before and NUL behind each."""
     if joined.translate(None, _PLAIN_CHARACTERS):
         return False
     ended = joined.replace(b"/", b"\0")
@@ -175,14 +174,14 @@ def _is_utf8(name: bytes) -> bool:
     return True
 
 
-def _shown(name: bytes) -> str:
+def shown(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
 def key(name: bytes, rules: Rules) -> bytes:
-    """What a name is compared by: two names with equal keys are one name in a directory. Also right for whole paths.
+    """The key by which names are compared: names with equal keys are one in a directory. Also for whole paths.
 
-    Says less rather than more than real systems do: Unicode grows, and their tables are of all ages.
+    Folds less rather than more than real systems do, whose tables of Unicode are of all ages.
     """
     if not rules.has_twins:
         return name
@@ -206,7 +205,7 @@ def _simple(char: str) -> str:
 
 
 def listed(name: bytes, rules: Rules) -> bytes:
-    """How a name is listed after it was made."""
+    """The listed form of a new name."""
     if rules.listing is Listing.AS_GIVEN:
         return name
     text = name.decode("utf-8", "surrogateescape")
@@ -226,9 +225,9 @@ def _composed(name: bytes) -> str:
 
 
 def clashes(names: Iterable[bytes], rules: Rules, held: Collection[bytes] = ()) -> dict[bytes, bytes]:
-    """Which names of a directory have to wait for which other: `{name left out: name that has the place}`.
+    """The names of a directory that must wait: `{name left out: name that has the place}`.
 
-    `held`: names that are there already and stay; they are not to be among `names`. Else the bytewise smallest wins.
+    `held`: names that are there already and stay, none of them in `names`. Else the bytewise smallest wins.
     """
     if not rules.has_twins:
         return {}
@@ -258,11 +257,10 @@ _TWINS = Rules(fold=Fold.FULL, normalises=True)
 
 
 def unportable(new: Iterable[bytes], tree: Collection[bytes], *, ascending: bool = False) -> list[Odd]:
-    """Which of the new names other systems can't hold, ascending; of a new directory's contents, what is theirs alone.
+    """The new names that other systems can't hold, ascending. Below a new directory its own name counts no more.
 
-    `new`: paths that are in `tree` now and were not before; all that is in `tree` may be their twin.
-    What lies in other directories than the new paths may be left out of it. `ascending`: it comes by paths as bytes,
-    and then less is held.
+    `new`: new paths in `tree`, where their twins are looked for; it may lack other directories than theirs.
+    `ascending`: the tree comes by paths as bytes, which takes less memory.
     """
     fresh = new if isinstance(new, Collection) else list(new)
     if not fresh:
@@ -274,12 +272,12 @@ def unportable(new: Iterable[bytes], tree: Collection[bytes], *, ascending: bool
         if not (short and _is_plain(b"/" + b"\0/".join(some) + b"\0")):
             found.update((path, why) for path in some if (why := _why_odd(path)))
     for path, twin in _twins(fresh, tree, ascending).items():
-        found.setdefault(path, f"macOS and Windows take it for {_shown(twin.rpartition(b'/')[2])}")
+        found.setdefault(path, f"macOS and Windows take it for {shown(twin.rpartition(b'/')[2])}")
     return [Odd(path, found[path]) for path in sorted(found)]
 
 
 def _suspects(tree: Collection[bytes], ascending: bool) -> list[bytes]:
-    """All paths that may have a twin in this tree, and hardly any other: no two of the rest are twins."""
+    """Paths that may have a twin in this tree, and few others: no two of the rest are twins."""
     out: dict[bytes, None] = {}
     if not ascending:
         met: dict[bytes, bytes] = {}
@@ -307,7 +305,7 @@ def _folded(path: bytes) -> bytes:
 
 
 def _why_odd(path: bytes) -> str:
-    """What is odd about the last name of a path: those above are told by themselves, when they are new."""
+    """What is odd about the last name of a path: new names above it are told by themselves."""
     name = path.rpartition(b"/")[2]
     for system, rules in _ELSEWHERE:
         if why := problem(name, rules):
@@ -342,8 +340,7 @@ ODD_FIRST: Final = b".T"  # a name that begins so, or holds a "~", or is not ASC
 _STATE: Final = STATE_NAME.decode()
 _RULES: Final = IGNORE_NAME.decode()
 
-# What file systems ignore when they compare names: HFS+ some of these, ext4 and f2fs with casefold all that Unicode
-# calls default ignorable.
+# Ignored when names are compared: by HFS+ some of these, by ext4 and f2fs with casefold all.
 _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -352,7 +349,7 @@ _SHORT_NAME = re.compile(r"metasy~[0-9]+")  # NTFS makes METASY~1 of `.metasync`
 
 
 def why_not_taken(name: str, plain: bool) -> str:
-    """Why a name is not taken in, or needs a look; "" if it is. `plain`: no rule file is to be asked."""
+    """Why a name is not taken in, or needs a look; "" if it is taken in. `plain`: there is no rule file to ask."""
     if name == _STATE:
         return NESTED
     if name == _RULES:
@@ -363,12 +360,12 @@ def why_not_taken(name: str, plain: bool) -> str:
 
 
 def always_ignored(name: str) -> bool:
-    """Whether a name is left out where there are no rule files: what `ignore.Ruling` says, at a tenth of the cost."""
+    """Whether a name is left out without rule files: as `ignore.Ruling` says, at a tenth of the cost."""
     return name in DEFAULT_NAMES or name.startswith(DEFAULT_PREFIX)
 
 
 def folds_to_state(name: str) -> bool:
-    """True for a name that some file system takes for `.metasync`: by case, by what NTFS, HFS+ or casefold ignores."""
+    """Whether some file system takes a name for `.metasync`: by case, or by what NTFS, HFS+ or casefold ignores."""
     if name.isascii():
         if "metasy" not in name.lower():
             return False

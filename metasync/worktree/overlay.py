@@ -1,7 +1,7 @@
 """Flat trees as an operation holds them: a few changes on top of the index, or of another mapping.
 
-What a push of one file takes does not grow with the number of files: the agreed tree is read from the index, path by
-path, as far as it is asked for.
+The agreed tree is read from the index path by path, as far as it is asked for. So the cost of pushing one file does not
+grow with the number of files.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class IndexEntries(Streamed[Entry]):
 
 
 class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
-    """A tree with changes on top: entries that were put, paths that are gone. What is below stays as it is.
+    """A tree with changes on top, entries `put` and paths `gone`; the base below stays as it is.
 
-    `count`: how many entries it has, of one that is not changed any more but by `hold`.
+    `count`: the number of entries, of a tree that only `hold` changes from now on.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
             raise KeyError(path)
 
     def revert(self, path: bytes) -> None:
-        """Takes back what was changed at a path."""
+        """Takes back the change at a path."""
         self.put.pop(path, None)
         self.gone.discard(path)
 
     def hold(self, paths: Iterable[bytes]) -> None:
-        """Keeps what the index below says of these paths now: their rows may be written from now on."""
+        """Keeps what the index says of these paths now: their rows may be written from now on."""
         if isinstance(self.base, IndexEntries):
             wanted = [path for path in paths if path and path not in self.put and path not in self.gone]
             rows = rows_at(self.base.db, wanted)
@@ -96,7 +96,7 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         yield from put.items()
 
     def ascending(self) -> Iterable[tuple[bytes, Entry]]:
-        """The same in the order of paths as bytes."""
+        """All paths with their entries, by path as bytes."""
         return self.put.items() if isinstance(self.put, Large) and not self.base else sorted(self.pairs())
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         return len(base) + sum(path not in base for path in self.put) - len(self.gone) if base else len(self.put)
 
     def inside(self, directory: bytes) -> Iterator[bytes]:
-        """The paths in a directory itself."""
+        """Yields the paths of a directory's own entries."""
         base = self.base
         if isinstance(base, Tree):
             below = base.inside(directory)
@@ -118,7 +118,7 @@ class Tree(Streamed[Entry], MutableMapping[bytes, Entry]):
         yield from (path for path in self.put if path.rpartition(b"/")[0] == directory)
 
     def near(self, paths: Iterable[bytes]) -> Collection[bytes]:
-        """The paths that lie in the same directories as these, and others where that costs less."""
+        """The paths in the same directories as these, and others where that costs less."""
         if isinstance(self.base, Tree) and isinstance(self.base.base, IndexEntries):
             return [path for directory in {p.rpartition(b"/")[0] for p in paths} for path in self.inside(directory)]
         return self.keys()
@@ -133,9 +133,9 @@ def changed(tree: Tree) -> Collection[bytes]:
 
 
 def note_index_of(db: State, root: bytes, tree: Tree, differing: Iterable[bytes] | None) -> None:
-    """Notes that the stored rows are `tree`, which is the one of this root, if they are.
+    """Notes that the stored rows are `tree`, which has this root, if they are.
 
-    `differing`: paths at which they may not be; None: at any.
+    `differing`: the only paths at which they may differ; None: any path.
     """
     if db.packed_row(b"") is None or db.count_rows() != len(tree) + 1:
         return
@@ -151,7 +151,7 @@ def note_index_of(db: State, root: bytes, tree: Tree, differing: Iterable[bytes]
 
 
 class Some(Mapping[bytes, Entry | None]):
-    """What a tree has at some paths; None: nothing. No path twice."""
+    """The entries of a tree at some paths, no path twice; None: no entry."""
 
     def __init__(self, paths: Collection[bytes], tree: Mapping[bytes, Entry]) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""What a walk has found and has yet to read: the names of a million files in a few megabytes."""
+"""The files that a walk has yet to read: the names of a million files in a few megabytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-HELD_MAX = 20_000  # stats in memory: some 10 MB. What is known of more files than these lies in a temporary file
-PACKED_BYTES_LEAST = 4 << 10  # of names in one directory: of less, each call costs more than it saves
+HELD_MAX = 20_000  # stats in memory: some 10 MB
+PACKED_BYTES_LEAST = 4 << 10  # of names in one directory: compressing fewer costs more than it saves
 
 
 class _Names(NamedTuple):
-    """Of one directory, ascending, with a NUL between: no name has one. Compressed where there are many (`_joined`)."""
+    """The names of one directory, ascending, joined by NUL and maybe compressed (`_joined`)."""
 
     prefix: bytes
     files: bytes
@@ -23,7 +23,7 @@ class _Names(NamedTuple):
 
 
 class UnreadHere:
-    """The same of one directory. `stats`: of the files, in order, unless they are more than can be held."""
+    """The unread names of one directory. `stats`: of its files in order, at most `HELD_MAX`."""
 
     __slots__ = ("files", "links", "size_bytes", "stats")
 
@@ -34,7 +34,7 @@ class UnreadHere:
         self.size_bytes = 0
 
     def add(self, name: bytes, st: os.stat_result) -> None:
-        """Takes a name; those of a directory ascend."""
+        """Takes a name; they come ascending."""
         if stat_.S_ISLNK(st.st_mode):
             self.links.append(name)
             return
@@ -53,7 +53,7 @@ class Unread:
 
     @property
     def growing(self) -> tuple[list[Any], list[Any]]:
-        """Its lists, which may be cut back to the lengths that they had."""
+        """Its lists, which may be cut back to earlier lengths."""
         return self._held, self._listed
 
     @property
@@ -62,7 +62,7 @@ class Unread:
         return held + sum(names.size_bytes for names in self._listed)
 
     def add(self, prefix: bytes, here: UnreadHere) -> None:
-        """Takes what is in one directory, whose paths begin with `prefix`."""
+        """Takes the names of one directory, whose paths begin with `prefix`."""
         count = len(here.files) + len(here.links)
         if not self._listed and len(self._held) + count <= HELD_MAX:
             self._held += ((prefix + name, False, st) for name, st in zip(here.files, here.stats, strict=True))
@@ -75,9 +75,9 @@ class Unread:
         return len(self._held) + sum(names.total for names in self._listed)
 
     def __iter__(self) -> Iterator[tuple[bytes, bool, os.stat_result | None]]:
-        """Each path, whether it is a symlink, and the stat of a file if it is known: ascending while they are few.
+        """Yields each path, whether it is a symlink, and the stat of a file if it is held.
 
-        Where they are many those that came later do so directory by directory, files before symlinks.
+        Paths ascend; beyond `HELD_MAX` only by directory, files before symlinks.
         """
         yield from sorted(self._held, key=lambda item: item[0])
         for listed in sorted(self._listed):

@@ -1,14 +1,13 @@
 """The scan: what stands in the working tree now, as a tree of entries (architecture.md, D8).
 
-Theory of operation. A walk (`merge_walk`) has looked at every name once, without opening files. A file whose stat is
-that of its *trusted* row is clean and keeps the row's entry, whatever the file system made of it. Stage 1 reads the
-others. A file that changes while it is read is read again, at most `READS_MAX` times. Then it is busy and keeps the
-base's entry, while the others go on.
+A walk (`merge_walk`) has looked at every name once, without opening files. A file with the stat of its *trusted* row is
+clean and keeps the row's entry. Stage 1 reads the others. A file that changes while it is read is read again, at most
+`READS_MAX` times; then it is busy and keeps the base's entry.
 
-A row is trusted when both its times lie before the scan's stamp, taken from the file system's own clock before anything
-is read: a write that came later has a later time, so that an equal stat proves equal bytes (git's racy-clean rule).
+A row is trusted if both its times lie before the scan's stamp, taken from the file system's clock before anything is
+read. A later write has a later time, so an equal stat proves equal bytes (git's racy-clean rule).
 
-Stage 2 judges what was not found (`deletions`): few of those paths were deleted, the others keep the base's entries.
+Stage 2 judges what was not found (`deletions`). Stage 3 leaves out new directories that hold nothing of the workspace.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is
 
 
 class Content(NamedTuple):
-    """What `ingest` read of a file: how many bytes, their keyed hash, and the file object's id (see `Entry.root`)."""
+    """A file that was read: its bytes' number and keyed hash, and the file object's id (see `Entry.root`)."""
 
     size: int
     content: bytes
@@ -62,35 +61,34 @@ Ingest: TypeAlias = Callable[[int, os.stat_result], Content]
 
 
 class Reading(Protocol):
-    """Who wants to know how the reading of a scan fares."""
+    """Hears of the reading of a scan."""
 
     def begins(self, size_bytes: int, files: int) -> None:
-        """So much is going to be read, of so many files and symlinks."""
+        """Hears how much will be read, of how many files and symlinks."""
 
     def broken_off(self, rows: Iterable[tuple[bytes, Row]]) -> None:
-        """It ends with an exception. What was read till then is true of the disk: a row for each changed file."""
+        """Hears that an exception ends it. The rows of changed files that were read are true of the disk."""
 
 
 @dataclass(slots=True)
 class Scan:
     """The outcome of `scan`.
 
-    tree         the local tree, without the root, on top of the agreed one: what stands here, and the base's entries
-                 where that is not known
+    tree         the local tree, without the root, on top of the agreed one; unknown paths have the base's entries
     put_rows     rows to store: new, changed, or trusted from now on
-    delete_rows  rows to drop: paths neither here nor in the base. A deleted path keeps its row until the base has
-                 let go of it, so that a push that failed still knows of the deletion
-    forgotten    those of them that are gone
+    delete_rows  rows to drop: paths neither here nor in the base. A deleted path keeps its row until the base lets go
+                 of it, so that a push after a failed one still knows of the deletion
+    forgotten    paths of `delete_rows` that are gone
     deleted      paths of the base that were deleted here
     unreadable   files and directories that can't be read: they keep the base's entry (and all below)
     busy         files that changed while they were read
-    skipped      what the scan does not take in, and what it keeps though it is not here
+    skipped      paths that are not taken in, or kept though they are not here
     missing      paths of the base that are not here, though nobody deleted them: kept, and to be brought again
-    ignored      what is ignored and not in the base; of a directory the directory alone
+    ignored      ignored paths that are not in the base; of a directory the directory alone
     ignores      tells whether a file or symlink is ignored now
-    rules        the rule files, by directory: the next scan is to be given them
+    rules        the rule files, by directory, for the next scan
     renumbered   see `Walk`
-    warnings     what is wrong with the rule files, as sentences
+    warnings     sentences on the rule files
     """
 
     tree: Tree = field(default_factory=lambda: Tree(Tree({})))
@@ -121,11 +119,10 @@ class Scan:
 
 
 def scan(found: Walk, ingest: Ingest, reading: Reading | None = None) -> Scan:
-    """Reads what a walk found new or changed, and judges what it did not find.
+    """Reads what a walk found new or changed, and judges what it did not find. `WorkspaceError`: the root is gone.
 
-    Nothing is written to the tree, and no row: storing what was found (`store_scan`) is up to the caller, in the
-    transaction that stages what was ingested, or not at all. Whether content is kept or only hashed (`status`) is up to
-    `ingest`. `reading`: who wants to know of that. `WorkspaceError`: the root is gone.
+    Nothing is written to the tree, and no row: the caller stores the scan (`store_scan`), in the transaction that
+    stages what was ingested, or not at all. `ingest` keeps contents or only hashes them (`status`).
     """
     found.work.forget()
     if found.is_settled:  # rows of what differs may be written before the base is asked for the last time
@@ -204,9 +201,9 @@ class _Scanner:
         self.found.blocked[path] = self.found.hollow[split(path)[0]] = None
 
     def covers_directory(self, path: bytes) -> bool:
-        """A symlink where the base has a directory with something in it: often data moved to another disk.
+        """Whether a symlink stands where the base has a directory that is not empty: often data on another disk.
 
-        Taking it in would delete all of that on every device, though it was neither listed nor seen to be absent.
+        Taking it in would delete the directory's files on every device, though nobody saw that they are absent.
         """
         was, inside = self.base.get(path), path + b"/"
         if was is None or was.kind is not Kind.DIR:
@@ -220,9 +217,9 @@ class _Scanner:
         return True
 
     def read_file(self, path: bytes, row: Row | None, seen: os.stat_result | None) -> tuple[Entry, os.stat_result]:
-        """Reads a file that the walk has `seen`: what was opened is that file, unchanged, if it has its stat then.
+        """Reads a file that the walk has `seen`: an equal stat after the reading proves that nobody wrote to it.
 
-        If not, or if that is not known any more, it is looked at before it is read as well.
+        Without that stat, or after a change, it is looked at before the reading as well.
         """
         parent, name = split(path)
         for turn in range(READS_MAX):
@@ -282,7 +279,7 @@ class _Scanner:
         out.rules = found.rule_texts()
 
     def keep(self, path: bytes) -> None:
-        """Leaves the directories of the base above a path in the tree: it is not here, and stays as the base has it."""
+        """Leaves the directories above a kept path in the tree, as the base has them."""
         tree, base = self.tree, self.base
         above = split(path)[0]
         while above and above in base:
@@ -298,9 +295,9 @@ class _Scanner:
     # ---- stage 3: directories that hold nothing of the workspace
 
     def empty(self) -> None:
-        """Leaves out new directories in which there is nothing but what is not taken in.
+        """Leaves out new directories that hold nothing of the workspace.
 
-        Else a directory that was removed elsewhere, and stays here for the ignored files in it, would come back.
+        Else a directory that was removed elsewhere, and stays here for its ignored files, would come back.
         """
         todo = sorted((path for path in self.found.hollow if path and path not in self.base), reverse=True)
         if not todo:
@@ -321,7 +318,7 @@ class _Scanner:
 
 
 def _entry_of(row: Row | None, st: os.stat_result, got: Content) -> Entry:
-    """The entry of a file that was read: of its row's values those that the disk gives no reason to change."""
+    """The entry of a file that was read. Values of its row stay unless the disk shows a change."""
     mode = stat_.S_IMODE(st.st_mode)
     if row is None or row.entry.kind is not Kind.FILE:
         return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root)
@@ -336,7 +333,7 @@ def _entry_of(row: Row | None, st: os.stat_result, got: Content) -> Entry:
 
 @contextmanager
 def _moving() -> Iterator[None]:
-    """Tells a name that changes at this moment from one that can't be read."""
+    """Raises `_Vanished` for a name that changes at this moment, other errors as they are."""
     try:
         yield
     except OSError as e:
@@ -346,10 +343,10 @@ def _moving() -> Iterator[None]:
 
 
 def store_scan(db: State, seen: Scan) -> None:
-    """Stores what a scan saw: it is true of the disk, whatever becomes of it.
+    """Stores what a scan saw of the disk.
 
-    A push whose end is not known may have been agreed with paths that are gone since and that only rows know: these
-    rows stay, because without them nobody deleted what the base then turns out to hold.
+    After a push with an unknown end, rows of paths that are gone stay: it may have been agreed with these paths, and
+    without a row nobody deleted them.
     """
     stay = set(seen.forgotten) if db.has(JOURNAL_KEY) else set()
     with db.transaction():

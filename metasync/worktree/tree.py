@@ -1,8 +1,7 @@
 """The user's folder by directory handles (architecture.md, D8).
 
-`WorkTree` is a workspace's directory: its root, its `.metasync`, and descriptors of the directories in between, each
-opened by name from the one above with O_NOFOLLOW. Paths are bytes, relative to the root, names joined by "/"; the root
-is b"".
+Directories are opened by name from the one above, with O_NOFOLLOW. Paths are bytes, relative to the root, with "/"
+between names; the root is b"".
 """
 
 from __future__ import annotations
@@ -14,15 +13,7 @@ from contextlib import suppress
 
 from metasync.errors import WorkspaceError
 from metasync.objects.model import split
-from metasync.worktree.disk import (
-    COPY_BYTES,
-    CREATE_FLAGS,
-    DIR_FLAGS,
-    READ_FLAGS,
-    WRITE_FLAGS,
-    Disk,
-    dress,
-)
+from metasync.worktree.disk import COPY_BYTES, CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, dress
 from metasync.worktree.names import ANY, STATE_NAME, Rules
 
 DIRS_OPEN_MAX = 64  # descriptors kept open; the usual limit of a process is 256 on macOS, 1,024 on Linux
@@ -56,7 +47,7 @@ class DirTree:
         return self.dir_device(path)[0]
 
     def dir_device(self, path: bytes) -> tuple[int, int]:
-        """The same, with the number of the device it lies on."""
+        """As `dir`, with the number of the device it lies on."""
         if not path:
             return self.root_fd, self.root_stat.st_dev
         found = self._dirs.get(path)
@@ -93,17 +84,16 @@ class DirTree:
         return fd, device
 
     def forget(self, path: bytes = b"") -> None:
-        """Closes the directories at and below `path`, so that the next use looks at the disk again."""
+        """Closes the directories at and below `path`; the next use looks at the disk again."""
         below = path + b"/" if path else b""
         for known in [p for p in self._dirs if p == path or p.startswith(below)]:
             self.disk.close(self._dirs.pop(known)[0])
 
 
 class WorkTree(DirTree):
-    """The directory of a workspace. `close` it. For one thread, but for `state_dir` and the descriptors of that.
+    """The directory of a workspace. `close` it. For one thread, but for `state_dir` and its descriptors.
 
-    `rules`: what its file system makes of names, as far as known (`worktree.fs_probe`).
-    `WorkspaceError` when the root or its `.metasync` is not there.
+    `rules`: of its file system (`worktree.fs_probe`). `WorkspaceError` if the root or its `.metasync` is not there.
     """
 
     def __init__(self, root: bytes, disk: Disk | None = None) -> None:
@@ -145,7 +135,7 @@ class WorkTree(DirTree):
         self.close()
 
     def state_dir(self, name: bytes = b"") -> int:
-        """A descriptor of `.metasync` (b"") or of the directory `name` in it, made if needed; stays open."""
+        """A descriptor of `.metasync` (b"") or of the directory `name` in it, made if needed. It stays open."""
         fd = self._state.get(name)
         if fd is None:
             above = self._state[b""]
@@ -155,26 +145,26 @@ class WorkTree(DirTree):
         return fd
 
     def state_tree(self, name: bytes) -> DirTree:
-        """The directories below `name` in `.metasync`, which is there. Closed with this one at the latest."""
+        """The directories below `name` in `.metasync`, which exists. Closed with this one at the latest."""
         self._trees = [tree for tree in self._trees if tree.root_fd >= 0]
         tree = DirTree(name, self.disk.open(name, DIR_FLAGS, self.state_dir()), self.disk)
         self._trees.append(tree)
         return tree
 
     def forget_state(self, name: bytes) -> None:
-        """Closes the directory `name` of `.metasync`: another one is to have that name."""
+        """Closes the directory `name` of `.metasync`, whose name another will have."""
         fd = self._state.pop(name, None)
         if fd is not None:
             self.disk.close(fd)
 
     def clock_ns(self) -> int:
-        """Now, by the file system's own clock: what a file written now would get as its times."""
+        """The time by the file system's own clock: that of a file written now."""
         if self._clock_fd < 0:
             self._clock_fd = self.disk.open(b"clock", WRITE_FLAGS, self._state[b""])
         return self.disk.touch(self._clock_fd)
 
     def tick_past(self, stamp_ns: int, wait_s: float) -> int:
-        """Waits until that clock shows more than `stamp_ns`, at most about `wait_s`; returns what it shows."""
+        """Waits at most about `wait_s` until that clock shows more than `stamp_ns`; -> what it shows."""
         now = self.clock_ns()
         left = wait_s
         while now <= stamp_ns and left > 0:
@@ -191,20 +181,13 @@ class WorkTree(DirTree):
             return disk.readlink(one, one_fd) == disk.readlink(other, other_fd)
         if kinds != {stat_.S_IFREG}:
             return False
-        a = disk.open(one, READ_FLAGS, one_fd)
-        try:
-            b = disk.open(other, READ_FLAGS, other_fd)
-            try:
-                at = 0
-                while (piece := disk.read(a, COPY_BYTES, at)) == disk.read(b, COPY_BYTES, at):
-                    if not piece:
-                        return True
-                    at += len(piece)
-                return False
-            finally:
-                disk.close(b)
-        finally:
-            disk.close(a)
+        with disk.opened(one, READ_FLAGS, one_fd) as a, disk.opened(other, READ_FLAGS, other_fd) as b:
+            at = 0
+            while (piece := disk.read(a, COPY_BYTES, at)) == disk.read(b, COPY_BYTES, at):
+                if not piece:
+                    return True
+                at += len(piece)
+        return False
 
     def copy(self, old: bytes, old_fd: int, new: bytes, new_fd: int) -> None:
         """Copies a file or symlink to a new name on another file system, with mode and times, durably."""
@@ -214,20 +197,13 @@ class WorkTree(DirTree):
             disk.symlink(disk.readlink(old, old_fd), new, new_fd)
             disk.utime(new, new_fd, st.st_mtime_ns)
             return
-        source = disk.open(old, READ_FLAGS, old_fd)
-        try:
-            target = disk.open(new, CREATE_FLAGS, new_fd)
-            try:
-                at = 0
-                while piece := disk.read(source, COPY_BYTES, at):
-                    disk.write(target, piece, at)
-                    at += len(piece)
-                dress(disk, target, stat_.S_IMODE(st.st_mode), st.st_mtime_ns)
-                disk.fsync(target)
-            finally:
-                disk.close(target)
-        finally:
-            disk.close(source)
+        with disk.opened(old, READ_FLAGS, old_fd) as source, disk.opened(new, CREATE_FLAGS, new_fd) as target:
+            at = 0
+            while piece := disk.read(source, COPY_BYTES, at):
+                disk.write(target, piece, at)
+                at += len(piece)
+            dress(disk, target, stat_.S_IMODE(st.st_mode), st.st_mtime_ns)
+            disk.fsync(target)
 
 
 def failed(tree: WorkTree, path: bytes, cause: OSError) -> WorkspaceError:
