@@ -1,11 +1,9 @@
-"""Why a folder may not vote: another program copies it elsewhere, or its mount stores late or shows late.
+"""Where a folder is, and why it may not vote: another program copies it elsewhere, or its mount stores or shows late.
 
-A program that keeps a folder in step with another place makes renamed copies of what two wrote at once: both believe
-that they were first (providers.md, section 2). It is known by what it alone puts into its folders, here or further up,
-and by where it puts them unless it is told otherwise. A mount is known by its kind. Neither list can be complete: what
-is not on it is taken for a plain disk.
-
-Where a folder is: on which file system, and under which identity.
+A program that keeps a folder in step with another place makes renamed copies of concurrent writes, so that both writers
+believe they were first (providers.md, section 2). It is known by the files that it alone makes, in the folder or above,
+and by its usual place. A mount is known by its kind. Neither list can be complete: what is not on it counts as a plain
+disk.
 """
 
 from __future__ import annotations
@@ -37,10 +35,12 @@ _MARKS: Final = {
     ".sync.ffs_db": "FreeFileSync",
 }
 _CLIENT_LOGS: Final = (".owncloudsync.log", ".nextcloudsync.log")
-_INSIDE: Final = {  # names that others use as well, and what is in those of this program
-    ".sync": (("ID", "Resilio Sync"), ("IgnoreList", "Resilio Sync"), ("core.log", "Yandex.Disk")),
+_FILES: Final = {  # whose names alone say nothing: others have a `.sync`, every home may have a folder `.dropbox`
+    ".sync/ID": "Resilio Sync",
+    ".sync/IgnoreList": "Resilio Sync",
+    ".sync/core.log": "Yandex.Disk",
+    ".dropbox": "Dropbox",
 }
-_FILES: Final = {".dropbox": "Dropbox"}  # a folder of that name holds its settings, in every home
 _DEFAULTS: Final = frozenset(
     {"Dropbox", "OneDrive", "Google Drive", "GoogleDrive", "Nextcloud", "ownCloud", "MEGA", "MEGAsync", "pCloud Sync"}
     | {"pCloudDrive", "pCloud Drive", "Box Sync", "Yandex.Disk", "iCloud Drive", "iCloudDrive", "ProtonDrive"}
@@ -111,13 +111,9 @@ def _by_marks(folder: str) -> str:
         return ""
     for name in sorted(names & _MARKS.keys()):
         return _MARKS[name]
-    for name in names & _INSIDE.keys():
-        for inside, program in _INSIDE[name]:
-            if os.path.exists(os.path.join(folder, name, inside)):
-                return program
-    for name in names & _FILES.keys():
-        if os.path.isfile(os.path.join(folder, name)):
-            return _FILES[name]
+    for path, program in _FILES.items():
+        if path.partition("/")[0] in names and os.path.isfile(os.path.join(folder, path)):
+            return program
     for name in names:
         if (name.startswith((".sync_", "._sync_")) and name.endswith(".db")) or name.startswith(_CLIENT_LOGS):
             return "the Nextcloud or ownCloud client"
@@ -153,9 +149,8 @@ def late(mount: Mount) -> str:
 
 
 def _late_nfs(options: set[str]) -> str:
-    """Linux asks the server anew whenever a folder is opened, and each call here opens it. Version 3 tells a folder's
-    change by its time alone, in ticks of milliseconds: what was created in the tick of a look stays unseen for up to a
-    minute."""
+    """Version 3 tells a folder's change by its time alone, in ticks of milliseconds: an object that was created in the
+    tick of a look stays unseen for up to a minute. Later versions ask the server whenever a folder is opened."""
     if options & {"lookupcache=none", "lookupcache=pos", "lookupcache=positive", "noac"}:
         return ""
     if "nocto" in options or any(o.startswith(("vers=2", "vers=3")) for o in options):

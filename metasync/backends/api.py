@@ -189,11 +189,6 @@ class Probes(Protocol):
     def probe(self) -> LogForm: ...
 
 
-POWERS = ("space", "probe", "sweep", "form_reason", "caution", "digest_kind", "digest")
-"""What the optional powers are called. A wrapper hands those of its inner backend on as attributes of its own: from
-Python 3.12 on `isinstance` with a protocol does not ask `__getattr__`."""
-
-
 @dataclass(frozen=True, slots=True)
 class BackendUrl:
     """A backend URL taken apart: what reaches the store, and what the workspace wants of it.

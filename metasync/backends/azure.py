@@ -1,14 +1,11 @@
 """Azure Blob Storage: `azure://container/prefix?account=...&endpoint=...`.
 
-Objects are block blobs. `create` is Put Blob with If-None-Match: *, and 409 BlobAlreadyExists alone means that the name
-is taken: a container that is being deleted, or a policy that forbids changes, is a 409 as well. Two things are other
-than in S3: an ETag says nothing of the bytes, and the Content-MD5 that Azure keeps is not shown by obstore, so this
-store tells no digests; and a delete goes as a batch of one, which needs no right besides that to delete.
+Objects are block blobs. `create` is Put Blob with If-None-Match: *, and only 409 BlobAlreadyExists means that the name
+is taken: a container that is being deleted is a 409 as well. This store tells no digests, because its ETag says nothing
+of the bytes and obstore does not show the Content-MD5. A delete goes as a batch of one, which needs no further right.
 
-What opens an Azure storage account: its key, a shared access signature, or a login of Entra; from the environment.
-
-The variables are those of Microsoft's own tools. A key or signature counts only for the account that it is for: the
-account in the URL has to be the one that AZURE_STORAGE_ACCOUNT_NAME or the connection string names, where one does.
+Credentials are the account's key, a shared access signature, or a login of Entra, from the variables of Microsoft's own
+tools. A key or signature counts only for the account that the variables or the connection string name, if they do.
 """
 
 from __future__ import annotations
@@ -16,20 +13,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
-from metasync.backends._shared.obstore import (
-    ObjectStoreBackend,
-    check_not_readable,
-    endpoint_of,
-    is_own_host,
-    prefix_of,
-)
-from metasync.backends._shared.obstore_errors import Dialect
+from metasync.backends._shared.obstore import ObjectStoreBackend, check_not_readable, endpoint_of, is_own_host
+from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl
-from metasync.backends.names import native_identity
 from metasync.errors import RefusedError, UsageError
 
 KEYS_STEP = (
@@ -54,36 +45,23 @@ _DIALECT = Dialect(
     tag=re.compile(r'"?0x[0-9A-Fa-f]+"?'),
     taken=(409, "BlobAlreadyExists"),
     place_gone="specified container does not exist",
-    codes={
-        "BlobNotFound": "absent",
-        "ContainerNotFound": "no place",
-        "ContainerBeingDeleted": "no place",
-        "ContainerDisabled": "no place",
-        "AuthenticationFailed": "key",
-        "AuthorizationFailure": "key",  # also an account's firewall
-        "NoAuthenticationInformation": "key",
-        "InvalidAuthenticationInfo": "key",
-        "AccountIsDisabled": "right",
-        "AuthorizationPermissionMismatch": "right",
-        "AuthorizationProtocolMismatch": "right",
-        "AuthorizationResourceTypeMismatch": "right",
-        "AuthorizationServiceMismatch": "right",
-        "AuthorizationSourceIPMismatch": "right",
-        "InsufficientAccountPermissions": "right",
-        "KeyBasedAuthenticationNotPermitted": "right",
-        "PublicAccessNotPermitted": "right",
-        "UnauthorizedBlobOverwrite": "right",
-        "RequestBodyTooLarge": "large",
-        "ServerBusy": "slower",
-        "TooManyRequests": "slower",
-        "AccountBeingCreated": "again",
-        "InternalError": "again",
-        "Md5Mismatch": "again",  # what arrived is not what was sent
-        "OperationTimedOut": "again",
-        "BlobArchived": "never",
-        "BlobImmutableDueToPolicy": "never",
-        "InvalidBlobType": "never",
-    },
+    codes=by_code(
+        {
+            "absent": "BlobNotFound",
+            "no place": "ContainerNotFound ContainerBeingDeleted ContainerDisabled",
+            # the second: also an account's firewall
+            "key": "AuthenticationFailed AuthorizationFailure NoAuthenticationInformation InvalidAuthenticationInfo",
+            "right": "AccountIsDisabled AuthorizationPermissionMismatch AuthorizationProtocolMismatch"
+            " AuthorizationResourceTypeMismatch AuthorizationServiceMismatch AuthorizationSourceIPMismatch"
+            " InsufficientAccountPermissions KeyBasedAuthenticationNotPermitted PublicAccessNotPermitted"
+            " UnauthorizedBlobOverwrite",
+            "large": "RequestBodyTooLarge",
+            "slower": "ServerBusy TooManyRequests",
+            # Md5Mismatch: what arrived is not what was sent
+            "again": "AccountBeingCreated InternalError Md5Mismatch OperationTimedOut",
+            "never": "BlobArchived BlobImmutableDueToPolicy InvalidBlobType",
+        }
+    ),
 )
 
 
@@ -91,6 +69,7 @@ class AzureBackend(ObjectStoreBackend):
     """A prefix of a container."""
 
     scheme: ClassVar[str] = "azure"
+    store: ClassVar[str] = "AzureStore"
     dialect: ClassVar[Dialect] = _DIALECT
     url_params: ClassVar[frozenset[str]] = frozenset({"account", "endpoint"})
 
@@ -98,27 +77,17 @@ class AzureBackend(ObjectStoreBackend):
         self, container: str, prefix: str, *, account: str, endpoint: str, credentials: Mapping[str, str]
     ) -> None:
         """`endpoint` "" is Azure's own. `credentials` are settings of obstore's, as `read_credentials` gives them."""
-        where = f"azure://{container}/{prefix}" if prefix else f"azure://{container}"
         url = endpoint or f"https://{account}.blob.core.windows.net"
-        super().__init__(
-            f"{where} of {account}" + (f" at {endpoint}" if endpoint else ""),
-            native_identity(url.lower(), f"{container}/{prefix}"),
-            url,
-        )
-        self._options: dict[str, Any] = {
+        options = {
             "container_name": container,
-            "prefix": prefix or None,
             "account_name": account,
             "endpoint": url,
             "use_emulator": False,
             "skip_signature": False,
             **credentials,
         }
-
-    def _new_store(self, client_options: Any, retry_config: Any) -> Any:
-        from obstore.store import AzureStore
-
-        return AzureStore(**self._options, client_options=client_options, retry_config=retry_config)
+        at = f" of {account}" + (f" at {endpoint}" if endpoint else "")
+        super().__init__(container, prefix, url, options, at=at)
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -170,7 +139,7 @@ def read_credentials(
     """Settings of obstore's that open the account, `credential_type` among them so that no other setting interferes.
 
     The connection string comes first, then key, signature and keyring, then Entra. `RefusedError` if there is nothing:
-    the client would otherwise ask for a service that only Azure's own machines have, and hang on all others.
+    the client would ask for a service of Azure's own machines, and hang on all others.
     """
     found = _from_string(environ, account) or _from_variables(environ, account) or _from_keyring(environ, account)
     found = found or _from_entra(environ)

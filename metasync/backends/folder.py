@@ -1,9 +1,8 @@
 """A folder: on this machine, on a stick or on a mounted share (`file:///absolute/path`).
 
-Nothing here trusts a path to mean the same thing twice. Every call opens the root, compares it with the folder seen at
-the start (a drive that was unmounted leaves an empty folder behind: another device and inode), and goes down from that
-handle part by part without following a link. So what happens to the root during a call cannot make an object appear
-lost, nor make one in the folder under the mount.
+A path may mean another thing at the next call. So every call opens the root, compares it with the folder seen first (an
+unmounted drive leaves an empty folder, with another device and inode), and goes down part by part without following a
+link. What happens to the root during a call can then neither hide an object nor make one under the mount.
 
 An object is written to a temporary name beside its place, synced, and then linked (`create`: fails if the name is
 taken) or renamed (`put`). O_EXCL alone would make the name atomic, not the content (providers.md, section 2).
@@ -23,15 +22,7 @@ from typing import ClassVar
 from metasync.backends._folder_checks import doubt, place_of
 from metasync.backends.api import BackendUrl, Listed, LogForm, Space
 from metasync.backends.names import TEMP_PREFIX, check_part, count_bytes, is_name, split_folder, split_path
-from metasync.errors import (
-    BackendError,
-    FullError,
-    MetaSyncError,
-    NotFoundError,
-    RefusedError,
-    UnreachableError,
-    UsageError,
-)
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import KNOWN_FOLDERS_MAX
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -263,7 +254,7 @@ def _as_backend_errors(verb: str, what: str) -> Iterator[None]:
         raise _backend_error(error, verb, what) from error
 
 
-def _backend_error(error: OSError, verb: str, what: str) -> MetaSyncError:
+def _backend_error(error: OSError, verb: str, what: str) -> BackendError:
     reason = os.strerror(error.errno) if error.errno else "unknown error"
     if error.errno == errno.ELOOP:
         reason = "there is a link on the way to it, and links are not followed there"

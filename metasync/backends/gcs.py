@@ -1,13 +1,10 @@
-"""Google Cloud Storage: `gcs://bucket/prefix?endpoint=...`.
+"""Google Cloud Storage: `gcs://bucket/prefix?endpoint=...`, by Google's XML API.
 
-The client speaks Google's XML API. `create` is a PUT with x-goog-if-generation-match: 0, and 412 means that the name is
-taken. The ETag of an object that was stored in one piece is its MD5, as Google documents for this API; it counts as a
-digest once that was seen to hold (`TagsAreDigests`).
+`create` is a PUT with x-goog-if-generation-match: 0, and 412 means that the name is taken. The ETag of an object that
+was stored in one piece is its MD5, as Google documents for this API (`TagsAreDigests`).
 
-What opens a Google Cloud Storage bucket: Google's application default credentials, found where Google's tools do.
-
-Tokens are got and renewed by obstore. It reads these variables by itself, too, and in this order, so what it is told
-here is what it would choose; the files are read here first for an error that says which of them is wrong, and how.
+Credentials are Google's application default credentials. obstore gets and renews tokens, and reads the same variables
+in the same order. The files are read here first for an error that names the wrong one.
 """
 
 from __future__ import annotations
@@ -20,10 +17,10 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import runs_in, sendable
-from metasync.backends._shared.obstore import TagsAreDigests, check_not_readable, endpoint_of, is_own_host, prefix_of
-from metasync.backends._shared.obstore_errors import Dialect
+from metasync.backends._shared.obstore import TagsAreDigests, check_not_readable, endpoint_of, is_own_host
+from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm
-from metasync.backends.names import native_identity
 from metasync.errors import RefusedError, UsageError
 
 KEYS_STEP = (
@@ -39,31 +36,19 @@ _DIALECT = Dialect(
     server="Google Cloud Storage",
     place="bucket",
     keys=KEYS_STEP,
-    codes={
-        "NoSuchKey": "absent",
-        "NoSuchBucket": "no place",
-        "AuthenticationRequired": "key",
-        "ExpiredToken": "key",
-        "InvalidSecurity": "key",
-        "InvalidToken": "key",
-        "SignatureDoesNotMatch": "key",
-        "AccessDenied": "right",
-        "AccountProblem": "right",
-        "ObjectUnderActiveHold": "right",
-        "RetentionPolicyNotMet": "right",
-        "UserProjectMissing": "right",
-        "RequestTimeTooSkewed": "clock",
-        "EntityTooLarge": "large",
-        "KeyTooLong": "large",
-        "RateLimitExceeded": "slower",
-        "ServiceUnavailable": "slower",
-        "SlowDown": "slower",
-        "BadDigest": "again",  # what arrived is not what was sent
-        "IncompleteBody": "again",
-        "InternalError": "again",
-        "OperationAborted": "again",
-        "RequestTimeout": "again",
-    },
+    codes=by_code(
+        {
+            "absent": "NoSuchKey",
+            "no place": "NoSuchBucket",
+            "key": "AuthenticationRequired ExpiredToken InvalidSecurity InvalidToken SignatureDoesNotMatch",
+            "right": "AccessDenied AccountProblem ObjectUnderActiveHold RetentionPolicyNotMet UserProjectMissing",
+            "clock": "RequestTimeTooSkewed",
+            "large": "EntityTooLarge KeyTooLong",
+            "slower": "RateLimitExceeded ServiceUnavailable SlowDown",
+            # the first: what arrived is not what was sent
+            "again": "BadDigest IncompleteBody InternalError OperationAborted RequestTimeout",
+        }
+    ),
 )
 
 
@@ -71,27 +56,21 @@ class GcsBackend(TagsAreDigests):
     """A prefix of a bucket."""
 
     scheme: ClassVar[str] = "gcs"
+    store: ClassVar[str] = "GCSStore"
     dialect: ClassVar[Dialect] = _DIALECT
     url_params: ClassVar[frozenset[str]] = frozenset({"endpoint"})
 
     def __init__(self, bucket: str, prefix: str, *, endpoint: str, credentials: Mapping[str, str] | None) -> None:
         """`endpoint` "" is Google's own. `credentials` as of `read_credentials`; None: none are shown to the server."""
-        where = f"gcs://{bucket}/{prefix}" if prefix else f"gcs://{bucket}"
         url = endpoint or _URL
-        super().__init__(
-            f"{where} at {endpoint}" if endpoint else where, native_identity(url.lower(), f"{bucket}/{prefix}"), url
-        )
-        self._options: dict[str, Any] = {"bucket": bucket, "prefix": prefix or None, "base_url": url}
+        options: dict[str, Any] = {"bucket": bucket, "base_url": url}
         if credentials is None:
             # Without a provider it would look for credentials and send them, whatever `skip_signature` says.
-            self._options |= {"skip_signature": True, "credential_provider": _nobody}
+            nobody = {"token": "", "expires_at": None}
+            options |= {"skip_signature": True, "credential_provider": lambda: nobody}
         else:
-            self._options |= {"skip_signature": False, **credentials}
-
-    def _new_store(self, client_options: Any, retry_config: Any) -> Any:
-        from obstore.store import GCSStore
-
-        return GCSStore(**self._options, client_options=client_options, retry_config=retry_config)
+            options |= {"skip_signature": False, **credentials}
+        super().__init__(bucket, prefix, url, options, at=f" at {endpoint}" if endpoint else "")
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -104,10 +83,7 @@ class GcsBackend(TagsAreDigests):
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> GcsBackend:
-        """A prefix needs no making, and a bucket is not ours to make: `create_root` changes nothing.
-
-        What opens Google's buckets opens much else at Google, so no other server gets to see it.
-        """
+        """Credentials of Google's open much else there, so no other server gets them. `create_root` changes nothing."""
         endpoint = endpoint_of(url, "a Google Cloud Storage")
         host = f".{urlsplit(endpoint or _URL).hostname}"
         credentials = None
@@ -127,10 +103,6 @@ class StorageOnlyGcsBackend(GcsBackend):
     )
 
 
-def _nobody() -> dict[str, Any]:
-    return {"token": "", "expires_at": None}
-
-
 _TYPES = {"service_account", "authorized_user"}
 _FILE_BYTES_MAX = 1 << 20
 
@@ -138,10 +110,7 @@ _FILE_BYTES_MAX = 1 << 20
 def read_credentials(
     environ: Mapping[str, str], *, in_cloud: Callable[[], bool] = lambda: runs_in("gcs")
 ) -> dict[str, str]:
-    """Settings of obstore's that open buckets; empty where it is to ask the machine for tokens.
-
-    `RefusedError` if there is nothing, or what there is cannot be used.
-    """
+    """Settings of obstore's that open buckets; empty if the machine is asked. `RefusedError` if none can be used."""
     if environ.get("GOOGLE_BEARER_TOKEN"):
         return {"bearer_token": sendable(environ["GOOGLE_BEARER_TOKEN"], "GOOGLE_BEARER_TOKEN")}
     account = environ.get("GOOGLE_SERVICE_ACCOUNT") or environ.get("GOOGLE_SERVICE_ACCOUNT_PATH")

@@ -1,8 +1,8 @@
 """From the text of a backend URL to an open backend.
 
-A scheme is an entry point of the group `metasync.backends` that names a class with the calls of `BackendClass`. The
-ones that come with MetaSync stand in a table here as well: asking the installed packages costs milliseconds at every
-start, and is left to schemes the table does not know. Neither step imports a provider's SDK; `open_backend` does.
+A scheme is an entry point of the group `metasync.backends`, which names a class with the calls of `BackendClass`. Those
+that come with MetaSync also stand in a table, because asking the installed packages costs milliseconds at every start.
+Only `open_backend` imports a provider's SDK.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """S3 and what speaks its language: `s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=...&profile=...`.
 
-`create` is PutObject with If-None-Match: *. 412 alone means that the name is taken; obstore raises the same exception
-for every 409, which means "in conflict right now, ask again" (providers.md, section 2).
-
-The access key for an S3 store: from the AWS variables, the shared credentials file, the keyring, or the machine.
+`create` is PutObject with If-None-Match: *. Only 412 means that the name is taken; obstore raises the same exception
+for every 409, which means "in conflict right now, ask again" (providers.md, section 2). The access key comes from the
+AWS variables, the shared credentials file, the keyring, or the machine.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
-from metasync.backends._shared.obstore import TagsAreDigests, endpoint_of, is_own_host, prefix_of
-from metasync.backends._shared.obstore_errors import Dialect
+from metasync.backends._shared.obstore import TagsAreDigests, endpoint_of, is_own_host
+from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm
-from metasync.backends.names import native_identity
 from metasync.errors import RefusedError, UsageError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
@@ -44,45 +43,24 @@ _DIALECT = Dialect(
     tag=re.compile(r'"?[0-9A-Fa-f]{32}(-[0-9]+)?"?'),
     elsewhere="the bucket is in another region",
     elsewhere_step="Name the bucket's region in the URL: &region=eu-central-1, say.",
-    codes={
-        "NoSuchKey": "absent",
-        "NoSuchBucket": "no place",
-        "InvalidAccessKeyId": "key",
-        "SignatureDoesNotMatch": "key",
-        "ExpiredToken": "key",
-        "InvalidToken": "key",
-        "TokenRefreshRequired": "key",
-        "XAdminUserNotFound": "key",
-        "InvalidSecurity": "key",
-        "NotSignedUp": "key",
-        "RequestTimeTooSkewed": "clock",
-        "PermanentRedirect": "elsewhere",
-        "AuthorizationHeaderMalformed": "elsewhere",
-        "IllegalLocationConstraintException": "elsewhere",
-        "QuotaExceeded": "full",  # Ceph, versitygw: 403
-        "StorageQuotaExceeded": "full",
-        "ObjectQuotaExceeded": "full",  # NooBaa
-        "XMinioAdminBucketQuotaExceeded": "full",  # MinIO: 400
-        "XMinioStorageFull": "full",  # MinIO: 507, 500 in old ones
-        "InsufficientStorage": "full",
-        "StorageFull": "full",
-        "EntityTooLarge": "large",
-        "KeyTooLongError": "large",
-        "MaxMessageLengthExceeded": "large",
-        "SlowDown": "slower",
-        "SlowDownRead": "slower",
-        "SlowDownWrite": "slower",
-        "ServiceUnavailable": "slower",
-        "TooManyRequests": "slower",
-        "RequestLimitExceeded": "slower",
-        "RequestTimeout": "again",
-        "InternalError": "again",
-        "OperationAborted": "again",
-        "IncompleteBody": "again",
-        "InvalidObjectState": "never",  # moved to an archive class
-        "BadDigest": "again",  # what arrived is not what was sent
-        "XAmzContentSHA256Mismatch": "again",
-    },
+    codes=by_code(
+        {
+            "absent": "NoSuchKey",
+            "no place": "NoSuchBucket",
+            "key": "InvalidAccessKeyId SignatureDoesNotMatch ExpiredToken InvalidToken TokenRefreshRequired"
+            " XAdminUserNotFound InvalidSecurity NotSignedUp",
+            "clock": "RequestTimeTooSkewed",
+            "elsewhere": "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException",
+            # Ceph and versitygw, 403; NooBaa; MinIO, 400, 507, and 500 in old ones
+            "full": "QuotaExceeded StorageQuotaExceeded ObjectQuotaExceeded XMinioAdminBucketQuotaExceeded"
+            " XMinioStorageFull InsufficientStorage StorageFull",
+            "large": "EntityTooLarge KeyTooLongError MaxMessageLengthExceeded",
+            "slower": "SlowDown SlowDownRead SlowDownWrite ServiceUnavailable TooManyRequests RequestLimitExceeded",
+            # the last two: what arrived is not what was sent
+            "again": "RequestTimeout InternalError OperationAborted IncompleteBody BadDigest XAmzContentSHA256Mismatch",
+            "never": "InvalidObjectState",  # moved to an archive class
+        }
+    ),
 )
 
 
@@ -90,6 +68,7 @@ class S3Backend(TagsAreDigests):
     """A prefix of a bucket, on a server whose `create` somebody vouches for."""
 
     scheme: ClassVar[str] = "s3"
+    store: ClassVar[str] = "S3Store"
     dialect: ClassVar[Dialect] = _DIALECT
     url_params: ClassVar[frozenset[str]] = frozenset({"endpoint", "region", "profile", "server", "virtual"})
 
@@ -107,20 +86,13 @@ class S3Backend(TagsAreDigests):
 
         `RefusedError` if there are no credentials for it.
         """
-        where = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         url = endpoint or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-        super().__init__(
-            f"{where} at {endpoint}" if endpoint else where,
-            native_identity(endpoint.lower() or "s3.amazonaws.com", f"{bucket}/{prefix}"),
-            url.replace("://", f"://{bucket}.", 1) if virtual else url,
-        )
-        self._keys = provider(os.environ, profile, _host(url)[1:])
-        self._options: dict[str, Any] = {
+        server = url.replace("://", f"://{bucket}.", 1) if virtual else url
+        options: dict[str, Any] = {
             "bucket": bucket,
-            "prefix": prefix or None,
             "region": region,
-            "endpoint": self._url,
-            "aws_endpoint_url_s3": self._url,
+            "endpoint": server,
+            "aws_endpoint_url_s3": server,
             "virtual_hosted_style_request": virtual,
             "conditional_put": "etag",
             "skip_signature": False,
@@ -131,14 +103,10 @@ class S3Backend(TagsAreDigests):
         if _host(url).endswith(_AMAZON):
             # The hash is made for the signature anyway. Elsewhere a server may refuse what it does not know;
             # AWS_CHECKSUM_ALGORITHM asks for it all the same.
-            self._options["checksum_algorithm"] = "SHA256"
-
-    def _new_store(self, client_options: Any, retry_config: Any) -> Any:
-        from obstore.store import S3Store
-
-        return S3Store(
-            **self._options, client_options=client_options, retry_config=retry_config, credential_provider=self._keys
-        )
+            options["checksum_algorithm"] = "SHA256"
+        at, scope = f" at {endpoint}" if endpoint else "", endpoint.lower() or "s3.amazonaws.com"
+        super().__init__(bucket, prefix, server, options, at=at, scope=scope)
+        self._options["credential_provider"] = provider(os.environ, profile, _host(url)[1:])
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -221,9 +189,9 @@ _KNOWN_FOR_S = 60
 
 
 def provider(environ: Mapping[str, str], profile: str | None, host: str) -> Callable[[], Any] | None:
-    """What tells obstore the key; None where it is to ask the machine. `RefusedError` as `read_keys`.
+    """A function that gives obstore the key; None if it is to ask the machine. `RefusedError` as `read_keys`.
 
-    A key out of a file is read anew when the file has changed: a temporary one may be renewed in the middle of a push.
+    A key of a file is read anew when the file changes: a temporary one may be renewed during a push.
     """
     environ = dict(environ)
     source = _FromFiles(environ, lambda: read_keys(environ, profile, host))
@@ -269,11 +237,10 @@ def read_keys(
     *,
     in_cloud: Callable[[], bool] = lambda: runs_in("aws"),
 ) -> Any:
-    """The key as obstore's `S3Credential`; None where the client is to ask the machine for one.
+    """The key as obstore's `S3Credential`; None if the client is to ask the machine for one.
 
-    A profile named in the URL wins over the environment, which wins over the file, which wins over the keyring, where
-    the key for a server is kept under its `host`. `RefusedError` if none has a key: the client would otherwise look for
-    a cloud machine's own service, and hang for a minute on any other machine.
+    The order is: a profile of the URL, the environment, the file, the keyring (by the server's `host`). `RefusedError`
+    if none has a key: the client would ask for a cloud machine's own service, and hang for a minute elsewhere.
     """
     if profile is None and all(environ.get(half) for half in _HALVES):
         return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))

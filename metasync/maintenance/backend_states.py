@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.config import DEFAULT_CAPACITY
 from metasync.maintenance import holdings
 from metasync.maintenance.reconfigure import still_moving

@@ -10,7 +10,7 @@ from typing import Final
 
 from metasync.backends.api import Backend, BackendUrl
 from metasync.backends.registry import parse_url
-from metasync.backends.wrappers.absent import AbsentBackend
+from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.config import BackendEntry, Config, decode_config
 from metasync.consensus import birth_matches, birth_path, decode_state
 from metasync.errors import FormatError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError

@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from metasync.backends.api import Backend, BackendUrl
-from metasync.backends.wrappers.absent import AbsentBackend
-from metasync.backends.wrappers.wrapper import Prefixed
+from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import Group, State, birth_matches, birth_path
 from metasync.consensus.founding import Found, bootstrap, look
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from metasync.backends.registry import parse_url
-from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.ballast import WithBallast
-from metasync.backends.wrappers.wrapper import Prefixed
+from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group, birth_path, is_root
 from metasync.consensus.records.era import Tombstone
 from metasync.errors import BackendError, UsageError
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
     from metasync.local.state import LocalDb
     from metasync.transfer.late_copies import Finishing
 
-HUNG_LATELY_S: Final = 120.0  # so long the next commands wait less for them
+HUNG_LATELY_S: Final = 120.0  # so long later commands wait less for a backend that hung
 REMOVED: Final = " (removed)"  # after the name of a backend that is not in the workspace any more, where it is told
-COPYING_ENDS_S: Final = 5.0  # calls on closed backends have ended by then; what is left is a note in the local state
+COPYING_ENDS_S: Final = 5.0  # for calls on closed backends to end; the local state notes what is left
 
 
 class Machine:
-    """What an open workspace takes from the machine it runs on; a simulator puts its own in the place of each."""
+    """The machine that an open workspace runs on; a simulator has one of its own."""
 
     def disk(self) -> Disk:
         return Disk()
@@ -71,7 +70,7 @@ class Machine:
         return Runtime(backends, persist=db.set_value, recall=db.value)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
-        """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
+        """Opens the backend that was linked as `link`. `BackendError` if it cannot be had now."""
         return open_backend.reached(name, parse_url(link.url), link, suspected=suspected)
 
     def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
@@ -113,10 +112,10 @@ class Machine:
 
 @dataclass
 class Way:
-    """This device's way to one backend.
+    """This device's way to one backend, which the runtime knows by `name`.
 
-    `store` and `view` are there while it is open: the store, and the workspace's folder in it. Both are an
-    `AbsentBackend` where the store cannot be had now. `name`: by which the runtime knows it.
+    While it is open, `store` is the backend and `view` the workspace's folder in it; both are an `AbsentBackend` if it
+    cannot be had now.
     """
 
     name: str
@@ -130,9 +129,9 @@ class Way:
 
 
 class Connections:
-    """The agreed config, this device's keys, and its ways to the backends. `open` as often as wanted; `close` it.
+    """The agreed config, this device's keys, and its ways to the backends. `open` may be repeated; `close` it.
 
-    Ways are kept by backend id: those of the agreed config, of `previous`, and of a backend that is to be added.
+    Ways are kept by backend id: of the agreed config, of `previous`, and of a backend that is to be added.
     """
 
     def __init__(
@@ -141,8 +140,8 @@ class Connections:
         self.db = db
         self.directory = directory
         self.machine = machine
-        self.on_event: Listener = ignore  # of whoever is to hear what the ways do by themselves
-        self._opened = dict(opened)  # linked backends that whoever made this had open, by name: closed with the others
+        self.on_event: Listener = ignore  # hears what the ways do by themselves
+        self._opened = dict(opened)  # backends that the caller had open, by name: closed with the others
         self.keys, self.device, self.certificate = machine.secret(directory, db)
         self.guard = IdentityGuard(
             directory,
@@ -162,7 +161,7 @@ class Connections:
         return self.machine.wall_ns() / 1e9
 
     def _load(self) -> None:
-        """Reads what the local state says of the backends: a follower writes it in one go."""
+        """Reads the config and the links from the local state, in one transaction as they are written."""
         with self.db.transaction():
             self.config, self.previous, links = self._stored()
             self.config_hash = stored_newest(self.db).config
@@ -173,7 +172,7 @@ class Connections:
 
     @property
     def links(self) -> dict[str, Link]:
-        """How this device reaches the agreed backends, and those that are still read, by name."""
+        """The links to the agreed backends, and to those that are still read, by name."""
         wanted = _wanted(self.config, self.previous)
         return {way.name: way.link for i, way in self.ways.items() if i in wanted}
 
@@ -193,10 +192,9 @@ class Connections:
         return {i: way.name for i, way in known.items() if way is not None and way.view is not None}
 
     def follow(self, config_hash: bytes, config: Config, previous: Config | None) -> None:
-        """Takes another agreed config over. Writes to the local state, and connects nothing new.
+        """Takes over another agreed config. Writes to the local state, and connects nothing new.
 
-        A backend may get another name. One that was removed is forgotten once `previous`, whose mapping is still read,
-        names it no more.
+        A backend may get another name. A removed one is forgotten once `previous` names it no more.
         """
         before, previous_before, links = self._stored()  # another process of this device may have linked one meanwhile
         stored = {i: links[n] for i, n in _wanted(before, previous_before).items() if n in links}
@@ -221,19 +219,19 @@ class Connections:
         self._tell_group()
 
     def _rename(self, way: Way, name: str) -> None:
-        """Makes a way known under another name. Calls under the one it had go on."""
+        """Gives a way another name. Calls under the old one go on."""
         if way.name != name and way.view is not None and self._runtime is not None:
             self._runtime.add_backend(name, way.view)
         way.name = name
 
     def _tell_group(self) -> None:
-        """Tells the agreement of the config, and of the ways that are open."""
+        """Tells the agreement of the config and the open ways."""
         if self._group is not None:
             self._group.follow(self.config, self.config_hash, self._acceptors())
             self._group.participant.others = self._others()
 
     def _acceptors(self) -> dict[bytes, str]:
-        """Open ways to acceptors, those of the config before too."""
+        """The names of open ways to acceptors of this config and the one before, by acceptor id."""
         out: dict[bytes, str] = {}
         for config in (self.config, self.previous):  # one that stays may have voted under another id, in another era
             for entry, acceptor in config.acceptors if config is not None else ():
@@ -248,7 +246,7 @@ class Connections:
         return tuple(e.name for e in self.config.backends if e.acceptor is None and e.backend_id in names)
 
     def join(self, name: str, backend_id: bytes, link: Link, backend: Backend) -> None:
-        """A way to a backend that is to be added: open from now on, and a link once it is agreed."""
+        """Opens a way to a backend that is to be added; it becomes a link once that is agreed."""
         joining = self.db.get(JOINING_KEY) or {}
         self.db.set(JOINING_KEY, {**joining, backend_id.hex(): link})
         way = self.ways[backend_id] = Way(name, link)
@@ -266,7 +264,7 @@ class Connections:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Linked backends that cannot be had now, and why; of removed ones those that may hold what is to be moved."""
+        """Why linked backends cannot be had now, by name; of removed ones those that may hold data to move."""
         out = {}
         for way in self.ways.values():
             if way.absent is not None and way.name in self.agreed_names:
@@ -281,13 +279,13 @@ class Connections:
         return sum(e.backend_id in self.ways for e, _ in self.config.acceptors) < self.config.quorum
 
     def keep_keys(self, keys: WorkspaceKeys) -> None:
-        """Saves keys of a newer epoch for the next process, as far as the disk lets it: they can be had again."""
+        """Saves keys of a newer epoch for the next process. A failure does not matter: they can be had again."""
         self.keys = keys
         with contextlib.suppress(OSError):
             self.machine.keep_secret(self.directory, keys, self.device, self.certificate)
 
     def link(self, name: str, text: str) -> None:
-        """Remembers a new way to an agreed backend, by its URL. `UsageError` if that is not the backend."""
+        """Links an agreed backend to a URL. `UsageError` if another store is there."""
         if name not in self.agreed_names:
             names = ", ".join(sorted(self.agreed_names))
             raise UsageError(f"no backend of this workspace is called {name!r}", next_step=f"They are: {names}.")
@@ -301,7 +299,7 @@ class Connections:
         self._load()
 
     def open(self) -> tuple[Runtime, Group]:
-        """Opens this device's ways to the backends, once. One that could not be had is tried again."""
+        """Opens the ways to the backends, once. One that could not be had is tried again."""
         if stored_newest(self.db).config != self.config_hash:  # another process followed a change
             self.close()
             self._load()
@@ -335,7 +333,7 @@ class Connections:
         return self._runtime, self._group
 
     def _open(self, way: Way) -> Backend:
-        """Opens a linked backend. -> the workspace's folder there, or one that says why it cannot be had now."""
+        """Opens a linked backend. -> the workspace's folder there, or an `AbsentBackend`."""
         try:
             opened = self._opened.pop(way.name, None)
             backend = opened or self.machine.way(way.name, way.link, suspected=way.name in self._hung)
@@ -355,7 +353,7 @@ class Connections:
         return next((way.store for way in self.ways.values() if way.name == name), None)
 
     def take_given_up(self) -> list[str]:
-        """Backends that gave up their ballast since this was last asked, sorted. They are noted until it is back."""
+        """Returns the backends that gave up their ballast since the last call, sorted, and notes them."""
         names = set()
         while self.given_up:  # threads may still add to it
             names.add(self.given_up.pop())
@@ -364,7 +362,7 @@ class Connections:
         return sorted(names)
 
     def close(self) -> None:
-        """Gives all ways back; copies under way end. They are opened anew when they are asked for."""
+        """Closes all ways and ends copies under way. `open` opens them anew."""
         runtime, self._runtime = self._runtime, None
         copying, self.copying = self.copying, None
         hung = self._hung_now()
@@ -388,7 +386,7 @@ class Connections:
         self._left, self._opened = [], {}
 
     def _hung_now(self) -> dict[str, float]:
-        """For the next command: which backends it must not wait for as long as this one did, and since when."""
+        """The backends that hang, with the time: the next command waits less for them."""
         hung = dict(self._hung)
         for way in self.ways.values():
             if way.absent is not None:
@@ -402,7 +400,7 @@ class Connections:
         return hung
 
     def find_folder(self, name: str, backend: Backend) -> str:
-        """The workspace's folder on a backend, by the births that the config knows."""
+        """Finds the workspace's folder on a backend, by the births in the config."""
         entry = self.config.named(name)
         assert entry is not None
         places = [(s.storage_id, s.birth) for s in entry.storage[-1:]]
@@ -429,7 +427,7 @@ class Connections:
 
 
 def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
-    """The backends that ways are kept to: those agreed, and those of `previous` alone. -> id -> name of the way."""
+    """Names the ways to keep, by backend id: to the agreed backends, and to those of `previous` alone."""
     names = {e.backend_id: e.name for e in config.backends}
     for e in previous.backends if previous is not None else ():
         names.setdefault(e.backend_id, former_name(e.name, e.backend_id))
@@ -437,16 +435,16 @@ def _wanted(config: Config, previous: Config | None) -> dict[bytes, str]:
 
 
 def given_up(db: LocalDb) -> frozenset[str]:
-    """Backends that this device knows to be without their ballast."""
+    """The backends that this device knows to lack their ballast."""
     return db.get(GIVEN_UP_KEY) or frozenset()
 
 
 def former_name(name: str, backend_id: bytes) -> str:
-    """Under which name the way to a backend is kept that is agreed no more: another one may be called so by now."""
+    """The name of a way to a removed backend: another backend may have its own name by now."""
     return f"{name}~{backend_id.hex()[:8]}"
 
 
 def _hung_lately(db: LocalDb, now: float) -> dict[str, float]:
-    """Backends that gave no answer a moment ago, by name, with the time."""
+    """The backends that gave no answer a moment ago, by name, with the time."""
     noted = db.get(HUNG_KEY) or {}
     return {n: at for n, at in noted.items() if 0 <= now - at < HUNG_LATELY_S}

@@ -1,9 +1,7 @@
-"""Where a provider's secret comes from: the environment, then the system's keyring. Never a URL, a config or a log.
+"""Where a provider's secret comes from (the environment, then the system's keyring), and whether a cloud may give it.
 
-Whether this machine is one of a cloud's own, which hands out credentials to whoever asks from it.
-
-Only there may a client ask for them: on any other machine the address of that service leads nowhere, and asking it
-hangs for a minute, or reaches somebody else.
+Only a cloud's own machine may be asked for credentials: elsewhere the address of that service leads nowhere, and asking
+it hangs for a minute, or reaches somebody else.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ def secret(account: str, variables: Sequence[str]) -> str | None:
 
 
 def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """What the system's keyring has for an account, if anything.
-
-    `METASYNC_KEYRING=off` leaves the keyring alone, and so does a system without one or without the `keyring` package.
-    """
+    """The secret of an account in the system's keyring; None without one, or with `METASYNC_KEYRING=off`."""
     if environ.get("METASYNC_KEYRING", "").lower() == "off":
         return None
     try:
@@ -49,9 +44,9 @@ def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str |
 
 
 def sendable(text: str, what: str) -> str:
-    """A key or token as the head of a request can hold it, without the line's end that files and pipes leave behind.
+    """A key or token for the head of a request, without the line's end that files leave behind.
 
-    `RefusedError` if it holds anything else that no such secret has: obstore would panic over it, not raise.
+    `RefusedError` for other characters that no such secret has: obstore would panic over them.
     """
     text = text.strip()
     if _SENDABLE.fullmatch(text) is None:
@@ -65,6 +60,13 @@ def sendable(text: str, what: str) -> str:
 def is_loopback(host: str) -> bool:
     """Whether a server of this name is this machine: nobody reads along on the way. IPv6 in brackets or not."""
     return host in {"localhost", "[::1]", "::1"} or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
+
+
+def caution(scheme: str, host: str, what: str) -> str:
+    """What people should know of a line: "" over TLS or on this machine. `what` begins the sentence."""
+    if scheme == "https" or is_loopback(host):
+        return ""
+    return f"{what} (what is stored is encrypted anyway)"
 
 
 _DMI = "/sys/class/dmi/id"

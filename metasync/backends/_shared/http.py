@@ -1,31 +1,27 @@
-"""What a server says in Retry-After: for how long it wants to be left alone (RFC 9110, 10.2.3).
-
-The proxies that the environment names for a server, for `requests`: looked up once, and checked.
-
-Of one that it cannot use `requests` says no more than that something failed, or quotes its password.
-"""
+"""What the providers that speak HTTP share: Retry-After (RFC 9110, 10.2.3), proxies, and why there was no answer."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from metasync.errors import RefusedError
+from metasync.errors import RefusedError, UnreachableError
 
 SILENT_S: Final = 1.0
 """Where a server that asks for fewer requests does not say when to come back."""
 MOST_S: Final = 3600.0  # a server that asks for more is asked once an hour
 _DATE_CHARS_MAX: Final = 64
+_TEXT_CHARS_MAX: Final = 1 << 12  # of an exception
 
 
 def retry_after_s(said: str | None, date: str | None = None, now: datetime | None = None) -> float | None:
-    """The seconds of a Retry-After: a number, or a date. None where there is none that can be read. Bounded.
+    """The seconds of a Retry-After, which is a number or a date; at most MOST_S. None if it cannot be read.
 
-    `date`: the answer's own Date, by which a date is counted: the server's clock and ours may differ by hours. `now`
-    stands in for ours.
+    A date counts from `date`, the answer's own, because clocks differ by hours; else from `now`, or our clock.
     """
     said = (said or "").strip()
     if re.fullmatch(r"[0-9]{1,10}", said):
@@ -76,3 +72,34 @@ def _check(proxy: str, server: str) -> None:
             f"the environment names a SOCKS proxy for {server}, which takes the package PySocks",
             next_step=f"Run: pip install PySocks. Or: {_STEP}",
         )
+
+
+_CAUSES: Final = (  # words of requests, urllib3 and ssl; what they are about, and what is told
+    ("certificate is not yet valid", "clock", "it is not valid yet, if this machine's clock is right"),
+    ("certificate has expired", "clock", "it has expired, if this machine's clock is right"),
+    ("signed certificate", "signer", "it is signed by itself"),
+    ("is not valid for", "name", "it is for another name or address"),
+    ("doesn't match", "name", "it is for another name or address"),
+    ("CERTIFICATE_VERIFY_FAILED", "signer", "whoever signed it is not known here"),
+    ("ProxyError", "proxy", "the proxy does not let it through"),
+    ("SSLError", "tls", "it does not speak TLS, or none that is safe"),
+    ("NameResolutionError", "network", "its name cannot be resolved"),
+    ("[Errno -", "network", "its name cannot be resolved"),
+    ("Connection refused", "network", "connection refused"),
+    ("No route to host", "network", "no connection"),
+    ("Network is unreachable", "network", "no connection"),
+    ("imeout", "network", "no answer in time"),
+    ("timed out", "network", "no answer in time"),
+)
+
+
+def no_answer(error: BaseException, attempt: str, steps: Mapping[str, str]) -> UnreachableError:
+    """The error of the contract for an exception of requests, urllib3, ssl or socket.
+
+    `steps`: the next step by its subject: "clock", "signer", "name" (of a certificate), "tls", "proxy", "network".
+    """
+    text = f"{type(error).__name__}: {error}"[:_TEXT_CHARS_MAX]
+    about, words = next((found[1:] for found in _CAUSES if found[0] in text), ("network", "the connection broke"))
+    if about in {"clock", "signer", "name"}:
+        words = f"its TLS certificate was not accepted: {words}"
+    return UnreachableError(f"{attempt}: {words}", next_step=steps[about])

@@ -1,11 +1,8 @@
-"""What S3, Azure and Google Cloud Storage share: the seven calls over a store of obstore's, probe and digests.
+"""The calls of S3, Azure and Google Cloud Storage, by obstore; each provider gives its options and its `Dialect`.
 
-A provider derives from `ObjectStoreBackend` and says how such a store is made, and in which `Dialect` it answers.
-
-obstore makes no retries as set up here, takes 0.16 ms of CPU a request, and gives the GIL back while it waits. It reads
-the providers' environment variables by itself wherever an option is left open, so all that decides where a request
-goes, how `create` is made safe, and with which key, is given to it: a left-over token in the environment must not reach
-the store behind our back.
+obstore takes 0.16 ms of CPU a request, gives the GIL back while it waits, and retries nothing as set up here. An option
+that is left open it reads from the environment. So a provider gives it every option that decides where a request goes,
+how `create` is made safe, and which key signs.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import hashlib
 import os
 import re
 import threading
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, ClassVar
@@ -22,17 +19,16 @@ from urllib.parse import urlsplit
 
 from metasync.backends._shared.obstore_errors import Dialect, backend_error, begins_behind, status_of
 from metasync.backends._shared.race_probe import is_anothers, keeps_creates
+from metasync.backends._shared.urls import server_address
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
-from metasync.backends.names import check_part, count_bytes, is_name, split_folder, split_path
+from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
-_PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 # Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
 _NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
-_PREFIX_CHARS_MAX = 512  # names have 1,024 bytes at the most, and what stands below the prefix a few hundred
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
 _TRIED_BYTES_MAX = 1 << 13
@@ -44,22 +40,30 @@ _process: list[int] = []
 _OWN_NAMES = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
 
 
-class ObjectStoreBackend(ABC):
+class ObjectStoreBackend:
     """A prefix of a bucket. It makes no request before the first call, and keeps its connections until `close`."""
 
     scheme: ClassVar[str]
     form: ClassVar[LogForm] = "log"
     dialect: ClassVar[Dialect]
+    store: ClassVar[str]
+    """The name of obstore's class."""
 
-    def __init__(self, where: str, identity: bytes, url: str) -> None:
-        """`where` is what errors call this store, `url` its server. Imports obstore."""
-        import obstore
+    def __init__(
+        self, bucket: str, prefix: str, url: str, options: Mapping[str, Any], *, at: str, scope: str = ""
+    ) -> None:
+        """`url` is the server, `options` are of obstore's class, `at` names the server in errors. Imports obstore.
+
+        `scope`: of the native identity, where that is not the server.
+        """
+        import obstore.store
 
         self._obstore: ModuleType = obstore
         self._failures = (obstore.exceptions.BaseError, OSError, NotImplementedError, ValueError)
-        self._where = where
-        self._identity = identity
+        self._where = f"{self.scheme}://{bucket}{f'/{prefix}' if prefix else ''}{at}"
+        self._identity = native_identity(scope or url.lower(), f"{bucket}/{prefix}")
         self._url = url
+        self._options = {"prefix": prefix or None, **options}
         self._may_be_another = _is_readable(url)
         self._stores: dict[bool, Any] = {}  # for large writes, for all else; each takes 4 ms and has its connections
         self._making = threading.Lock()
@@ -67,10 +71,6 @@ class ObjectStoreBackend(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
-
-    @abstractmethod
-    def _new_store(self, client_options: Any, retry_config: Any) -> Any:
-        """A store of obstore's for this prefix, with these options."""
 
     def create(self, path: str, data: bytes) -> bool:
         split_path(path)
@@ -151,11 +151,7 @@ class ObjectStoreBackend(ABC):
         self._stores.clear()
 
     def probe(self) -> LogForm:
-        """Whether the server keeps `create`'s promise: "none" if it was seen to break it, else what is allowed anyway.
-
-        Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
-        disprove: nginx's MOVE stood 200 such races before it failed (providers.md, section 1.4).
-        """
+        """The form, or "none" if the server broke `create`'s promise in a probe (`race_probe.keeps_creates`)."""
         try:
             return self.form if keeps_creates(self) else "none"
         except BackendError as error:
@@ -184,31 +180,27 @@ class ObjectStoreBackend(ABC):
     def _check_no_page(self, result: Any, what: str) -> None:
         """A login page comes with status 200, and to an http:// endpoint it can come. Our objects are never HTML."""
         if str(result.attributes.get("Content-Type", "")).startswith("text/html"):
-            raise UnreachableError(
-                f"cannot get {what}: what answered is not the {self.dialect.server} server",
-                next_step="Log in to the network.",
-            )
+            raise self._other_server(f"cannot get {what}")
 
     def _check_tag(self, e_tag: str | None, verb: str, path: str) -> None:
-        """A network that asks for a login may answer a write by 303: obstore then gets the page, and takes its 200 for
+        """A login page that obstore takes for success, because a write was redirected to it, has another kind of tag.
 
-        a success. Nothing but the form of the page's tag tells. Only over http, and beyond this machine, can it be so.
+        Only a plain line beyond this machine can lead there.
         """
-        if not self._may_be_another or self.dialect.tag.fullmatch(e_tag or "") is not None:
-            return
-        raise UnreachableError(
-            f"cannot {verb} {path} in {self._where}: what answered is not the {self.dialect.server} server",
-            next_step="Log in to the network.",
-        )
+        if self._may_be_another and self.dialect.tag.fullmatch(e_tag or "") is None:
+            raise self._other_server(f"cannot {verb} {path} in {self._where}")
+
+    def _other_server(self, attempt: str) -> UnreachableError:
+        said = f"{attempt}: what answered is not the {self.dialect.server} server"
+        return UnreachableError(said, next_step="Log in to the network.")
 
     def _see(self, e_tag: str | None, data: bytes) -> None:
-        """An object that passes by, whole, with the tag that the store gave it. Here it means nothing."""
-        return
+        """Notes a whole object and its tag. Here tags mean nothing."""
 
     def _store(self, up_bytes: int = 0) -> Any:
-        """What small requests and large answers share has one pool of connections: a new one costs a round trip.
+        """The store of obstore's: one for large writes, which may stay without an answer for long; one for all else.
 
-        Time without an answer counts from the request's beginning, so that a large write would run into it.
+        Small requests and large answers share connections, because a new one costs a round trip.
         """
         assert not self._closed, "the backend was closed"
         if _process and _process[0] != os.getpid():
@@ -234,7 +226,8 @@ class ObjectStoreBackend(ABC):
             client_options["read_timeout"] = timedelta(seconds=silent_timeout_s)
         retry_config = {"max_retries": 0, "retry_timeout": timedelta(seconds=LARGE_TIMEOUT_S)}
         try:
-            return self._new_store(client_options, retry_config)
+            kind = getattr(self._obstore.store, self.store)
+            return kind(**self._options, client_options=client_options, retry_config=retry_config)
         except self._failures:
             # What it says of its settings may quote one, such as a key that is not in base64.
             raise RefusedError(
@@ -247,18 +240,15 @@ class ObjectStoreBackend(ABC):
 
 
 class TagsAreDigests(ObjectStoreBackend):
-    """A store whose ETag is the MD5 of an object's bytes, unless it was made of parts, or is encrypted with other keys.
+    """A store whose ETag is an object's MD5, unless the object was made of parts, or is encrypted with other keys.
 
-    A tag of an encrypted object looks like an MD5 and is none, and obstore does not show how an object is encrypted. So
-    a tag counts only once one was seen to be the MD5 of bytes that passed through here, and never again after one was
-    not. What is read and written first in any process is small, and passes through here before a digest is asked for.
+    The tag of an encrypted object looks like an MD5, and obstore does not show the encryption. So tags count once one
+    was seen to be the MD5 of bytes that passed through here, and never again after one was not. What a process reads
+    first is small, so it has seen some tags before it asks for a digest.
     """
 
     digest_kind: ClassVar[DigestKind] = "md5"
-
-    def __init__(self, where: str, identity: bytes, url: str) -> None:
-        super().__init__(where, identity, url)
-        self._seen_right = self._seen_wrong = False
+    _seen_right = _seen_wrong = False
 
     def digest(self, path: str) -> Digest:
         meta = self._head(path, "digest")
@@ -275,30 +265,13 @@ class TagsAreDigests(ObjectStoreBackend):
             self._seen_wrong = True
 
 
-def prefix_of(url: BackendUrl) -> str:
-    """The prefix that a URL names: its path without the outer slashes. `UsageError` if objects cannot be called so."""
-    prefix = url.path.strip("/")
-    sound = _PREFIX.fullmatch(prefix) is not None and len(prefix) <= _PREFIX_CHARS_MAX
-    if prefix and (not sound or {".", ".."} & set(prefix.split("/"))):
-        raise UsageError(
-            f"not a prefix for objects: {prefix[:80]!r}",
-            next_step=f"Write {url.scheme}://{url.host}/prefix with a plain prefix.",
-        )
-    return prefix
-
-
 def endpoint_of(url: BackendUrl, kind: str) -> str:
     """The server that a URL names, "" for the provider's own. `UsageError` if it is not an address alone."""
     endpoint = dict(url.params).get("endpoint", "").rstrip("/")
     if not endpoint:
         return ""
-    try:
-        parts = urlsplit(endpoint)
-        sound = parts.scheme in {"http", "https"} and _HOST.fullmatch(parts.hostname or "") is not None
-        sound = sound and (parts.port is None or parts.port > 0) and _ENDPOINT_PATH.fullmatch(parts.path) is not None
-    except ValueError:
-        sound = False
-    if not sound or "@" in parts.netloc or parts.query or parts.fragment:
+    parts = server_address(endpoint)
+    if parts is None or not _HOST.fullmatch(parts.hostname or "") or not _ENDPOINT_PATH.fullmatch(parts.path):
         raise UsageError(
             f"the endpoint of {kind} URL is not the address of a server, or holds more than that",
             next_step="Write endpoint=https://host:port, without user, password or parameters.",

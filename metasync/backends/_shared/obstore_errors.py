@@ -1,9 +1,8 @@
-"""What an object store's refusal means. obstore gives most of it in an exception's text, so that is what is read here.
+"""What an object store's refusal means, read from the text of obstore's exceptions.
 
-Its classes alone would lie: it raises FileNotFoundError for every 404 (a deleted bucket, an unknown access key, a
-captive portal) and AlreadyExistsError for every 409. Only the code in the server's own XML tells them apart, and only
-a code that says so may ever become "the object is not there". What each code means stands with its provider, as a
-`Dialect`; what all of them share (statuses, redirects, lost connections) stands here.
+Their classes would lie: obstore raises FileNotFoundError for every 404 (a deleted bucket, an unknown access key, a
+captive portal) and AlreadyExistsError for every 409. Only the code in the server's XML may become "the object is not
+there". What a code means stands in its provider's `Dialect`; statuses, redirects and lost connections stand here.
 """
 
 from __future__ import annotations
@@ -30,6 +29,11 @@ Meaning = Literal[
     "again",  # it failed, and may not the next time
     "never",  # it will not do this, however often it is asked
 ]
+
+
+def by_code(words: Mapping[Meaning, str]) -> dict[str, Meaning]:
+    """What each code means, from the codes of each meaning."""
+    return {code: meaning for meaning, codes in words.items() for code in codes.split()}
 
 
 @dataclass(frozen=True)
@@ -151,33 +155,29 @@ def _meaning_of(status: int, code: str, text: str, dialect: Dialect) -> Meaning:
     return said
 
 
+_ERRORS: dict[Meaning, tuple[type[BackendError], str, str]] = {
+    "absent": (NotFoundError, "it is not there", ""),
+    "no place": (UnreachableError, "there is no such {place}", "Check the {place}'s name, or make it."),
+    "key": (RefusedError, "the server refused the credentials ({word})", "{keys}"),
+    "right": (RefusedError, "{said}", "The key needs the right to do this. {keys}"),
+    "clock": (RefusedError, "this machine's clock is wrong", "Set the clock, then try again."),
+    "full": (FullError, "no space or quota is left", "Free some space, or add a backend."),
+    "large": (RefusedError, "{said}; it is too large for this server", ""),
+    "slower": (BackendError, "{said}; it asks for fewer requests", "Try again later."),
+    "again": (BackendError, "{said}", "Try again later."),
+    "never": (BackendError, "{said}", ""),
+}
+
+
 def _refused(meaning: Meaning, said: str, word: str, attempt: str, dialect: Dialect) -> BackendError:
-    match meaning:
-        case "absent":
-            return NotFoundError(f"{attempt}: it is not there")
-        case "no place":
-            step = f"Check the {dialect.place}'s name, or make it."
-            return UnreachableError(f"{attempt}: there is no such {dialect.place}", next_step=step)
-        case "key":
-            return RefusedError(f"{attempt}: the server refused the credentials ({word})", next_step=dialect.keys)
-        case "right":
-            step = f"The key needs the right to do this. {dialect.keys}"
-            return RefusedError(f"{attempt}: {said}", next_step=step)
-        case "clock":
-            step = "Set the clock, then try again."
-            return RefusedError(f"{attempt}: this machine's clock is wrong", next_step=step)
-        case "full":
-            step = "Free some space, or add a backend."
-            return FullError(f"{attempt}: no space or quota is left", next_step=step)
-        case "large":
-            return RefusedError(f"{attempt}: {said}; it is too large for this server")
-        case "slower":
-            message = f"{attempt}: {said}; it asks for fewer requests"
-            # obstore keeps a Retry-After header to itself, and the XML has no such field.
-            return BackendError(message, next_step="Try again later.", retry_after_s=SILENT_S)
-        case "again":
-            return BackendError(f"{attempt}: {said}", next_step="Try again later.")
-    return BackendError(f"{attempt}: {said}", retryable=False)
+    kind, words, step = _ERRORS[meaning]
+    fields = {"said": said, "word": word, "place": dialect.place, "keys": dialect.keys}
+    error = kind(f"{attempt}: {words.format(**fields)}", next_step=step.format(**fields))
+    if meaning == "slower":  # obstore keeps a Retry-After header to itself, and the XML has no such field
+        error.retry_after_s = SILENT_S
+    elif meaning == "never":
+        error.retryable = False
+    return error
 
 
 def _elsewhere(status: int, code: str, said: str, text: str, attempt: str, dialect: Dialect) -> BackendError:

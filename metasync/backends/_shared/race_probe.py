@@ -16,9 +16,9 @@ WRITERS: Final = 8
 
 
 def keeps_creates(backend: Backend, *, races: bool = True) -> bool:
-    """Whether a scratch object is created once and stays as it is, and, with `races`, of eight threads one gets a name.
+    """Whether a scratch object is created once and stays as it is, and, with `races`, one of eight threads gets a name.
 
-    It can disprove, never prove. It leaves nothing behind. Errors of the contract pass through.
+    It can disprove, never prove, and leaves nothing behind. Errors of the contract pass through.
     """
     used: list[str] = []
 
@@ -39,11 +39,11 @@ def keeps_creates(backend: Backend, *, races: bool = True) -> bool:
 
 
 def is_anothers(backend: Backend, path: str, data: bytes) -> bool:
-    """Whether a name is known to hold other bytes than those of a large create that broke off.
+    """Whether a name holds other bytes than those of a large create that broke off.
 
     A server may say "taken" before the body is through, and close: 18 to 30 of 100 creates of 4 to 16 MiB over a taken
-    name then end in "connection reset" (versitygw 1.8), and no answer. One's own bytes there tell nothing: this create
-    may have put them there, which its caller has to hear as an error, or another, who got True.
+    name end in "connection reset" (versitygw 1.8). The same bytes tell nothing: this create may have put them there, or
+    another caller, who got True.
     """
     try:
         size = backend.stat(path)

@@ -1,12 +1,12 @@
 """SFTP: `sftp://user@host:port/absolute/path`, or `sftp://host/~/path` for a folder below the home there.
 
-An object is written to a temporary name beside its place and flushed (fsync@openssh.com); then `create` gives it its
-name by hardlink@openssh.com, which fails if the name is taken, and `put` by posix-rename@openssh.com, which replaces.
-SFTP has no call that flushes a folder. So the file is flushed once more under its new name: on journalling file systems
-(ext4, XFS, btrfs, ZFS) that brings the name to the disk as well, on others it may be lost if the server loses power.
+An object is written to a temporary name beside its place and flushed (fsync@openssh.com). `create` gives it its name by
+hardlink@openssh.com, which fails if the name is taken; `put` by posix-rename@openssh.com, which replaces. SFTP has no
+call that flushes a folder, so the file is flushed again under its new name: journalling file systems (ext4, XFS, btrfs,
+ZFS) then have the name on the disk too, others may lose it with the server's power.
 
-The answer "failure" stands for everything the protocol has no word for. What it meant is found out by looking: at the
-name (taken?), the folders above (a file among them?), the root (gone?), the file system (full? read-only?).
+"Failure" stands for everything the protocol has no word for. Its cause is found by looking: at the name (taken?), the
+folders above (a file among them?), the root (gone?), the file system (full? read-only?).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from metasync.backends.sftp.folders import (
     find_root,
     flushing,
     is_taken,
-    readable,
     remove_temp,
     root_error,
     sweep_folder,
@@ -67,8 +66,8 @@ class SftpBackend:
         self._line = line
         self._root = root
         self._fsid = fsid
-        self._shown = f"{readable(root)} at {line.server.host}"
-        self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{readable(root)}")
+        self._shown = f"{os.fsdecode(root)} at {line.server.host}"
+        self._identity = native_identity(f"sftp {line.key_fingerprint}", f"{line.server.user}\0{os.fsdecode(root)}")
         self._closed = False
         self._left_over: deque[bytes] = deque(maxlen=LEFT_OVER_MAX)
 
@@ -221,10 +220,9 @@ class SftpBackend:
                     raise
 
     def probe(self) -> LogForm:
-        """Whether the server keeps `create`'s promise: "none" if it was seen to break it, or cannot link files.
+        """The form, or "none" if the server broke `create`'s promise in a probe, or cannot link files.
 
-        Creates a scratch object twice, lets eight threads race for four more, and deletes them all. It can only
-        disprove. In block form nobody races for a name: there the first of these alone is looked at.
+        In block form nobody races for a name, and so no thread of the probe does.
         """
         try:
             kept = keeps_creates(self, races=self.form == "log")
@@ -247,9 +245,9 @@ class SftpBackend:
     def _calling(
         self, verb: str, path: str, size_bytes: int = 0, *, absent_is_error: bool = False
     ) -> Iterator[Session]:
-        """A session for a call; a no of the server's that comes out of the block becomes the contract's error.
+        """Lends a session for a call; a `StatusError` out of the block becomes an error of the contract.
 
-        `absent_is_error`: where the object is not there, that is the answer, and not a failure of the call.
+        `absent_is_error`: an absent object is a `NotFoundError`.
         """
         assert not self._closed, "the backend was closed"
         what = f"{path} in {self._shown}" if path else self._shown
@@ -304,7 +302,10 @@ class SftpBackend:
         if HARDLINK not in session.powers:
             session.send(sftp.close(handle), unwanted=True)
             remove_temp(session, temp)
-            raise self._other_server()
+            raise UnreachableError(
+                f"{self._line.server.host} does not offer any more what it did before ({HARDLINK.decode()})",
+                next_step="Was the server's software exchanged? Run: metasync backend check URL",
+            )
         linked, *others = session.ask(
             sftp.hardlink(temp, target), *flushing(session, handle), sftp.close(handle), sftp.remove(temp)
         )
@@ -322,12 +323,6 @@ class SftpBackend:
         for reply in others[:-1]:  # a temporary name that is left over does no harm
             sftp.done(reply)
         return True
-
-    def _other_server(self) -> UnreachableError:
-        return UnreachableError(
-            f"{self._line.server.host} does not offer any more what it did before ({HARDLINK.decode()})",
-            next_step="Was the server's software exchanged? Run: metasync backend check URL",
-        )
 
     def _size(self, found: sftp.Attributes, path: str) -> int:
         if not found.is_file:

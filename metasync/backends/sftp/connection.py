@@ -1,10 +1,8 @@
 """The line to an SFTP server: one SSH connection, and sessions on it that are lent to one caller each.
 
-Sessions are separate processes at an OpenSSH server, so that one caller's fsync or pack holds up nobody else; a server
-that allows fewer of them at once (MaxSessions) is kept to that. What broke is given up as a whole: the connection ends,
-whoever was under way hears of it, and the next caller connects anew. Nothing is tried twice here.
-
-paramiko's own thread reads the connection. It is a daemon, and `close` waits for it.
+A session is a process of its own at an OpenSSH server, so one caller's fsync or pack holds up nobody else. The server
+may bound their number (MaxSessions). A connection that broke is given up as a whole, and the next caller connects anew.
+Nothing is tried twice here. paramiko's own thread, a daemon, reads the connection.
 """
 
 from __future__ import annotations
@@ -71,10 +69,10 @@ class Line:
 
     @contextlib.contextmanager
     def session(self, timeout_s: float, attempt: str) -> Iterator[Session]:
-        """A session for one call, which must be through in `timeout_s`. `attempt`: what errors are to say was tried.
+        """Lends a session for one call, which must end in `timeout_s`. `attempt` begins every error.
 
-        `UnreachableError` when there is none to be had, and when it is lost on the way; `BackendError` when what
-        answers is not SFTP. Then the whole connection is given up.
+        `UnreachableError`: there is none, or it is lost on the way. `BackendError`: what answers is not SFTP. Then the
+        whole connection is given up.
         """
         connection, session = self._borrow(timeout_s)
         whole = False
@@ -137,9 +135,15 @@ class Line:
         except BaseException as error:
             self._give_up(connection)
             if isinstance(error, LostError | paramiko.SSHException | OSError | EOFError):
-                raise _no_session(self.server) from error
+                raise UnreachableError(
+                    f"{self.server.host}: the connection broke, or gave no answer, when an SFTP session was opened",
+                    next_step="Check the server and the network.",
+                ) from error
             if isinstance(error, sftp.ProtocolError):
-                raise _not_sftp(self.server) from error
+                raise RefusedError(
+                    f"{self.server.host} lets {self.server.user} in, but what answers there is not SFTP",
+                    next_step="A login script of that account may print something: it must be silent for SFTP.",
+                ) from error
             raise
 
     def _give_back(self, connection: _Connection, session: Session, *, whole: bool) -> None:
@@ -248,7 +252,10 @@ class _Connection:
                 channel.invoke_subsystem("sftp")
             except paramiko.SSHException:
                 if self._transport.is_active():
-                    raise _no_sftp(self._server) from None
+                    raise RefusedError(
+                        f"{self._server.host} lets {self._server.user} in, but not use SFTP",
+                        next_step="Turn SFTP on there: Subsystem sftp in sshd_config, or a switch of the appliance.",
+                    ) from None
                 raise
         return Session(
             channel,
@@ -365,25 +372,4 @@ def _no_login(server: Server, error: Exception, *, overdue: bool) -> BackendErro
         )
     return UnreachableError(
         f"cannot connect to {server.host}, port {server.port}: {why}", next_step="Check the server and its port."
-    )
-
-
-def _no_sftp(server: Server) -> RefusedError:
-    return RefusedError(
-        f"{server.host} lets {server.user} in, but not use SFTP",
-        next_step="Turn SFTP on at the server (Subsystem sftp in its sshd_config, or a switch of the appliance).",
-    )
-
-
-def _no_session(server: Server) -> UnreachableError:
-    return UnreachableError(
-        f"{server.host}: the connection broke, or gave no answer in time, when an SFTP session was to be opened",
-        next_step="Check the server and the network.",
-    )
-
-
-def _not_sftp(server: Server) -> RefusedError:
-    return RefusedError(
-        f"{server.host} lets {server.user} in, but what answers there is not SFTP",
-        next_step="A login script of that account may print something: it must be silent for SFTP.",
     )

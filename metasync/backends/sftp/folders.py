@@ -21,15 +21,10 @@ _PATH_BYTES_MAX = 4096
 _DEPTH_MAX = 64  # of folders that `sweep_folder` goes down
 
 
-def readable(path: bytes) -> str:
-    """A path as people read it."""
-    return os.fsdecode(path)
-
-
 def find_root(session: Session, path: bytes, host: str, *, create: bool) -> tuple[bytes, int | None]:
     """The folder's real path, and what its file system is called."""
     path = path.rstrip(b"/")
-    shown = f"{'' if path.startswith(b'/') else '~/'}{readable(path)} at {host}"
+    shown = f"{'' if path.startswith(b'/') else '~/'}{os.fsdecode(path)} at {host}"
     made: list[Reply] = []
     if create:
         parts = path.split(b"/")
@@ -41,7 +36,7 @@ def find_root(session: Session, path: bytes, host: str, *, create: bool) -> tupl
         if not sftp.attributes_of(found).is_folder:
             raise UnreachableError(f"{shown} is not a folder", next_step="Name a folder in the URL.")
         root = sftp.path_of(real)
-        if len(root) > _PATH_BYTES_MAX or _CONTROL.search(readable(root)):  # people will read it
+        if len(root) > _PATH_BYTES_MAX or _CONTROL.search(os.fsdecode(root)):  # people will read it
             raise ProtocolError("no path where one was due")
         fsid = sftp.room_of(room[0]).fsid if room else None
     except StatusError as error:
@@ -64,9 +59,9 @@ def root_error(error: StatusError, shown: str) -> BackendError:
 
 
 def why_not_made(made: Sequence[Reply]) -> StatusError:
-    """The reason in the answers to several `mkdir`, each in the folder before, of which the last is not there.
+    """The reason in the answers to `mkdir` of nested folders, the last of which is not there.
 
-    A folder that is there says "failure", and so does one for which there is no space.
+    "Failure" says that a folder is there already, or that there is no space.
     """
     codes = map(sftp.status_of, made)
     told = (code for code in codes if code not in {sftp.OK, sftp.FAILURE, sftp.FILE_ALREADY_EXISTS})
@@ -91,10 +86,7 @@ def flushing(session: Session, handle: bytes) -> tuple[sftp.Request, ...]:
 
 
 def is_taken(session: Session, target: bytes) -> bool:
-    """Whether there is something of that name; then flushed.
-
-    Whoever made it may not have come to that yet, and the caller will act on what it finds there.
-    """
+    """Whether a name is taken. The file is flushed then: its maker may not have done so, and the caller acts on it."""
     seen, opened = session.ask(sftp.lstat(target), sftp.open_to_read(target))
     with contextlib.suppress(StatusError):  # what nobody may read is not acted on either
         handle = sftp.handle_of(opened)

@@ -1,13 +1,11 @@
 """Which server an SFTP URL means, and whether the one that answers is it: ~/.ssh/config and the known_hosts files.
 
-A key that no file names is refused, and so is one that another key is named for; nothing is ever added to a file.
-Names may be hashed, have patterns, or be negated (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"). `@revoked` keys are refused;
-`@cert-authority` lines are not used, so that a server known by its certificate alone is unknown here.
+A key that no file names is refused, and so is one in place of another; nothing is ever added to a file. Names may be
+hashed, have patterns, or be negated (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"). `@revoked` keys are refused.
+`@cert-authority` lines are not used, so a server known by its certificate alone is unknown here.
 
-paramiko, without the half of its import time (50 of 110 ms) that only `Match exec` in ~/.ssh/config needs.
-
-That half is its own import of `invoke`, which it can do without: `with_match_exec` brings it where a configuration
-has such a line.
+paramiko is loaded without `invoke`, half of its import time (50 of 110 ms), which only `Match exec` in ~/.ssh/config
+needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Logs in to an SFTP server: with the keys of the agent and of ~/.ssh, else with a password, as the server allows.
 
-A password comes from METASYNC_SFTP_PASSWORD, or from the system's keyring (service "metasync", account "user@host").
-It also answers a single hidden question of keyboard-interactive, which is how many servers ask for it. Nothing is
-sent before the host key was checked, and nothing is asked of the user here: a sentence says what to do.
+The password comes from METASYNC_SFTP_PASSWORD or the system's keyring (service "metasync", account "user@host"). It
+also answers a single hidden question of keyboard-interactive. Nothing is sent before the host key was checked, and the
+user is asked nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,11 @@ class _Attempt:
                     continue
                 except paramiko.SSHException as error:
                     if any(word in str(error) for word in _UNSIGNED):
-                        raise self._unsigned() from error
+                        raise RefusedError(
+                            f"{self._server.login} is not let in: the SSH agent does not sign with a key that it lists",
+                            next_step="Is the agent locked, or waiting for you? Or name another key in ~/.ssh/config"
+                            " (IdentityFile, IdentitiesOnly yes).",
+                        ) from error
                     raise
                 self._allowed = list(more)  # what it wants in addition
                 return not more
@@ -201,13 +205,6 @@ class _Attempt:
         ways = ", ".join(w for w in self._allowed if w.isascii() and w.isprintable())[:100] or "nothing"
         return RefusedError(
             f"{self._server.login} is not let in ({tried}; the server takes: {ways})", next_step=" ".join(steps)
-        )
-
-    def _unsigned(self) -> RefusedError:
-        return RefusedError(
-            f"{self._server.login} is not let in: the SSH agent does not sign with a key that it lists",
-            next_step="Is the agent locked, or waiting for you? Or name another key in ~/.ssh/config (IdentityFile,"
-            " IdentitiesOnly yes).",
         )
 
     def cut_off(self) -> BackendError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 VERSION: Final = 3
@@ -130,19 +131,6 @@ def reply(packet: bytes) -> tuple[int, Reply]:
     return int.from_bytes(packet[1:5], "big"), Reply(packet[0], packet[5:])
 
 
-def open_to_read(path: bytes) -> Request:
-    return _OPEN, _text(path) + _U32_READ
-
-
-def open_to_create(path: bytes) -> Request:
-    """Fails where the name is taken. The server's umask says who may read it."""
-    return _OPEN, _text(path) + _U32_NEW
-
-
-def close(handle: bytes) -> Request:
-    return _CLOSE, _text(handle)
-
-
 def read(handle: bytes, offset: int, length: int) -> Request:
     return _READ, _text(handle) + struct.pack(">QI", offset, length)
 
@@ -151,64 +139,39 @@ def write(handle: bytes, offset: int, data: bytes | memoryview) -> Request:
     return _WRITE, b"".join((_text(handle), struct.pack(">QI", offset, len(data)), data))
 
 
-def fsync(handle: bytes) -> Request:
-    return _EXTENDED, _text(FSYNC) + _text(handle)
+def _text(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
 
 
-def stat_of(path: bytes) -> Request:
-    return _STAT, _text(path)
+def _request(kind: int, *texts: bytes, end: bytes = b"") -> Request:
+    return kind, b"".join(map(_text, texts)) + end
 
 
-def lstat(path: bytes) -> Request:
-    return _LSTAT, _text(path)
+# Of one path, or of the two that a name is given or changed by.
+open_to_read = partial(_request, _OPEN, end=struct.pack(">II", _FOR_READING, 0))
+open_to_create = partial(_request, _OPEN, end=struct.pack(">II", _FOR_WRITING | _NEW, 0))
+"""Fails where the name is taken. The server's umask says who may read it."""
+stat_of = partial(_request, _STAT)
+lstat = partial(_request, _LSTAT)
+statvfs = partial(_request, _EXTENDED, STATVFS)
+realpath = partial(_request, _REALPATH)
+hardlink = partial(_request, _EXTENDED, HARDLINK)
+posix_rename = partial(_request, _EXTENDED, POSIX_RENAME)
+rename = partial(_request, _RENAME)
+remove = partial(_request, _REMOVE)
+mkdir = partial(_request, _MKDIR, end=bytes(4))
+rmdir = partial(_request, _RMDIR)
+opendir = partial(_request, _OPENDIR)
 
-
-def fstat(handle: bytes) -> Request:
-    return _FSTAT, _text(handle)
-
-
-def statvfs(path: bytes) -> Request:
-    return _EXTENDED, _text(STATVFS) + _text(path)
-
-
-def realpath(path: bytes) -> Request:
-    return _REALPATH, _text(path)
-
-
-def hardlink(old: bytes, new: bytes) -> Request:
-    return _EXTENDED, _text(HARDLINK) + _text(old) + _text(new)
-
-
-def posix_rename(old: bytes, new: bytes) -> Request:
-    return _EXTENDED, _text(POSIX_RENAME) + _text(old) + _text(new)
-
-
-def rename(old: bytes, new: bytes) -> Request:
-    return _RENAME, _text(old) + _text(new)
-
-
-def remove(path: bytes) -> Request:
-    return _REMOVE, _text(path)
-
-
-def mkdir(path: bytes) -> Request:
-    return _MKDIR, _text(path) + bytes(4)
-
-
-def rmdir(path: bytes) -> Request:
-    return _RMDIR, _text(path)
-
-
-def opendir(path: bytes) -> Request:
-    return _OPENDIR, _text(path)
-
-
-def readdir(handle: bytes) -> Request:
-    return _READDIR, _text(handle)
+# Of an open handle.
+close = partial(_request, _CLOSE)
+fsync = partial(_request, _EXTENDED, FSYNC)
+fstat = partial(_request, _FSTAT)
+readdir = partial(_request, _READDIR)
 
 
 def status_of(answer: Reply) -> int:
-    """The code of a status. `ProtocolError` if it is another answer."""
+    """The code of a status. `ProtocolError` for another answer."""
     if answer.kind != _STATUS or len(answer.body) < 4:
         raise ProtocolError(f"an answer of type {answer.kind} where a status was due")
     return int.from_bytes(answer.body[:4], "big")
@@ -260,14 +223,6 @@ def room_of(answer: Reply) -> Room:
     reader = _reader(answer, _EXTENDED_REPLY)
     _, unit, blocks, _, available, files, _, files_free, fsid, flags, _ = (reader.u64() for _ in range(11))
     return Room(fsid, available * unit, blocks * unit, files_free, files, bool(flags & _READ_ONLY))
-
-
-_U32_READ = struct.pack(">II", _FOR_READING, 0)
-_U32_NEW = struct.pack(">II", _FOR_WRITING | _NEW, 0)
-
-
-def _text(text: bytes) -> bytes:
-    return len(text).to_bytes(4, "big") + text
 
 
 def _reader(answer: Reply, kind: int) -> _Reader:

@@ -1,7 +1,7 @@
 """One SFTP session: requests are sent without waiting for each other's answers, which are matched by their numbers.
 
-A session belongs to one thread at a time (`sftp.connection` lends it), so nothing here is locked. After `LostError` or
-`ProtocolError` nothing it says can be relied on: it is closed.
+A session belongs to one thread at a time (`sftp.connection` lends it). After `LostError` or `ProtocolError` it is
+closed.
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ class Session:
         """`count` bytes from `offset`, or fewer where the file ends before. Several pieces are under way at a time."""
         waiting: deque[tuple[int, int, int]] = deque()  # number, where in the part, how many
         parts: list[bytes] = []
-        pieces = self._pieces(count)
+        step = self.piece_bytes
+        pieces = ((at, min(step, count - at)) for at in range(0, count, step))
         ended = False
         while True:
-            while not ended and len(waiting) * self.piece_bytes < _AHEAD_BYTES and (piece := next(pieces, None)):
+            while not ended and len(waiting) * step < _AHEAD_BYTES and (piece := next(pieces, None)):
                 at, length = piece
                 waiting.append((self.send(sftp.read(handle, offset + at, length)), at, length))
             if not waiting:
@@ -123,10 +124,6 @@ class Session:
                 for number, _, _ in waiting:  # behind the end there is nothing, whatever is said
                     self.receive(number)
                 waiting.clear()
-
-    def _pieces(self, count: int) -> Iterator[tuple[int, int]]:
-        for at in range(0, count, self.piece_bytes):
-            yield at, min(self.piece_bytes, count - at)
 
     def names(self, folder: bytes) -> Iterator[tuple[bytes, sftp.Attributes]]:
         """The entries of a folder without "." and "..". To be read to the end."""
@@ -154,18 +151,15 @@ class Session:
         data = self._in
         while len(data) < 4:
             self._fill()
-        needed = self._length()
+        length = int.from_bytes(data[:4], "big")
+        if length > sftp.PACKET_BYTES_MAX:
+            raise ProtocolError(f"a packet of {length} bytes")
+        needed = 4 + length
         while len(data) < needed:
             self._fill()
         packet = bytes(memoryview(data)[4:needed])
         del data[:needed]
         return packet
-
-    def _length(self) -> int:
-        length = int.from_bytes(self._in[:4], "big")
-        if length > sftp.PACKET_BYTES_MAX:
-            raise ProtocolError(f"a packet of {length} bytes")
-        return 4 + length
 
     def _fill(self) -> None:
         self._limit()

@@ -1,14 +1,13 @@
-"""OpenStack Swift, and what speaks its language: `swift://container/prefix?auth=https://host:5000/v3&region=...`.
+"""OpenStack Swift: `swift://container/prefix?auth=https://host:5000/v3&region=...`.
 
-Every GET and HEAD asks for `X-Newest`: without it the proxy takes the first copy that answers, which may not have heard
-of the last write yet. A provider does not know which bytes an agreement rests on, so it is asked for on all of them.
+GET and HEAD ask for `X-Newest`: without it the proxy takes the first copy that answers, which may lack the last write.
 
-`create` is a PUT with If-None-Match: *. It finds a name that is taken, but of several racing writers more than one can
-win (178 of 200 names, providers.md, section 4: an object server looks, then takes the body). So this store votes in
-block form, which needs no atomic create; what it needs of the cluster instead is in docs/howto/swift.md.
+`create` is a PUT with If-None-Match: *. Of several racing writers more than one can win (178 of 200 names,
+providers.md, section 4): an object server looks first and takes the body afterwards. So this store votes in block form.
+docs/howto/swift.md says what that asks of the cluster.
 
-A missing container answers an object's GET as a missing object does. So "not there" is said only with the container
-seen a moment before, or looked for now: what was deleted, or misspelt, must not look like an empty store.
+A missing container answers an object's GET as a missing object does. So "not there" is said only if the container was
+seen a moment before, or is found now.
 """
 
 from __future__ import annotations
@@ -23,19 +22,17 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
-from metasync.backends._shared.credentials import is_loopback, secret
+from metasync.backends._shared.credentials import caution, secret
 from metasync.backends._shared.race_probe import is_anothers
+from metasync.backends._shared.urls import byte_range, prefix_of, server_address
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm, Space
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
-from metasync.backends.swift.errors import answered, not_swift
-from metasync.backends.swift.http import Reply, Wires, timeout_s
+from metasync.backends.swift.http import Reply, Wires, answered, not_swift, split_server, timeout_s
 from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
-# How long a container that was seen counts as being there. It is in one test's way, and saves a request, one after the
-# other, for every object that is not there. A container can be deleted only when it is empty already.
-_SEEN_S = 2.0
+_SEEN_S = 2.0  # a container counts as there for so long after it was seen; saves a request for each missing object
 _PAGE_NAMES = 5000  # of a listing; Swift gives at most 10,000 at once
 _PAGE_BYTES_MAX = 16 << 20
 _PAGES_MAX = 2000
@@ -43,7 +40,6 @@ _PREFIX_CHARS_MAX = 256  # Swift takes 1,024 bytes for a name, and ours have at 
 _CONTAINER_BYTES_MAX = 256
 _NEWEST = {"X-Newest": "true"}
 
-_PREFIX = re.compile(r"[A-Za-z0-9!_.*'()~+=@,: -]+(/[A-Za-z0-9!_.*'()~+=@,: -]+)*")
 _CONTAINER = re.compile(r"[^/\x00-\x1f\x7f]+")
 _WORD = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
@@ -67,32 +63,26 @@ class SwiftBackend:
     def __init__(self, container: str, prefix: str, login: Login, environ: Mapping[str, str]) -> None:
         self._container = container
         self._prefix = f"{prefix}/" if prefix else ""
-        self._where = (
-            f"swift://{container}/{prefix} at {login.where}" if prefix else f"swift://{container} at {login.where}"
-        )
+        self._place = f"/{quote(container, safe='')}"
+        self._where = f"swift://{container}{f'/{prefix}' if prefix else ''} at {login.where}"
         self._wires = Wires(environ)
         self._tokens = Tokens(login, self._wires.ask)
         self._seen_at = float("-inf")
-        self.caution = _caution(login)
+        parts = urlsplit(login.where)
+        said = f"{login.where} has no TLS: whoever sees the line can read the login"
+        self.caution = caution(parts.scheme, parts.hostname or "", said)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
-        prefix = url.path.strip("/")
         size = len(url.host.encode("utf-8", "surrogateescape"))
         if not 1 <= size <= _CONTAINER_BYTES_MAX or url.host in (".", "..") or _CONTAINER.fullmatch(url.host) is None:
             raise UsageError(
                 "a Swift URL begins with the name of a container", next_step="Write swift://container/prefix."
             )
-        if prefix and (
-            _PREFIX.fullmatch(prefix) is None or {".", ".."} & set(prefix.split("/")) or len(prefix) > _PREFIX_CHARS_MAX
-        ):
-            raise UsageError(
-                f"not a prefix for objects: {prefix[:80]!r}",
-                next_step="Write swift://container/prefix with a plain prefix.",
-            )
+        prefix_of(url, _PREFIX_CHARS_MAX)
         for name, value in url.params:
             if name == "auth":
                 _check_auth(value)
@@ -104,10 +94,7 @@ class SwiftBackend:
 
     @classmethod
     def open(cls, url: BackendUrl, *, create_root: bool) -> SwiftBackend:
-        """A prefix needs no making, and a container is not ours to make: `create_root` changes nothing.
-
-        `RefusedError` if there are no credentials for it.
-        """
+        """`RefusedError` without credentials. `create_root` changes nothing: a container is not ours to make."""
         login = read_login(os.environ, dict(url.params), secret)
         return cls(url.host, url.path.strip("/"), login, os.environ)
 
@@ -132,7 +119,7 @@ class SwiftBackend:
             self.stat(path)
             return b""
         ranged = offset > 0 or length is not None
-        headers = {**_NEWEST, "Range": _range(offset, length)} if ranged else _NEWEST
+        headers = {**_NEWEST, "Range": byte_range(offset, length)} if ranged else _NEWEST
         within_s = timeout_s(max_bytes if length is None else min(length, max_bytes))
         with self._object("get", "GET", path, headers, within_s=within_s) as reply:
             if reply.status == 416:  # begins at or behind the end
@@ -153,7 +140,7 @@ class SwiftBackend:
         return self._head("stat", path)[0]
 
     def digest(self, path: str) -> Digest:
-        """The MD5 in the ETag. An object in segments (not one of ours) has the digest of a list there: None."""
+        """The MD5 in the ETag; None for an object in segments, whose ETag is the digest of a list."""
         split_path(path)
         size, headers = self._head("digest", path)
         found = _MD5.fullmatch(headers.get("etag", ""))
@@ -191,7 +178,7 @@ class SwiftBackend:
         """The tighter of the account's and the container's quota. What is used, Swift counts some seconds late."""
         attempt = f"cannot measure {self._where}"
         rooms = []
-        for kind, path in (("account", ""), ("container", f"/{quote(self._container, safe='')}")):
+        for kind, path in (("account", ""), ("container", self._place)):
             with self._asked("HEAD", path, _NEWEST, None, attempt) as reply:
                 if kind == "account" and reply.status in (403, 404):  # often not for a user of one container to see
                     reply.answer()
@@ -205,9 +192,9 @@ class SwiftBackend:
         return min((room for room in rooms if room.free_bytes is not None), default=Space(None, None))
 
     def probe(self) -> LogForm:
-        """Whether what is put is seen at once and for good, and a taken name is not given away: else "none".
+        """The form, or "none" if a put is not seen at once and for good, or a taken name is given away.
 
-        It can only disprove: what a cluster does while its machines fail, nobody sees from here.
+        It can only disprove: nobody sees from here what a cluster does while its machines fail.
         """
         from concurrent.futures import ThreadPoolExecutor
 
@@ -270,8 +257,7 @@ class SwiftBackend:
     def _page(self, path: str, folder: str, marker: str) -> tuple[tuple[str, int | None], ...]:
         query = f"?format=json&delimiter=/&limit={_PAGE_NAMES}&prefix={quote(folder)}&marker={quote(marker)}"
         attempt = f"cannot list {path} in {self._where}"
-        place = f"/{quote(self._container, safe='')}{query}"
-        with self._asked("GET", place, _NEWEST, None, attempt) as reply:
+        with self._asked("GET", self._place + query, _NEWEST, None, attempt) as reply:
             if reply.status == 404:
                 raise self._no_container(attempt)
             if reply.status not in (200, 204):
@@ -303,7 +289,7 @@ class SwiftBackend:
         raise answered(answer, attempt)
 
     def _look_for_container(self, attempt: str) -> None:
-        with self._asked("HEAD", f"/{quote(self._container, safe='')}", _NEWEST, None, attempt) as reply:
+        with self._asked("HEAD", self._place, _NEWEST, None, attempt) as reply:
             if reply.status == 404:
                 raise self._no_container(attempt)
             if reply.status not in (200, 204):
@@ -328,7 +314,7 @@ class SwiftBackend:
         token = self._tokens.current()
         for last in (False, True):
             sent = {**headers, "X-Auth-Token": token.value}
-            base, path_above = _split(token.storage_url)
+            base, path_above = split_server(token.storage_url)
             with self._wires.exchange(method, base, path_above + path, sent, body, attempt, within_s=within_s) as reply:
                 if reply.status != 401:
                     yield reply
@@ -352,7 +338,7 @@ class SwiftBackend:
         self._seen_at = time.monotonic()
 
     def _path(self, path: str) -> str:
-        return f"/{quote(self._container, safe='')}/{quote(self._prefix)}{path}"
+        return f"{self._place}/{quote(self._prefix)}{path}"
 
     def _no_container(self, attempt: str) -> UnreachableError:
         return UnreachableError(
@@ -361,34 +347,12 @@ class SwiftBackend:
         )
 
 
-def _caution(login: Login) -> str:
-    parts = urlsplit(login.where)
-    if parts.scheme != "http" or is_loopback(parts.hostname or ""):
-        return ""
-    return f"{login.where} has no TLS: whoever sees the line can read the login (what is stored is encrypted anyway)"
-
-
 def _check_auth(auth: str) -> None:
-    try:
-        parts = urlsplit(auth)
-        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        sound = False
-    if not sound or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[^!-~]", auth):
+    if server_address(auth) is None:
         raise UsageError(
             "auth= in a Swift URL is not the address of a server, or holds more than that",
             next_step="Write auth=https://host:5000/v3 (Keystone) or auth=https://host/auth/v1.0 (TempAuth).",
         )
-
-
-def _split(storage_url: str) -> tuple[str, str]:
-    scheme, _, rest = storage_url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host}", slash + path
-
-
-def _range(offset: int, length: int | None) -> str:
-    return f"bytes={offset}-" if length is None else f"bytes={offset}-{offset + length - 1}"
 
 
 def _size_and_part(reply: Reply) -> tuple[int, tuple[int, int]]:

@@ -1,8 +1,7 @@
-"""Connections to a Swift: swiftclient's, each for one thread at a time, kept for the next call.
+"""Connections to a Swift: swiftclient's `HTTPConnection`, each for one thread at a time; and what refusals mean.
 
-Of swiftclient its `HTTPConnection` is used, and not its calls, nor its `Connection`. Those repeat requests by
-themselves, read a refusal or a listing of any length into memory, follow a redirect to any host with the token in its
-head (requests takes only `Authorization` off), and write answers to a log.
+Its other classes repeat requests, read answers of any length into memory, follow a redirect to any host with the token
+in the head, and write answers to a log. Of a refusal only its status is read, and whether its body speaks of a quota.
 """
 
 from __future__ import annotations
@@ -13,12 +12,81 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from metasync.backends._shared.http import proxies_for
-from metasync.backends.swift.errors import BODY_BYTES_MAX, Answer, broken
-from metasync.errors import BackendError, RefusedError, UnreachableError
+from metasync.backends._shared.http import SILENT_S, no_answer, proxies_for, retry_after_s
+from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
+
+BODY_BYTES_MAX = 1 << 12  # of a refusal: Swift's own have some 100 bytes
+
+_AGAIN = "Try again later."
+_FULL = "Free some space, have the quota raised, or add a backend."
+_RIGHTS = (
+    "The user needs the right to read and write this container: a role in the project, or an ACL on the container."
+)
+_ADDRESS = "Check OS_AUTH_URL, ST_AUTH or OS_STORAGE_URL, and whether the network asks for a login."
+_LINE = "Check the address, the network, and the proxy that the environment names."
+_TLS = "Check the address, the clock, and OS_CACERT, which names the file of an authority of your own."
+STEPS = {**dict.fromkeys(("clock", "signer", "name", "tls"), _TLS), "proxy": _LINE, "network": _LINE}
+"""What to do where there was no answer, for `no_answer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `headers` by their names in small letters; `body` is cut where it is too long to be ours."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @property
+    def is_page(self) -> bool:
+        """Something for people to read, where Swift has an object or nothing. (Its refusals are short pages, too.)"""
+        return self.headers.get("content-type", "").startswith("text/html")
+
+
+def answered(answer: Answer, attempt: str) -> BackendError:
+    """The error of the contract for an answer that is no success. A 404 is `NotFoundError`, whatever is not there."""
+    status = answer.status
+    said = f"{attempt}: the server answered {status}"
+    if 300 <= status < 400:
+        return not_swift(attempt, f"a {status}, which leads elsewhere")
+    if status == 407:
+        return UnreachableError(f"{attempt}: the proxy asks for a login", next_step="Check HTTPS_PROXY and HTTP_PROXY.")
+    if status == 404:
+        return NotFoundError(f"{attempt}: it is not there")
+    if status == 403:
+        return RefusedError(said, next_step=_RIGHTS)
+    if status == 507 or (status == 413 and b"quota" in answer.body.lower()):
+        return FullError(f"{attempt}: no space or quota is left ({status})", next_step=_FULL)
+    if status == 413:
+        return RefusedError(f"{said}; it is too large for this server")
+    if status in (429, 498):
+        wait_s = _wait_s(answer)
+        return BackendError(
+            f"{said}; it asks for fewer requests",
+            next_step=_AGAIN,
+            retry_after_s=SILENT_S if wait_s is None else wait_s,
+        )
+    if status == 422:
+        return BackendError(f"{said}: what arrived is not what was sent", next_step=_AGAIN)
+    if status in (408, 409, 499) or status >= 500:
+        return BackendError(said, next_step=_AGAIN, retry_after_s=_wait_s(answer))
+    if status < 300:
+        return not_swift(attempt, f"a {status} where Swift has another answer")
+    return BackendError(said, retryable=False)
+
+
+def _wait_s(answer: Answer) -> float | None:
+    return retry_after_s(answer.headers.get("retry-after"), answer.headers.get("date"))
+
+
+def not_swift(attempt: str, what: str) -> UnreachableError:
+    """`what` answered can't be the server that is meant."""
+    return UnreachableError(f"{attempt}: what answered is not the Swift server ({what})", next_step=_ADDRESS)
+
 
 _IDLE_MAX = 32  # as many calls as the runtime ever has under way at one backend
 _IDLE_S = 50.0  # servers, and what stands before them, forget a connection after a minute, and some do so silently
@@ -32,6 +100,13 @@ _PIECE_BYTES = 1 << 14
 def timeout_s(size_bytes: int) -> int:
     """How long a call may take that moves so many bytes."""
     return SMALL_TIMEOUT_S if size_bytes <= SMALL_BYTES_MAX else LARGE_TIMEOUT_S
+
+
+def split_server(url: str) -> tuple[str, str]:
+    """The server of an address, and what follows."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host}", slash + path
 
 
 class Reply:
@@ -119,18 +194,18 @@ class Wires:
             raise
         except self._failures as error:
             if isinstance(error, ValueError):  # such as requests' InvalidHeader, whose text quotes the header
-                raise _unsendable(attempt) from None
-            raise broken(error, attempt) from error
+                step = "Look for a line end, or what else does not belong there, in the user, the key or the token."
+                raise RefusedError(f"{attempt}: the request cannot be made", next_step=step) from None
+            raise no_answer(error, attempt, STEPS) from error
         finally:
             self._give(base, line, kept=kept)
 
     def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """A request of a login, and its whole answer."""
-        scheme, _, rest = url.partition("://")
-        host, slash, path = rest.partition("/")
         attempt = f"cannot log in at {url.removesuffix('/auth/tokens')}"
-        with self.exchange(method, f"{scheme}://{host}", slash + path, headers, body, attempt) as reply:
-            return Answer(reply.status, dict(_small(reply.headers)), reply.read(_LOGIN_BYTES_MAX))
+        with self.exchange(method, *split_server(url), headers, body, attempt) as reply:
+            small = {name.lower(): value for name, value in reply.headers.items()}
+            return Answer(reply.status, small, reply.read(_LOGIN_BYTES_MAX))
 
     def close(self) -> None:
         with self._lock:
@@ -174,14 +249,3 @@ class Wires:
             if line.resp is not None:
                 line.resp.close()
         line.request_session.close()
-
-
-def _small(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    return ((name.lower(), value) for name, value in headers.items())
-
-
-def _unsendable(attempt: str) -> RefusedError:
-    return RefusedError(
-        f"{attempt}: the request cannot be made",
-        next_step="Look for a line end, or what else does not belong there, in the user, the key or the token.",
-    )

@@ -1,12 +1,10 @@
-"""Getting into a Swift: what the environment or the keyring says, and the one request that turns it into a token.
+"""The login of a Swift: what the environment or the keyring says, and the request that turns it into a token.
 
-Three ways, as every OpenStack client knows them: Keystone v3 (`OS_*`, with a password or an application credential),
-TempAuth v1 (`ST_*`), or a storage URL with a token that somebody else got (`OS_STORAGE_URL`, `OS_AUTH_TOKEN`). The
-Keystone request is made here: swiftclient would do it through python-keystoneclient, which is nineteen packages and
-0.15 s of CPU at each start for one POST.
+There are three ways, as for every OpenStack client: Keystone v3 (`OS_*`, a password or an application credential),
+TempAuth v1 (`ST_*`), or a storage URL with a token (`OS_STORAGE_URL`, `OS_AUTH_TOKEN`). Keystone is asked here, because
+swiftclient's way through python-keystoneclient is nineteen packages and 0.15 s of CPU for one POST.
 
-A secret goes to nobody but whom it is for: what the environment holds counts only if its server and its user are those
-that the URL names, where it names any.
+A secret of the environment counts only if its server and user are those that the URL names, if it names any.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import SERVICE
-from metasync.backends.swift.errors import Answer, answered, not_swift
-from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
+from metasync.backends._shared.urls import server_address
+from metasync.backends.swift.http import Answer, answered, not_swift
+from metasync.errors import BackendError, RefusedError, UnreachableError
 
 NEXT_STEP = (
     "Set OS_AUTH_URL, OS_USERNAME, OS_PASSWORD and OS_PROJECT_NAME (Keystone), or ST_AUTH, ST_USER and ST_KEY"
@@ -81,7 +80,7 @@ def read_login(environ: Mapping[str, str], params: Mapping[str, str], secrets: S
         url = _base(environ["OS_STORAGE_URL"], "OS_STORAGE_URL")
         return Login("token", secret=environ["OS_AUTH_TOKEN"], storage_url=url, said_by="OS_AUTH_TOKEN")
     if auth:
-        v1 = _is_v1(auth)
+        v1 = re.search(r"/v1(\.0)?/?$", urlsplit(auth).path) is not None
     else:
         v1 = bool(get("ST_AUTH")) and not get("OS_AUTH_URL")
         auth = get("ST_AUTH" if v1 else "OS_AUTH_URL") or ""
@@ -250,8 +249,8 @@ def _endpoint(login: Login, catalog: list[Any]) -> str:
     regions = {str(e.get("region") or e.get("region_id") or "") for e in of_kind}
     if login.region:
         of_kind = [e for e in of_kind if login.region in (e.get("region"), e.get("region_id"))]
+    known = ", ".join(sorted(r for r in regions if _REGION.fullmatch(r))[:8])
     if not of_kind:
-        known = ", ".join(sorted(r for r in regions if _REGION.fullmatch(r))[:8])
         what = f" in the region {login.region[:64]}" if login.region else f" for the interface {login.interface[:16]}"
         raise RefusedError(
             f"{login.auth_url} accepts the credentials, but knows no object store{what}",
@@ -259,7 +258,6 @@ def _endpoint(login: Login, catalog: list[Any]) -> str:
             else "Check OS_PROJECT_NAME and OS_INTERFACE; the project may have no object store.",
         )  # fmt: skip
     if len(regions) > 1 and not login.region:
-        known = ", ".join(sorted(r for r in regions if _REGION.fullmatch(r))[:8])
         raise RefusedError(
             f"{login.auth_url} has object stores in several regions, which are stores of their own",
             next_step=f"Name one in the URL: &region=NAME (there are: {known}).",
@@ -289,8 +287,7 @@ def _refused(login: Login, answer: Answer) -> BackendError:
             f"{attempt}: what answered is no {'Keystone v3' if login.kind == 'v3' else 'TempAuth'} ({answer.status})",
             next_step="Check the address to log in at (https://auth.example.org/v3, say), and the network's login.",
         )
-    error = answered(answer, attempt)
-    return BackendError(error.message, next_step=error.next_step) if isinstance(error, NotFoundError) else error
+    return answered(answer, attempt)
 
 
 def _checked_storage(login: Login, url: str) -> str:
@@ -317,21 +314,13 @@ def _own_storage(environ: Mapping[str, str]) -> str:
 
 def _base(url: str, what: str) -> str:
     """An address without a trailing slash. `RefusedError` that does not quote it: it may hold a password."""
-    try:
-        parts = urlsplit(url.strip())
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        sound = False
-    if not sound or "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[^!-~]", url.strip()):
+    parts = server_address(url.strip())
+    if parts is None:
         raise RefusedError(
             f"{what} is not the address of a server, or holds more than that",
             next_step="Write https://host:port/path, without user, password or parameters.",
         )
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
-
-
-def _is_v1(auth: str) -> bool:
-    return re.search(r"/v1(\.0)?/?$", urlsplit(auth).path) is not None
 
 
 def _same_server(auth: str, of_environment: str | None) -> bool:

@@ -1,19 +1,16 @@
 """A folder on a WebDAV server: `webdav://anna@host/dav/folder` over TLS, `webdav+http://...` over a plain line.
 
-Nothing that WebDAV can do creates a name for one of several racers alone, on all servers (providers.md, sections 1.4
-and 4). So a store of this kind votes in block form: every device writes names of its own, and needs no more than that
-nobody sees a part and that everybody sees what was written.
+No call of WebDAV creates a name for one of several racers alone on all servers (providers.md, sections 1.4 and 4). So
+this store votes in block form: devices write names of their own, and need only that writes appear whole and to all.
 
-**Whole or not at all.** Most servers write a PUT in place, and a reader beside it gets a part. So an object is put to a
-temporary name first and moved, which is two requests. Servers known to write whole (`webdav.folder`) are asked once
-and spared the second one.
+**Whole writes.** Most servers write a PUT in place, and a reader beside it gets a part. So an object is put to a
+temporary name and moved, which is two requests. Servers that say they write whole (`webdav.folder`) need only the PUT.
 
-**Replacing.** MOVE onto a taken name removes what is there first, on many servers: for a moment, or for good when the
-server dies in between, there is nothing. So `put` moves onto a free name if it can, leaves an object alone that has
-these very bytes, and replaces only what differs: names that MetaSync overwrites are conveniences. And a server looks at
-a file before it opens it: a reader may be given the size of the old one and the beginning of the new (Apache: 1 of 160
-reads beside 64 KiB that change all the time). So who reads an object again and sees that it changed a moment ago looks
-whether it has changed since, and who is told that it is gone or out of order asks again for a moment.
+**Replacing.** On many servers MOVE onto a taken name first removes what is there. So `put` moves onto a free name if it
+can, leaves an object alone that has the same bytes, and replaces the rest: names that MetaSync overwrites are
+conveniences. A server also looks at a file before it opens it, so a reader may get the size of the old one and the
+beginning of the new (Apache: 1 of 160 reads beside 64 KiB that change all the time). So a reader that saw the object
+before, and is told that it changed just now, is gone or fails, looks again for a moment.
 """
 
 from __future__ import annotations
@@ -28,8 +25,10 @@ from email.utils import parsedate_to_datetime
 from typing import ClassVar, Final, TypeVar
 from urllib.parse import quote
 
-from metasync.backends._shared.credentials import is_loopback
+from metasync.backends._shared.credentials import caution, is_loopback
+from metasync.backends._shared.http import no_answer
 from metasync.backends._shared.race_probe import is_anothers
+from metasync.backends._shared.urls import byte_range
 from metasync.backends.api import BackendUrl, Listed, LogForm, Space
 from metasync.backends.names import (
     TEMP_PREFIX,
@@ -40,9 +39,8 @@ from metasync.backends.names import (
     split_folder,
     split_path,
 )
-from metasync.backends.webdav.errors import no_answer, not_the_server
 from metasync.backends.webdav.folder import KIND_AND_SIZE, QUOTA, RemoteFolder
-from metasync.backends.webdav.http import Answer, Connection, NoAnswerError, cause
+from metasync.backends.webdav.http import STEPS, Answer, Connection, NoAnswerError, not_the_server
 from metasync.backends.webdav.login import Showing, find_login, where_to_put_it
 from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import SMALL_BYTES_MAX
@@ -78,7 +76,7 @@ class WebDavBackend:
     def __init__(self, url: BackendUrl) -> None:
         user, host, port = _host_of(url)
         line = "http" if url.scheme == "webdav+http" else "https"
-        self.caution = _caution(line, host)
+        self.caution = caution(line, host, "webdav+http has no TLS: whoever sees the line can read its password")
         named = host if port in (None, _PORTS[line]) else f"{host}:{port}"
         login = find_login(named, user, os.environ)
         path = url.path.rstrip("/")
@@ -206,7 +204,7 @@ class WebDavBackend:
         attempt = self._attempt("get", path)
         headers = {}
         if offset or length is not None:
-            headers["Range"] = f"bytes={offset}-{offset + length - 1 if length is not None else ''}"
+            headers["Range"] = byte_range(offset, length)
         most = max_bytes if length is None else min(length, max_bytes)
         with self._folder.ask(attempt, "GET", self._folder.url(parts), headers, None, most) as answer:
             if answer.status == 416 and headers:  # begins at or behind the end
@@ -217,7 +215,7 @@ class WebDavBackend:
             except NoAnswerError as error:
                 if again:
                     raise _MayPassError from None
-                raise no_answer(cause(error), attempt) from None
+                raise no_answer(error.__cause__ or error, attempt, STEPS) from None
         if path in self._seen and _is_changing(answer):
             with self._folder.ask(attempt, "HEAD", self._folder.url(parts)) as now:
                 if now.status != 200 or _version(now) != _version(answer):
@@ -279,9 +277,9 @@ class WebDavBackend:
     # What this object remembers.
 
     def _seen_again(self, path: str, look: Callable[[bool], T]) -> T:
-        """Looks for an object; several times if it was there before, since it may be about to be replaced.
+        """Looks for an object; several times if it was seen before, because it may be being replaced.
 
-        `look` is told whether it was there, and that what it meets may pass.
+        `look` is told whether a failure may pass.
         """
         for pause_s in _LOOKS_AGAIN_S if path in self._seen else ():
             try:
@@ -323,12 +321,6 @@ def _host_of(url: BackendUrl) -> tuple[str | None, str, int | None]:
             next_step="Write webdav://host/path or webdav://user@host:port/path; umlauts in a host as xn--.",
         )
     return match[1], match[2].lower(), port
-
-
-def _caution(line: str, host: str) -> str:
-    if line == "https" or is_loopback(host):
-        return ""
-    return "webdav+http has no TLS: whoever sees the line can read its password (what is stored is encrypted anyway)"
 
 
 def _version(answer: Answer) -> tuple[str | int | None, ...]:

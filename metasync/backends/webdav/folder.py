@@ -1,11 +1,8 @@
 """One folder on a WebDAV server, in the server's own terms: what to ask, and what its answers mean.
 
-**Missing.** 404 may mean that an object is not there, or that the whole folder is not. Unless something in the folder
-was seen a moment ago it is looked for before anybody is told that an object is absent. Folders below it are made as
-needed; it itself never is, but by `make_root`: that it is gone must show.
-
-**Whole or not at all.** Most servers write a PUT in place, and a reader beside it gets a part. Those known not to are
-told by what they say of themselves.
+A 404 may mean that an object is missing, or that the whole folder is. So the folder is looked for, unless something in
+it was seen a moment ago, before an object is called absent. Folders below it are made as needed; the folder itself is
+made by `make_root` alone, so that its loss shows.
 """
 
 from __future__ import annotations
@@ -17,9 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from metasync.backends._shared.http import no_answer
 from metasync.backends.names import TEMP_PREFIX
-from metasync.backends.webdav.errors import no_answer, no_folder, no_room, not_the_server, refusal
-from metasync.backends.webdav.http import Answer, Connection, NoAnswerError, cause
+from metasync.backends.webdav.http import (
+    STEPS,
+    Answer,
+    Connection,
+    NoAnswerError,
+    no_folder,
+    no_room,
+    not_the_server,
+    refusal,
+)
 from metasync.backends.webdav.xml import Found, NotXmlError, below, read_multistatus
 from metasync.errors import BackendError, NotFoundError, UnreachableError
 from metasync.runtime.sizes import KNOWN_FOLDERS_MAX, LEFT_OVER_MAX, SMALL_BYTES_MAX
@@ -83,7 +89,9 @@ class RemoteFolder:
         try:
             return self._http.ask(method, target, headers or {}, data, down_bytes_max)
         except NoAnswerError as error:
-            raise no_answer(cause(error), attempt) from None  # what the library says may hold the proxy's password
+            raise no_answer(
+                error.__cause__ or error, attempt, STEPS
+            ) from None  # what the library says may hold the proxy's password
 
     def refusal(self, answer: Answer, attempt: str) -> BackendError:
         return refusal(answer.status, answer.headers, attempt, self._server, self._login_hint)
@@ -97,10 +105,10 @@ class RemoteFolder:
     def properties(
         self, attempt: str, folder: tuple[str, ...], depth: str, asked: bytes, *, end: str = "/"
     ) -> list[Found]:
-        """What a PROPFIND tells of a folder. `NotFoundError` if it is not there, `UnreachableError` if it is the root.
+        """Asks by PROPFIND for a folder. `NotFoundError` if it is absent, `UnreachableError` if it is the root.
 
-        Of the root it tells at least that it is a folder: whoever asks for it rests on that.
-        `end`: "" for an object; not all servers take a folder's name without a slash, or an object's with one.
+        An answer for the root says at least that it is a folder. `end`: "" for an object; not all servers take a
+        folder's name without a slash, or an object's with one.
         """
         url = self.url(folder) + end
         most = _LIST_BYTES_MAX if depth == "1" else 0
@@ -118,7 +126,7 @@ class RemoteFolder:
                 except NotXmlError:
                     raise not_the_server(attempt) from None
                 except NoAnswerError as error:
-                    raise no_answer(cause(error), attempt) from None
+                    raise no_answer(error.__cause__ or error, attempt, STEPS) from None
                 if not folder and not any(item.is_folder for item in found):
                     raise no_folder(attempt) if found else not_the_server(attempt)
                 self.saw()
@@ -143,9 +151,9 @@ class RemoteFolder:
     def upload(
         self, attempt: str, parts: tuple[str, ...], url: str, data: bytes, headers: dict[str, str] | None = None
     ) -> int:
-        """A PUT, and the folders it needs. -> its status: a success, or 412 where `headers` hold a condition.
+        """Puts an object and makes its folders; -> the status: a success, or 412 if `headers` hold a condition.
 
-        200 may be anybody's. It is taken from servers that are asked for a MOVE next, which has to say 201 or 204.
+        200 may be a login page's. It counts only if a MOVE follows, which has to say 201 or 204.
         """
         folder = parts[:-1]
         fine = {201, 204, 412} if headers else {201, 204}
@@ -177,9 +185,9 @@ class RemoteFolder:
 
     @contextlib.contextmanager
     def temporary(self, attempt: str, parts: tuple[str, ...], data: bytes) -> Iterator[str]:
-        """An object under a temporary name beside its own. Removed if the server refuses what is done with it.
+        """Puts an object under a temporary name beside its own, and removes it if the block is refused.
 
-        Of a server that does not answer nothing more is asked; what may be left there is removed after the next write.
+        A server that does not answer is asked nothing more; the rest is removed after the next write.
         """
         temp = self.url((*parts[:-1], TEMP_PREFIX + os.urandom(8).hex()))
         try:

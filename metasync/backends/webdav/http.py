@@ -1,7 +1,6 @@
-"""Requests to one WebDAV server, by `requests`: kept connections, one attempt, bounded answers, no redirect followed.
+"""Requests to one WebDAV server, by `requests`, and what refusals mean. One attempt each, and no redirect followed.
 
-What the library would read from its surroundings by itself at every request is read once, here: proxies and the
-certificates to trust. It reads no netrc of its own, and retries nothing.
+Proxies and trusted certificates, which the library would read anew for every request, are read once.
 """
 
 from __future__ import annotations
@@ -12,11 +11,113 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
 
-from metasync.backends._shared.http import proxies_for
+from metasync.backends._shared.http import SILENT_S, proxies_for, retry_after_s
 from metasync.backends.webdav.login import Showing
-from metasync.errors import RefusedError
+from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
 from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
+
+_QUOTED_CHARS_MAX: Final = 200
+
+_AGAIN: Final = "Try again later."
+_ADDRESS: Final = (
+    "Check the URL. Nextcloud: webdav://HOST/remote.php/dav/files/NAME/FOLDER; ownCloud: the same;"
+    " Koofr: webdav://app.koofr.net/dav/Koofr/FOLDER."
+)
+_PROXY: Final = "Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the environment."
+STEPS: Final = {
+    "clock": "Check this machine's clock first, then the server's certificate.",
+    "signer": "Name a file with the certificate of whoever signed it: REQUESTS_CA_BUNDLE=/path/ca.pem.",
+    "name": "Check the host in the URL.",
+    "tls": "Without TLS the URL begins with webdav+http://.",
+    "proxy": _PROXY,
+    "network": "Check the URL and the network.",
+}
+"""What to do where there was no answer, for `no_answer`."""
+
+
+def refusal(status: int, headers: Mapping[str, str], attempt: str, url: str, login_hint: str) -> BackendError:
+    """The error of the contract for a failure other than 404. It never quotes a body, which may echo what was sent.
+
+    `attempt`: "cannot put a/b in webdav://...".
+    """
+    said = f"{attempt}: the server answered {status}"
+    if status == 401:
+        return RefusedError(f"{attempt}: the server refused the login (401)", next_step=login_hint)
+    if status == 403:
+        return RefusedError(
+            f"{said}: the login has no right to do this",
+            next_step="Give it the right to write there (a shared folder may be read-only), or name another folder.",
+        )
+    if status < 300:  # 207 to a MOVE or DELETE: done in part
+        return BackendError(f"{said}, which confirms nothing", next_step=_AGAIN)
+    if status < 400:
+        return _redirected(headers, attempt, url)
+    if status == 407:
+        return UnreachableError(f"{attempt}: the proxy asks for a login (407)", next_step=_PROXY)
+    if status in {405, 501}:
+        return RefusedError(f"{said}: what is at this address is no WebDAV folder", next_step=_ADDRESS)
+    if status in {413, 414}:
+        return RefusedError(
+            f"{said}: it takes no request of this size",
+            next_step="Its administrator can raise the limit (nginx: client_max_body_size, Apache: LimitRequestBody,"
+            " PHP: post_max_size); MetaSync sends up to 64 MiB in one request.",
+        )
+    if status == 423:
+        return BackendError(f"{said}: somebody has it locked", next_step=_AGAIN, retry_after_s=_retry_after_s(headers))
+    if status == 507:
+        return no_room(attempt)
+    if status in {429, 503}:
+        why = "it is in maintenance" if headers.get("X-Nextcloud-Maintenance-Mode") else "it asks for fewer requests"
+        after_s = _retry_after_s(headers)
+        return BackendError(f"{said}; {why}", next_step=_AGAIN, retry_after_s=SILENT_S if after_s is None else after_s)
+    if status in {408, 409, 412, 425, 499} or status >= 500:
+        return BackendError(said, next_step=_AGAIN, retry_after_s=_retry_after_s(headers))
+    return BackendError(said, next_step=_ADDRESS, retryable=False)
+
+
+def not_the_server(attempt: str) -> UnreachableError:
+    """For a success that is none: a network's login page comes with status 200, over plain http at least."""
+    return UnreachableError(
+        f"{attempt}: what answered is not the WebDAV server", next_step=f"Log in to the network, if it asks. {_ADDRESS}"
+    )
+
+
+def no_room(attempt: str) -> FullError:
+    return FullError(f"{attempt}: no space or quota is left", next_step="Free some space, or add a backend.")
+
+
+def no_folder(attempt: str) -> RefusedError:
+    """For an address at which there is something, but no folder."""
+    return RefusedError(f"{attempt}: what is at this address is no folder, says the server", next_step=_ADDRESS)
+
+
+def _redirected(headers: Mapping[str, str], attempt: str, url: str) -> BackendError:
+    """Never followed: the login would go along. Told, as far as it is an address."""
+    try:
+        here, there = urlsplit(url), urlsplit(urljoin(url, headers.get("Location", "")))
+        host, same = there.hostname or "", (there.hostname or "") == here.hostname
+        port = f":{there.port}" if there.port else ""
+    except ValueError:
+        host, same, port = "", False, ""
+    shown = "".join(c if c.isprintable() else "?" for c in f"{host}{port}{there.path if same else ''}")
+    shown = shown[:_QUOTED_CHARS_MAX]
+    if same and shown:
+        return RefusedError(
+            f"{attempt}: the address is now {there.scheme}://{shown}, says the server",
+            next_step="Give that address if it is the folder's: `metasync backend link NAME webdav://...`."
+            " If it is a page to log in at, the URL is not that of a WebDAV folder.",
+        )
+    return UnreachableError(
+        f"{attempt}: it was sent on to another host{f', {shown}' if shown else ''}, which is not followed",
+        next_step=f"Log in to the network, if it asks. {_ADDRESS}",
+    )
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    return retry_after_s(headers.get("Retry-After"), headers.get("Date"))
+
 
 _CONNECTIONS_MAX: Final = 32  # kept; beyond that they are closed after use
 _PIECE_BYTES: Final = 1 << 18
@@ -49,10 +150,9 @@ class Answer:
     ) -> None:
         raw = self._response.raw
         kept = self._is_in_order and (kind is None or issubclass(kind, Exception))  # such as that it is not there
-        if kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX and self._drained():
-            raw.release_conn()
-            return
-        raw.close()
+        kept = kept and not raw.closed and 0 <= (raw.length_remaining or 0) <= _DRAINED_BYTES_MAX and self._drained()
+        if not kept:
+            raw.close()
         raw.release_conn()
 
     @property
@@ -73,8 +173,7 @@ class Answer:
 
     def pieces(self) -> Iterator[bytes]:
         """The body. `NoAnswerError` if it breaks off or takes too long."""
-        while piece := self._next():
-            yield piece
+        return iter(self._next, b"")
 
     def _next(self) -> bytes:
         """What came of the body since; b"" at its end. No more is waited for: a server may send a byte a minute."""
@@ -130,14 +229,13 @@ class Connection:
     def ask(
         self, method: str, target: str, headers: Mapping[str, str], data: bytes | None, down_bytes_max: int
     ) -> Answer:
-        """One request for `target`, an encoded path; a second one only to show the login as the server wants it.
-
-        `NoAnswerError` if there is no answer.
-        """
+        """Makes one request for `target`, an encoded path; a second one only to show the login. `NoAnswerError`."""
         assert not self._closed, "the backend was closed"
         sent = self._showing.header(method, target)
         answer = self._send(method, target, headers, data, down_bytes_max, sent)
-        if answer.status == 401 and self._showing.asked(_values(answer, "WWW-Authenticate"), sent):
+        # All lines of the header; `requests` joins them, and a challenge has commas of its own.
+        challenges = answer._response.raw.headers.getlist("WWW-Authenticate") if answer.status == 401 else []
+        if answer.status == 401 and self._showing.asked(challenges, sent):
             with answer:
                 sent = self._showing.header(method, target)
             return self._send(method, target, headers, data, down_bytes_max, sent)
@@ -204,12 +302,3 @@ def _certificates() -> str | bool:
                 raise RefusedError(f"{name} names a file that is not there", next_step=f"Check {name}={path[:200]}")
             return path
     return True
-
-
-def _values(answer: Answer, name: str) -> list[str]:
-    """All lines of a header; `requests` joins them, and a challenge has commas of its own."""
-    return list(answer._response.raw.headers.getlist(name))
-
-
-def cause(error: NoAnswerError) -> BaseException:
-    return error.__cause__ or error

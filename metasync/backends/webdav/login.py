@@ -1,7 +1,7 @@
-"""Who asks a WebDAV server: where name and password come from, and how they are shown to it.
+"""The login of a WebDAV server: where name and password come from, and how they are shown.
 
-Basic shows the password itself; so it is sent unasked only where nobody listens, over TLS or on this machine. Over a
-plain line the server is asked first how it wants to be shown it, and Digest (RFC 7616) is preferred.
+Basic shows the password itself, so it is sent unasked only over TLS or on this machine. Over a plain line the server
+says first what it wants, and Digest (RFC 7616) is preferred.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from metasync.backends._shared.credentials import SERVICE, from_keyring
 from metasync.errors import RefusedError
@@ -35,8 +35,7 @@ class Login:
     password: str
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(NamedTuple):
     """What a server's Digest challenge says."""
 
     realm: str
@@ -47,10 +46,10 @@ class Challenge:
 
 
 def find_login(host: str, user: str | None, environ: Mapping[str, str]) -> Login | None:
-    """The login for `host`, as `user` where the URL names one; None if there is none: some servers want none.
+    """Finds the login for `host`, as `user` if the URL names one; None if there is none: some servers want none.
 
-    Looks into the netrc file, the variables METASYNC_WEBDAV_*, and the system's keyring, in this order: what is meant
-    for one host comes before what is meant for any. `RefusedError` for a netrc file that cannot be read.
+    The order is: the netrc file, where a host's own entry comes first; METASYNC_WEBDAV_*; the system's keyring.
+    `RefusedError` for a netrc file that cannot be read.
     """
     return _from_netrc(host, user, environ) or _from_variables(user, environ) or _from_keyring(host, user, environ)
 
@@ -82,12 +81,7 @@ def _from_netrc(host: str, user: str | None, environ: Mapping[str, str]) -> Logi
             f"cannot read the logins in {path}{f', line {line}' if line else ''}",
             next_step="Write lines of the form: machine HOST login NAME password PASSWORD",
         ) from None
-    for name in (
-        host,
-        f"[{_bare(host)}]",
-        _bare(host),
-        "default",
-    ):  # what is meant for this host before what is for any
+    for name in (host, f"[{_bare(host)}]", _bare(host), "default"):
         found = hosts.hosts.get(name)
         if found is not None and found[2] and user in (None, found[0]):
             return Login(found[0], found[2])
@@ -120,8 +114,7 @@ class Showing:
 
     def __init__(self, login: Login | None, *, unasked: bool) -> None:
         self.login = login
-        self._basic = unasked
-        self._private = unasked
+        self._basic = self._private = unasked
         self._challenge: Challenge | None = None
         self._count = 0
         self._lock = threading.Lock()

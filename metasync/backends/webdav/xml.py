@@ -1,7 +1,7 @@
 """Reads the answer to a PROPFIND (RFC 4918, 14): what lies below a folder, and how much room there is.
 
-The XML comes from a server that nobody vouches for. So a document type is refused before anything in it can be
-declared (entities that grow, files that are named), nothing is kept but names and numbers, and all of it has a bound.
+Nobody vouches for the server. So a document type is refused (entities that grow, files that are named), only names and
+numbers are kept, and everything has a bound.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def read_multistatus(pieces: Iterable[bytes], base: str) -> list[Found]:
 
 
 def below(found: Iterable[Found], base: str) -> list[tuple[str, Found]]:
-    """Names and what they stand for, of what lies directly below the folder asked for.
+    """The names directly below the folder asked for, with what they stand for.
 
-    A server behind a proxy may call the folder by another path than we do: then it is the one above all others. Some
-    servers leave the folder itself out: then it is what is above them.
+    A server behind a proxy may have another path for the folder: then it is the one above all others. Some servers
+    leave the folder itself out: then it is what is above them.
     """
     items = list(found)
     own = _path_of(urlsplit(base).path, base)

@@ -1,11 +1,10 @@
-"""The ballast: an object on every backend that is given up when its space ends, so that agreement goes on.
+"""The ballast: an object on every backend that is deleted when the backend is full, so that agreement goes on.
 
-A voting backend that is full accepts no log entry, and so is down for agreement though it is well (consensus.md, rule
-1.13). So `init` leaves one object of random bytes beside the others. When a write of what clients agree by meets
-`FullError`, the ballast is deleted and the write repeated, once. Packs never take that space: they go to another
-backend, and one push would eat what serves a hundred.
+A full backend accepts no log entry, and so cannot vote though it is well (consensus.md, rule 1.13). So `init` leaves an
+object of random bytes there. When a write that agreement needs meets `FullError`, the ballast is deleted and the write
+repeated, once. Packs never take that space: they go to another backend.
 
-Any client may delete it, several at once, and a provider may too: a backend without one is a backend like any other.
+Any client may delete the ballast, and a provider may too: a backend without one is a backend like any other.
 """
 
 from __future__ import annotations

@@ -1,24 +1,22 @@
 """Stops asking a backend that does not answer, and lets nobody wait for it longer than for one time-out.
 
-Theory of operation. `Circuit` decides, from times that it is told; `Breaker` makes the calls and waits.
+`Circuit` decides, from times that it is told; `Breaker` makes the calls and waits.
 
     closed      calls go through. FAILURES_MAX outcomes `unreachable` in a row open it, and so does a call that hangs
     open        calls are refused at once, until a cool-down has passed
-    half-open   one call goes through as a probe, the others are refused. Its answer closes the circuit; no answer opens
+    half-open   one call goes through as a probe, the others are refused. An answer closes the circuit; no answer opens
                 it again for twice as long, up to COOL_MAX_S
 
-A backend hangs when a call has been under way for longer than it may take and *nothing at all* was answered meanwhile:
-one lost connection among calls that are answered is no sign. The time that a call may take grows with its bytes and
-with those under way when it began, so that a busy slow line does not look like a dead one. When the circuit opens, all
-calls under way fail together. What they asked for may still take effect, like any request whose answer got lost; every
-writer allows for that (providers.md, section 1.3).
+A backend hangs when a call takes longer than it may and *nothing at all* was answered meanwhile: one lost connection
+among calls that are answered is no sign. The time that a call may take grows with its bytes and those under way, so
+that a busy slow line does not look dead. When the circuit opens, all calls under way fail together. They may still take
+effect, as any request whose answer got lost (providers.md, section 1.3).
 
-"Not there", "refused", "full" and even a server's own error are answers. An answer that comes after all, late, closes
-the circuit at once, and from then on the backend is given twice the time that this answer took.
+"Not there", "refused", "full" and a server's own error are answers. A late answer closes the circuit at once, and from
+then on the backend is given twice the time that this answer took.
 
-A blocked call cannot be ended from outside. It is left behind, with its thread, by whoever carries it out
-(`effects.Carried`): a channel, whose runtime looks by `watch` whether the backend hangs; or the caller itself, where
-no channel does. CALLS_MAX calls at most are left behind.
+A blocked call cannot be ended. Whoever carries it out (`effects.Carried`) leaves it behind, with its thread: a channel,
+whose runtime looks by `watch` whether the backend hangs; or the caller itself. At most CALLS_MAX are left behind.
 """
 
 from __future__ import annotations
@@ -136,10 +134,10 @@ class _Flight:
 
 
 class Breaker(Wrapper):
-    """The same store; its calls fail when it hangs, and are not made while it is known not to answer.
+    """The same store; its calls fail when it hangs, and are not made while it does not answer.
 
-    What it adds to the errors of the contract are `UnreachableError`s that are not `retryable`: asking again at once is
-    what it is there to prevent. `wait(outcome, seconds)` waits for a future, and belongs to `clock`.
+    Its own errors are `UnreachableError`s that are not `retryable`. `wait(outcome, seconds)` waits for a future by
+    `clock`.
     """
 
     def __init__(

@@ -1,18 +1,17 @@
 """Keeps off an account that asked for fewer requests, for as long as it asked: in all processes of this user.
 
-A server that refuses a call because there were too many says for how long it wants to be left alone, or its provider's
-code says so for it (`BackendError.retry_after_s`). Until when is kept for each account in one small file below the
-user's state directory ($XDG_STATE_HOME/metasync/accounts, or ~/.local/state/metasync/accounts), named by a hash. How
-many calls at once an account bears is learnt by the channel (`runtime.concurrency`), in each process by itself.
+The time comes from the server, or from its provider's code (`BackendError.retry_after_s`). It is kept for each account
+in a small file below the user's state directory ($XDG_STATE_HOME/metasync/accounts, or
+~/.local/state/metasync/accounts), named by a hash. `runtime.concurrency` learns how many calls at once an account
+bears.
 
-There is no lock: a file is replaced as a whole after a look at what is there; what another process writes in that
-moment is a hint that got lost. A file that cannot be read or written, or holds nonsense, is no note; it never is an
-error. Nothing is written before a server has refused a call, and what has run out is removed. Times in it are those of
-the wall's clock, because processes of other boots read it; one that was turned costs a request too early, or a wait of
-HOLD_MOST_S at most.
+There is no lock: a file is replaced as a whole, and a note that another process overwrites is a lost hint. A file that
+cannot be read or written, or holds nonsense, counts as absent. Nothing is written before a server has refused a call,
+and what has run out is removed. Its times are of the wall's clock, because processes of other boots read them; a clock
+that was turned costs one early request, or a wait of HOLD_MOST_S at most.
 
-A call that may not be made is refused by `HeldBackError`, without a request. Whoever can do without this backend goes
-on with the others at once; who cannot, waits and asks again.
+A call that may not be made is a `HeldBackError`, without a request. A caller that can do without this backend goes on
+with the others.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _accounts_lock = threading.Lock()
 
 
 def account_of(url: BackendUrl, scope: bytes, clock: Callable[[], float] = time.monotonic) -> Account:
-    """The account that a URL leads to, one object for all who use it in this process. `clock`: see `Account`.
+    """The account of a URL: one object in this process. `clock`: see `Account`.
 
-    `scope`: the first half of the store's native identity (the endpoint). With the user whom the URL names and the
-    parameters of the store itself it says whose requests are counted together, for several workspaces and processes.
+    `scope`, the first half of the store's native identity (the endpoint), the URL's user and its parameters say whose
+    requests are counted together, for several workspaces and processes.
     """
     user = url.host.rpartition("@")[0]
     text = "\0".join([url.scheme, user, *(f"{key}={value}" for key, value in url.params)])
@@ -70,7 +69,7 @@ def _folder() -> str:
 
 
 class Account:
-    """Until when one account is to be left alone; shared by threads and, through the file at `path`, by processes.
+    """The time until which an account is left alone; shared by threads and, through the file at `path`, processes.
 
     `clock` gives seconds and never goes back; `wall` gives seconds since 1970.
     """
@@ -95,10 +94,7 @@ class Account:
             return max(0.0, self._until - now)
 
     def refused(self, after_s: float) -> None:
-        """Notes that a call was sent away, and that the account is to be left alone for `after_s`.
-
-        A shorter time does not end a longer one. At most HOLD_MOST_S are noted.
-        """
+        """Notes that the account wants to be left alone for `after_s`: HOLD_MOST_S at most, never less than before."""
         with self._lock:
             now = self.clock()
             self._look(now)  # what another process was told meanwhile must not be written over
@@ -168,10 +164,10 @@ def _hold_s(found: Any, wall: float) -> float:
 
 
 class Paced(Wrapper):
-    """The same store, which is left alone for as long as its account asked for it.
+    """The same store, which is left alone for as long as its account asked.
 
-    A call that may not be made now is a `HeldBackError` with the time to wait. `on_hold(seconds)` is told once of each
-    time of rest that keeps a call off, in whatever thread it does.
+    A call that may not be made is a `HeldBackError` with the time to wait. `on_hold(seconds)` is called once for each
+    time of rest that holds off a call, from any thread.
     """
 
     def __init__(

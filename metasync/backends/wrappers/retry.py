@@ -1,24 +1,19 @@
 """Repeats calls that failed in a way that may pass: exponential back-off, full jitter, a bound in time and in number.
 
 Only what is `retryable` is repeated; "not there", "full" and "refused" are answers. No attempt begins after the call's
-deadline, or after the time-out of the `Op` that asked for it: nobody would hear of it, and a write would land late.
+deadline, or after the time-out of the `Op` that asked for it: a write would land late, and nobody would hear of it.
 
-What repeating does to writes:
-
-- **create.** An error leaves it open whether the object was created, and the answer to the next attempt may be "taken"
-  because the first one landed (providers.md, section 1.3). Then the object is read back. If it holds the very bytes of
-  this call it counts as created by it, else as taken by another. That is sound where equal bytes can only come from
-  this call, or where it does not matter whose they are. A log entry holds 32 random bytes, an id drawn for it and its
-  device's signature: nobody else makes the same bytes. A pack, a meta or a const object is named by the hash of its
-  bytes: whoever stored them, they are right. It is NOT sound for an object whose mere existence elects its creator and
-  whose bytes two clients may share, such as an empty lock file: both would be told that they won. MetaSync has no such
-  object. If the reading fails the outcome stays unknown, and that is an `UnreachableError`.
-- **delete** twice is delete once, as long as nobody creates the name anew in between. Log entries, packs and births are
-  never created anew once they are gone.
-- **put** twice is put once, but a first request that the network kept may land after the second, or after a newer put
-  of another client, and bring the older bytes back. Packs, meta and const objects, rings and slots are named by their
-  content: both puts hold the same bytes. Heads (`devices/`) and hints are overwritten: a reader takes the newest that
-  any backend shows, never goes back behind what it has seen, and nothing but convenience depends on them.
+- **create.** After an error the object may exist, and the next attempt may be told "taken" because the first one landed
+  (providers.md, section 1.3). Then the object is read back, and the call created it if it has the same bytes. That is
+  sound because equal bytes come from this call alone, or it does not matter whose they are: a log entry holds 32 random
+  bytes and a signature; a pack, meta or const object is named by its hash. It is NOT sound for an object whose mere
+  existence elects its creator, such as an empty lock file; MetaSync has none. If the reading fails too, the outcome is
+  unknown, which is an `UnreachableError`.
+- **delete** twice is delete once, as long as nobody creates the name anew in between. Names of log entries, packs and
+  births are never used again.
+- **put** twice is put once, but a delayed first request may land after a newer put and bring older bytes back. Packs,
+  meta and const objects, rings and slots are named by their content. Of heads (`devices/`) and hints a reader takes the
+  newest that any backend shows, and nothing but convenience depends on them.
 """
 
 from __future__ import annotations
@@ -44,10 +39,9 @@ _ANSWERS: Final = (NotFoundError, FullError, RefusedError)
 class Retrying(Wrapper):
     """The same store; calls that fail in a way that may pass are made again.
 
-    At most `attempts_max` attempts, none of which begins later than `deadline_s` after the first, or at or after
-    `due()` on `clock`, where that says anything. The pause before attempt n+1 is drawn evenly from 0 up to
-    `pause_first_s * 2**(n-1)`, that bounded by `pause_max_s`; a server's own `retry_after_s` is kept where it is
-    longer, and where it is too long the call fails at once. `fraction()` draws from 0 to 1.
+    There are at most `attempts_max` attempts, none later than `deadline_s` after the first, or than `due()` on `clock`.
+    The pause before attempt n+1 is drawn by `fraction()` from 0 to `pause_first_s * 2**(n-1)`, at most `pause_max_s`. A
+    longer `retry_after_s` of the server counts instead; the call fails at once if it is too long.
     """
 
     def __init__(
@@ -118,10 +112,7 @@ class Retrying(Wrapper):
         return max(most * self._fraction(), error.retry_after_s or 0.0)
 
     def _holds(self, path: str, data: bytes) -> bool:
-        """Whether what lies there are these bytes. Reads at most one byte more than there are of them.
-
-        Read again by the next attempt if that fails, which asks once more for the create: its name is taken for good.
-        """
+        """Whether the object has these bytes. After a failure the next attempt creates again, and reads again."""
         most = len(data) + 1
         try:
             return self.inner.get(path, length=most, max_bytes=most) == data

@@ -1,13 +1,12 @@
-"""Writes down what is asked of backends: one line per call, and nothing in it that would have to be kept secret.
+"""Writes one line per call on a backend, with all secrets struck out.
 
     seconds         backend  call  path                bytes     outcome                      ms     attempt
     8123.004512     disk-a   get   5f0c…/px/0/9b1e…    down=512  ok                           0.412  1
     8123.105112     s3       put   5f0c…/packs/0/3a/…  up=41220  UnreachableError: cannot …   60000  1
 
-Fields are parted by tabs. Times are those of a clock that never goes back; a line is written when its call ends, and
-when the backend is closed for a call that has not. Never written: what objects hold. From everything else credentials,
-tokens, signed query strings and userinfo are struck out, also where they stand in the text of an error, and control
-characters are escaped.
+Tabs part the fields. The clock never goes back. A line is written when its call ends, or when the backend is closed
+before that. The content of objects is never written. Credentials, tokens, signed query strings and userinfo are struck
+out, in the text of errors too, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -128,12 +127,9 @@ class Traced(Wrapper):
 
     def _tell(self, began: float, call: Call, attempt: int, outcome: str, down_bytes: int) -> None:
         moved = f"up={call.up_bytes}" if call.up_bytes else f"down={down_bytes}" if down_bytes else "-"
-        took_ms = 1000 * (self._clock() - began)
         path = redacted(call.path, self._environ)[:TEXT_CHARS_MAX] or "-"
         said = redacted(outcome, self._environ)[:TEXT_CHARS_MAX]
-        fields = (f"{began:.6f}", self._name, call.kind, path, moved, said, f"{took_ms:.3f}", str(attempt))
-        with contextlib.suppress(Exception):  # a trace that cannot be written is no reason to fail a push
-            self._sink("\t".join(fields))
+        _write(self._sink, began, self._clock(), (self._name, call.kind, path, moved, said), attempt)
 
 
 def traced(name: str, opening: Callable[[], Backend], sink: Sink) -> Backend:
@@ -146,10 +142,12 @@ def traced(name: str, opening: Callable[[], Backend], sink: Sink) -> Backend:
         outcome = _outcome(error)
         raise
     finally:
-        took_ms = 1000 * (time.monotonic() - began)
-        said = redacted(outcome)[:TEXT_CHARS_MAX]
-        with contextlib.suppress(Exception):
-            sink("\t".join((f"{began:.6f}", name, "open", "-", "-", said, f"{took_ms:.3f}", "1")))
+        _write(sink, began, time.monotonic(), (name, "open", "-", "-", redacted(outcome)[:TEXT_CHARS_MAX]), 1)
+
+
+def _write(sink: Sink, began: float, ended: float, fields: tuple[str, ...], attempt: int) -> None:
+    with contextlib.suppress(Exception):  # a trace that cannot be written is no reason to fail a push
+        sink("\t".join((f"{began:.6f}", *fields, f"{1000 * (ended - began):.3f}", str(attempt))))
 
 
 def _outcome(error: BaseException) -> str:
@@ -158,9 +156,9 @@ def _outcome(error: BaseException) -> str:
 
 
 def file_sink(path: str) -> Sink:
-    """A sink that appends to a file that only its owner can read; made if missing. `UsageError` if it cannot be.
+    """A sink that appends to a file, which only its owner can read. `UsageError` if it cannot be made.
 
-    Opened anew for every line: one write each, so that processes may share it and it may be moved away meanwhile.
+    Each line is one open and one write, so that processes may share the file, and it may be moved away.
     """
     path = os.path.abspath(path)
 

@@ -1,22 +1,25 @@
 """Wrappers around any backend, with the backend's own interface: what all of them share, and the simplest.
 
-A wrapper says in one place, `around`, what it does about a call; which calls there are stands here alone. It has an
-optional power (`space`, `probe`) exactly if what it wraps has it. Wrappers stack: `layers` takes them off one by one.
+A wrapper says in `around` what it does about a call. It has an optional power (`space`, `probe`) exactly if what it
+wraps has it. Wrappers stack: `layers` takes them off one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
-from metasync.backends.api import Backend, Digest, Listed, LogForm, Probes, Space, Sweeps, TellsDigests, TellsSpace
+from metasync.backends.api import Backend, Listed, LogForm
+from metasync.errors import BackendError, UnreachableError
 
 T = TypeVar("T")
 
 CallKind: TypeAlias = Literal[
     "create", "put", "get", "stat", "list", "delete", "identity", "space", "probe", "sweep", "digest"
 ]
+_ASKED: tuple[CallKind, ...] = ("space", "probe", "sweep", "digest")
+_SAID = ("digest_kind", "watch", "form_reason", "caution")
 WRITES: frozenset[CallKind] = frozenset({"create", "put", "delete"})
 
 ATTEMPT: ContextVar[int] = ContextVar("attempt", default=1)
@@ -33,10 +36,7 @@ class Call(NamedTuple):
 
 
 class Wrapper:
-    """The same store as `inner`. Whoever derives from it overrides `around`, or single calls where that is too coarse.
-
-    Closing it closes `inner`.
-    """
+    """The same store as `inner`, closed with it. A subclass overrides `around`, or single calls."""
 
     scheme: ClassVar[str] = "wrapped"
 
@@ -46,21 +46,8 @@ class Wrapper:
         # name: isinstance() takes 10 us for each power, and every command wraps every backend five times.
         mine = vars(self)
         mine["scheme"] = inner.scheme
-        if hasattr(inner, "space"):
-            mine["space"] = self._space
-        if hasattr(inner, "probe"):
-            mine["probe"] = self._probe
-        if hasattr(inner, "sweep"):
-            mine["sweep"] = self._sweep
-        if hasattr(inner, "digest") and hasattr(inner, "digest_kind"):
-            mine["digest"] = self._digest
-            mine["digest_kind"] = inner.digest_kind
-        if hasattr(inner, "watch"):
-            mine["watch"] = inner.watch
-        if hasattr(inner, "form_reason"):
-            mine["form_reason"] = inner.form_reason
-        if hasattr(inner, "caution"):
-            mine["caution"] = inner.caution
+        mine.update((power, self._power(power)) for power in _ASKED if hasattr(inner, power))
+        mine.update((power, getattr(inner, power)) for power in _SAID if hasattr(inner, power))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -105,25 +92,8 @@ class Wrapper:
     def close(self) -> None:
         self.inner.close()
 
-    def _space(self) -> Space:
-        inner = self.inner
-        assert isinstance(inner, TellsSpace)
-        return self.around(Call("space"), inner.space)
-
-    def _probe(self) -> LogForm:
-        inner = self.inner
-        assert isinstance(inner, Probes)
-        return self.around(Call("probe"), inner.probe)
-
-    def _sweep(self, path: str) -> None:
-        inner = self.inner
-        assert isinstance(inner, Sweeps)
-        return self.around(Call("sweep", path), lambda: inner.sweep(self.below(path)))
-
-    def _digest(self, path: str) -> Digest:
-        inner = self.inner
-        assert isinstance(inner, TellsDigests)
-        return self.around(Call("digest", path), lambda: inner.digest(self.below(path)))
+    def _power(self, kind: CallKind) -> Callable[..., Any]:
+        return lambda *path: self.around(Call(kind, *path), lambda: getattr(self.inner, kind)(*map(self.below, path)))
 
 
 def layers(backend: Backend) -> Iterator[Backend]:
@@ -149,3 +119,23 @@ class Prefixed(Wrapper):
 
     def close(self) -> None:
         """Nothing: the inner backend belongs to whoever opened it."""
+
+
+class AbsentBackend:
+    """Stands in for a backend that could not be opened. Raises `why` from every call."""
+
+    scheme: ClassVar[str] = "absent"
+    form: ClassVar[LogForm] = "none"
+
+    def __init__(self, why: BackendError) -> None:
+        self.why = why
+        if not isinstance(why, UnreachableError):
+            self.why = UnreachableError(why.message, next_step=why.next_step, retryable=why.retryable)
+
+    def _fail(self, *_args: object, **_kwargs: object) -> Any:
+        raise self.why
+
+    create = put = get = stat = list = delete = identity = _fail
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -14,7 +14,7 @@ from swift_fake import KEY, META, PAGE, Answer, Fake, Request, serving
 
 from metasync.backends._shared import credentials
 from metasync.backends.registry import open_backend, parse_url
-from metasync.backends.swift.errors import Answer as Told
+from metasync.backends.swift.http import Answer as Told
 from metasync.backends.swift.login import Login, Tokens, read_login
 from metasync.errors import BackendError, RefusedError, UnreachableError
 

@@ -13,11 +13,10 @@ from contract_kit import SMALL, passes
 from metasync.backends.api import Backend, Digest, DigestKind, LogForm, Probes, Space, TellsDigests, TellsSpace
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend, MemoryStore
-from metasync.backends.wrappers.absent import AbsentBackend
 from metasync.backends.wrappers.breaker import Breaker
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.trace import Traced
-from metasync.backends.wrappers.wrapper import Prefixed, Wrapper, layers
+from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed, Wrapper, layers
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.effects import DUE, Op
 from metasync.runtime.tasks import Runtime
