@@ -1,11 +1,11 @@
 """This device's part in the agreement: asks for the newest state, remembers what was decided, proposes a change.
 
-States alone are of concern here, with the configs and device sets that they name: `session` loads trees and indexes.
+Only states are of concern here, with the configs and device sets that they name; `session` loads trees and indexes.
 
-A state names the one before it and, by `skip`, one further back (`consensus.records.state`). The next version's is
-found by going back along `skip` from the newest: `chain` fetches what it lacks, one answer after the other, before a
-push can be agreed. So the states that lead to that `skip` are kept here (`LINE_KEY`): one for each bit that is set in
-the version, of 400 bytes each. Nothing is believed because it stands there: a state is looked up by its hash.
+A state names the one before it and, by `skip`, one further back (`consensus.records.state`). To find the next version's
+skip, `chain` goes back from the newest state, one request after the other. So the states on that way are kept
+(`LINE_KEY`): one of 400 bytes for each bit that is set in the version. They are looked up by their hashes, so a wrong
+one is never used.
 """
 
 from __future__ import annotations
@@ -46,15 +46,10 @@ if TYPE_CHECKING:
 HEED_S: Final = 0.02  # between looks at whether there is news
 
 
-def _encode_line(line: Sequence[State]) -> bytes:
-    return b"".join(state.encode() for state in line)
-
-
-def _decode_line(line: bytes) -> Sequence[State]:
-    return [decode_state(line[at : at + STATE_BYTES]) for at in range(0, len(line), STATE_BYTES)]
-
-
-LINE_KEY: Final = state_keys.LINE_KEY.holding(_encode_line, _decode_line)
+LINE_KEY: Final = state_keys.LINE_KEY.holding(
+    lambda line: b"".join(map(State.encode, line)),
+    lambda data: [decode_state(data[at : at + STATE_BYTES]) for at in range(0, len(data), STATE_BYTES)],
+)
 LEFT_KEY: Final = state_keys.LEFT_KEY.holding(State.encode, decode_state)
 FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progress)
 
@@ -66,10 +61,10 @@ FLOORS_KEY: Final = state_keys.FLOORS_KEY.holding(Progress.encode, decode_progre
 def looking(
     s: Session, *, deadline_s: float = DEADLINE_S, on_news: Callable[[], object] | None = None
 ) -> Iterator[Callable[[], State]]:
-    """Asks for the newest decided state beside what the caller does; `told` takes what it came to.
+    """Asks for the newest decided state beside what the caller does; `told` takes the answer.
 
-    Until then, or the end of the block, nothing else may be asked of logs. `on_news` is called in a worker as soon as
-    there is a sign of a newer state, which takes another round trip or two to be known: time to load what it will need.
+    Nothing else may be asked of logs until then, or until the block ends. A worker calls `on_news` at the first sign of
+    a newer state, a round trip or two before it is known: time to load what it will need.
     """
     task = s.group.get_recent(s.newest_state(), deadline_s=deadline_s)
     with s.runtime.beside(task if on_news is None else _heeding(s, task, on_news)) as look:
@@ -87,7 +82,7 @@ def _heeding(s: Session, look: Task, on_news: Callable[[], object]) -> Task:
 
 
 def told(s: Session, look: Callable[[], State]) -> State:
-    """The newest decided state, by a quorum; remembered. `NoQuorumError`, `ForkError`."""
+    """Takes the newest state that a quorum knows, and remembers it. `NoQuorumError`, `ForkError`."""
     known = s.newest_state()
     try:
         state = look()
@@ -104,13 +99,13 @@ def told(s: Session, look: Callable[[], State]) -> State:
 
 
 def ask_newest(s: Session, *, deadline_s: float = DEADLINE_S) -> State:
-    """The same, asked for now."""
+    """Asks for the newest decided state now, and remembers it."""
     with looking(s, deadline_s=deadline_s) as look:
         return told(s, look)
 
 
 def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
-    """The newest decided state, loaded. `offline_ok`: without a quorum, the newest that can be seen at all."""
+    """Loads the newest decided state. `offline_ok`: without a quorum, the newest that any backend proves."""
     try:
         return s.load(ask_newest(s))
     except NoQuorumError as e:
@@ -121,7 +116,7 @@ def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
 
 
 def newest_or_own(s: Session) -> tuple[Agreed, bool]:
-    """The state to push on, and whether it was asked for: an owner need not ask (consensus.md, rule 2.1)."""
+    """Loads the state to push on, and says whether it was asked for: an owner need not (consensus.md, rule 2.1)."""
     state = s.newest_state()
     if not s.group.owns(state):
         return newest(s), True
@@ -130,7 +125,7 @@ def newest_or_own(s: Session) -> tuple[Agreed, bool]:
 
 
 def newest_seen(s: Session) -> Agreed:
-    """The newest state that any reachable backend proves decided; there may be newer ones."""
+    """Loads the newest state that any reachable backend proves decided; there may be newer ones."""
     return s.load(s.runtime.run(s.group.newest_seen(s.newest_state(), deadline_s=LOOK_S)))
 
 
@@ -142,7 +137,8 @@ def remember(s: Session, state: State) -> None:
     s.follow_keys(state)
     known = s.newest_state()
     newer = (state.era, state.v) >= (known.era, known.v)
-    strange = state.config != s.connections.config_hash or _lacks_previous(s)
+    # A new clone lacks the mapping before, which is still read; so does a device that could not have it.
+    strange = state.config != s.connections.config_hash or (s.previous is None and s.config.prev_config is not None)
     configs = _configs_of(s, state) if newer and strange else None
     with s.db.transaction():
         if newer:
@@ -160,11 +156,6 @@ def remember(s: Session, state: State) -> None:
         s.listener(Notice(text, warning=True))
 
 
-def _lacks_previous(s: Session) -> bool:
-    """Whether the mapping before is read still and not known here: in a new clone, or where it could not be had."""
-    return s.previous is None and s.config.prev_config is not None
-
-
 def _configs_of(s: Session, state: State) -> tuple[Config, Config | None]:
     """The config that a decided state names, and the one whose mapping it lets be read."""
     config = s.config_of(state)
@@ -176,12 +167,11 @@ def _configs_of(s: Session, state: State) -> tuple[Config, Config | None]:
 
 
 def _cross(s: Session, known: State, state: State) -> list[str]:
-    """Passes from `known` to a state of a later era, in the transaction that is open. -> what to tell the user.
+    """Passes from `known` to a state of a later era, in the open transaction. -> what to tell the user.
 
-    The folder may be at a version of the old era that the new one does not contain (consensus.md, rule 5.3). Then its
-    base is set back to the last version that both have, in the step in which the new era is remembered. Nothing on the
-    disk changes by that. What the folder has beyond that base becomes a change of this device, pushed as any other.
-    Contents are noted as agreed no more then: a replaced file may be the only copy.
+    If the folder is at a version that the new era does not contain (consensus.md, rule 5.3), its base is set back to
+    the last version of both. The disk stays as it is: what the folder has beyond that base becomes a change of this
+    device. No content counts as agreed any more then, because a replaced file may be the only copy.
     """
     warnings = []
     records, before = s.group.participant.followed, s.base_state()
@@ -213,7 +203,7 @@ def _day(at_s: int) -> str:
 
 
 def note_standings(s: Session) -> None:
-    """Backends that are not what they were hold nothing back: no pack goes to them, none is read from them."""
+    """Leaves out the backends that are not what they were: no pack goes to them, none is read from them."""
     if s.group.evidence:
         evidence.note(s.db, s.group.evidence, s.wall_ns())
     note_retired(s)
@@ -229,7 +219,7 @@ def note_standings(s: Session) -> None:
 
 
 def note_retired(s: Session) -> None:
-    """Keeps for the next process that an acceptor was seen retired: then it looks for the record of the new era."""
+    """Notes that an acceptor was seen retired, so that the next process looks for the record of the new era."""
     era = max((stone.era for stone in s.group.participant.tombstones.values()), default=0)
     if era > s.newest_state().era and not s.db.has(RETIRED_KEY):
         s.db.set(RETIRED_KEY, era)
@@ -260,7 +250,7 @@ def _is_used_here(s: Session, devices: DeviceSet, invited: bytes) -> bool:
 
 @contextlib.contextmanager
 def preparing(s: Session, base: State) -> Iterator[None]:
-    """Begins to agree on the version after `base` while the last of a push is stored. `propose` goes on."""
+    """Begins to agree on the version after `base` while the block stores the last of a push. `propose` goes on."""
     _recall(s)
     done = False
     prepared = s.runtime.start(s.group.prepare(base, hurry=lambda: done))
@@ -272,7 +262,7 @@ def preparing(s: Session, base: State) -> Iterator[None]:
 
 
 def proposing(s: Session, base: State, change: Change) -> Task:
-    """The task of `propose`, for who waits for it elsewhere, and then remembers what was decided."""
+    """The task of `propose`, for a caller that waits for it and then remembers the outcome."""
     _recall(s)
     return s.group.propose(base, lambda: change, op_id=change.op_id)
 
@@ -285,9 +275,9 @@ def _recall(s: Session) -> None:
 
 
 def propose(s: Session, base: State, change: Change) -> Decided:
-    """Has the version after `base` agreed. The journal stays until the caller has recorded the outcome.
+    """Proposes the version after `base`. The journal stays until the caller has recorded the outcome.
 
-    A push that never learned its end may be what is agreed in the place of `change`: then the folder is at that.
+    An earlier push that never learned its end may be decided in the place of `change`: then the folder is at that.
     """
     journal = s.db.get(JOURNAL_KEY)
     if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
@@ -304,9 +294,9 @@ def propose(s: Session, base: State, change: Change) -> Decided:
 
 
 def settle_journal(s: Session, latest: State | None = None) -> int | None:
-    """The version that an interrupted push was agreed as, if it was; the folder is then at that version.
+    """Returns the version that an interrupted push was agreed as, if it was; the folder is then at that version.
 
-    `latest`: the newest state, where it was asked for already.
+    `latest`: the newest state, if it was asked for already.
     """
     journal = s.db.get(JOURNAL_KEY)
     if journal is None:
@@ -326,7 +316,7 @@ def settle_journal(s: Session, latest: State | None = None) -> int | None:
 
 
 def agreed_as(s: Session, journal: Journal, latest: State) -> State | None:
-    """The state that a journalled proposal was decided as; None if it was not, or `latest` is not so far yet."""
+    """Finds the state that a journalled proposal became; None if it was not decided, or `latest` is too old."""
     try:
         agreed: bool | None = s.runtime.run(s.group.find_op(latest, journal))
     except DamagedError:  # so long ago that no backend of that time is left: what differs here is merged as any is
@@ -335,9 +325,9 @@ def agreed_as(s: Session, journal: Journal, latest: State) -> State | None:
 
 
 def adopt(s: Session, state: State) -> None:
-    """Takes an own push that had been agreed unnoticed as what the folder is at.
+    """Sets the folder's base to an own push that was agreed unnoticed.
 
-    The agreed tree is what stood here then: what changed since is a change on top of it, not a conflict with it.
+    The agreed tree is what stood here then, so later edits are changes on top of it, and no conflicts.
     """
     s.devices_of(state)  # a folder opens with the device set of what it is at, which others may have followed
     with s.db.transaction():
@@ -348,7 +338,7 @@ def adopt(s: Session, state: State) -> None:
 
 
 def drop_kept(s: Session) -> None:
-    """Forgets what merges had staged: an agreed version holds it now."""
+    """Forgets the objects that merges staged: an agreed version holds them now."""
     staged = [i for i, _, _ in s.db.staged()]
     note_agreed(s, staged)  # small texts: their contents are their blobs
     s.db.set(KEPT_KEY, None)
@@ -356,20 +346,19 @@ def drop_kept(s: Session) -> None:
 
 
 def note_agreed(s: Session, contents: Iterable[bytes]) -> None:
-    """Notes contents that a decided version holds: replaced files with them may go (architecture.md, D8)."""
+    """Notes contents that a decided version holds: replaced files of them may go (architecture.md, D8)."""
     s.db.put_objects((content, META_KIND, AGREED_MARK) for content in contents)
 
 
 def note_replaced(s: Session, tree: Mapping[bytes, Entry]) -> None:
-    """Notes the same of what lies among the replaced files and is in this tree, which is decided."""
+    """Notes the contents of replaced files that this decided tree holds."""
     if replaced := {r.content for r in s.db.records(REPLACED)}:
         note_agreed(s, replaced & {e.content for e in tree.values()})
 
 
 @contextlib.contextmanager
 def telling(s: Session, base: State, state: State) -> Iterator[None]:
-    """Tells the others of a commit, as far as backends take it, beside what the caller does: this device's head, and
-    every now and then a hint."""
+    """Writes this device's head, and now and then a hint, beside what the caller does. Failures do not matter."""
     head = s.group.write_head(state, head=state.master, prev=base.master, backends=sorted(s.names.values()))
     with s.runtime.beside(together({"head": head, "hint": s.group.write_hint(base, state)})) as others_told:
         yield
@@ -377,7 +366,7 @@ def telling(s: Session, base: State, state: State) -> Iterator[None]:
 
 
 def after_commit(s: Session, state: State, others_told: Callable[[], object]) -> None:
-    """What is left when the outcome is recorded: waits until the others are told, and deletes old logs."""
+    """Waits until the others are told, and deletes old logs. Called when the outcome is recorded."""
     with contextlib.suppress(BackendError, NoQuorumError):
         others_told()
     if state.v > LOGS_KEPT:
@@ -385,7 +374,7 @@ def after_commit(s: Session, state: State, others_told: Callable[[], object]) ->
 
 
 def _bound_logs(s: Session, state: State) -> None:
-    """This push's share in deleting logs that are long past (consensus.md, rule 1.11)."""
+    """Does this push's share in deleting old logs (consensus.md, rule 1.11)."""
     progress = s.db.get(FLOORS_KEY) or Progress()
     with contextlib.suppress(BackendError, DamagedError, NoQuorumError):
         s.runtime.run(s.group.bound_logs(state, progress, s.wall_ns() / 1e9))
@@ -396,9 +385,9 @@ def _bound_logs(s: Session, state: State) -> None:
 
 
 def extended(line: Sequence[State], states: Sequence[State]) -> list[State]:
-    """The line with these states, the newest last: what is not on the way back from that one is dropped.
+    """Adds states to the line, the newest last, and drops what is not on the way back from that one.
 
-    The newest may have a lower version than others: a workspace that was restarted goes on from an earlier one.
+    The newest may have a lower version than others: a restarted workspace goes on from an earlier one.
     """
     held = {state.v: state for state in [*line, *states]}
     wanted, v = [], states[-1].v

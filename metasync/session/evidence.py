@@ -1,8 +1,8 @@
 """Notes of what this device noticed of backends: since when one cannot be used, and what no honest one does.
 
-What is against honesty is kept until the backend is removed (consensus.md, rule 3.3). A backend that shows an older
-past than it showed before, or different pasts to different devices, is left out as long as this device can tell. What
-it did stays noted after it behaves again: whether to go on with it is for people.
+What is against honesty is kept until the backend is removed (consensus.md, rule 3.3): it showed an older past than
+before, or different pasts to different devices. Such a backend is left out while this device can tell, and the note
+stays when it behaves again: people decide whether to go on with it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """What makes a folder a device: its local state, its keys, and the place it lies at (architecture.md, D11).
 
-The keys are in the system's keyring, or in a file of mode 0600: `METASYNC_KEYRING=off` chooses the file, and so does a
-system without a keyring.
+The keys are in the system's keyring. They are in a file of mode 0600 with `METASYNC_KEYRING=off`, or without a keyring.
 
 Blocks are single-writer objects (consensus.md, rule 7.4): two processes that write as one device could take back what
-was agreed. So whoever writes a block holds the workspace's lock, and works in the very folder that was enrolled. A
-copied home directory or disk image has the device's keys as well, and is another place; a moved folder is the same one.
-Places are told apart by machine, file system and inode. The number of the device (`st_dev`) does not count: a stick
-that is plugged in again has another one.
+was agreed. So the writer of a block holds the workspace's lock, and works in the folder that was enrolled. A copied
+home directory or disk image has the same keys at another place; a moved folder keeps its place. A place is a machine, a
+file system and an inode. The device number (`st_dev`) does not count, because a stick gets another one when it is
+plugged in again.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from types import MappingProxyType
 from typing import Final
 
 from metasync.backends._folder_checks import place_of
+from metasync.backends._shared.credentials import SERVICE, from_keyring
 from metasync.backends.names import is_name
 from metasync.codec import Reader, bytes32
 from metasync.config import Config
@@ -66,7 +66,7 @@ _SECRET_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Link:
-    """This device's way to a backend: its URL, the workspace's folder there, its native identity when linked (hex)."""
+    """A link to a backend: its URL, the workspace's folder there, its native identity when linked (hex)."""
 
     url: str
     folder: str
@@ -74,7 +74,7 @@ class Link:
 
 
 def _link(url: str, folder: str, identity: str) -> Link:
-    """`ValueError`, `TypeError` for what no link has."""
+    """Makes a link of JSON's values. `ValueError`, `TypeError` for values that no link has."""
     if not isinstance(url, str) or not is_name(folder) or len(bytes.fromhex(identity)) != IDENTITY_BYTES:
         raise ValueError("not a link")
     return Link(url, folder, identity)
@@ -95,12 +95,12 @@ MEMORY_KEY: Final = state_keys.MEMORY_KEY.holding(bytes, checked_memory)
 
 
 def stored_newest(db: LocalDb) -> State:
-    """The newest state that a folder's device has seen decided; its config is the one in the local state."""
+    """The newest state that this device has seen decided; the local state has its config."""
     return db.get(NEWEST_KEY) or db.need(BASE_KEY)
 
 
 def stored_devices(db: LocalDb, state: State, ns_id: bytes) -> DeviceSet:
-    """The device set that a stored state names."""
+    """The device set of a stored state."""
     data = db.get_object(state.devices)
     if data is None:
         why = "it does not hold the device set of the version this folder is at"
@@ -141,7 +141,7 @@ def folder_above(directory: str | os.PathLike[str]) -> Path:
 
 
 def is_unfinished(folder: Path, name: str | None) -> bool:
-    """True for a clone of `name` (None: by an invitation) that was interrupted before its end."""
+    """Whether the folder is an interrupted clone of `name` (None: by an invitation)."""
     if not (folder / STATE_DIR / DB_FILE).is_file():
         return False
     with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
@@ -149,7 +149,7 @@ def is_unfinished(folder: Path, name: str | None) -> bool:
 
 
 def forget(folder: Path) -> bool:
-    """Removes the local state of a clone that brought no file yet. False: there are files, and nothing was removed."""
+    """Removes the local state of a clone that brought no file yet. False: there are files, and all stays."""
     if any(not e.name.startswith(STATE_DIR) for e in folder.iterdir()):
         return False
     import shutil
@@ -175,7 +175,7 @@ def write_local(
     unfinished: bool = False,
     more: Mapping[str, bytes | None] = MappingProxyType({}),
 ) -> None:
-    """Makes `.metasync`, whole or not at all: it is built under another name and renamed. `more`: further values."""
+    """Makes `.metasync` under another name, and renames it: whole or not at all. `more`: further values."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         building = folder / f"{STATE_DIR}.new"
@@ -205,12 +205,12 @@ def write_local(
 
 
 def account(device_id: bytes) -> str:
-    """Under which name a device's keys lie in the system's keyring."""
+    """The name of a device's keys in the system's keyring."""
     return f"device {device_id.hex()}"
 
 
 def save_secret(folder: Path, keys: WorkspaceKeys, device: DeviceIdentity, certificate: Certificate) -> None:
-    """Keeps the device's own keys in place of those it had; the old ones or the new ones are there at any time."""
+    """Replaces the device's own keys: the old ones or the new ones are there at any time."""
     keep_secret(folder / STATE_DIR, account(device.device_id), _secret(keys, device, certificate))
 
 
@@ -244,10 +244,10 @@ def place_now(state_dir: Path) -> bytes:
 
 
 class IdentityGuard:
-    """The guard of one open workspace. Called from several threads.
+    """The guard of one open workspace, for several threads.
 
-    `init` and `clone` record the place; opening a workspace that has none, of an older version, does so too. `place()`
-    is where it lies now; `lock()` takes its lock, or raises `WorkspaceError` at once.
+    `place()` is where the workspace lies now; `lock()` takes its lock, or raises `WorkspaceError` at once. A workspace
+    of an older version has no place on record: it is recorded here.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class IdentityGuard:
         self._recorded = recorded
 
     def __call__(self) -> Barred | None:
-        """Why no block may be written now; None: it may. A command that holds no lock takes it here, if it is free."""
+        """Says why no block may be written now; None: it may. Takes the lock, if it is free and not held."""
         if self.is_copy():
             return Barred(
                 f"{self._directory} is a copy of another folder, whose device identity it must not use",
@@ -289,7 +289,7 @@ class IdentityGuard:
             return None
 
     def tell(self, config: Config, listener: Listener) -> None:
-        """Warns who works in a copy: it agrees through acceptors in log form alone, if they make a quorum."""
+        """Warns the user of a copy, which votes through acceptors in log form alone."""
         names = sorted(b.name for b, a in config.acceptors if a.form == "block")
         if names and self.is_copy():
             text = f"this folder is a copy of another: it does not vote on {', '.join(names)}"
@@ -322,7 +322,6 @@ class IdentityGuard:
             self._borrowed.close()
 
 
-KEYRING_SERVICE = "metasync"
 KEYS_FILE = "device.key"
 _LEFT_S = 3600.0  # a save takes milliseconds
 IN_KEYRING = b"in the system's keyring\n"
@@ -331,9 +330,7 @@ IN_KEYRING = b"in the system's keyring\n"
 def keep_secret(state_dir: Path, account: str, secret: bytes) -> None:
     """Keeps `secret` for this workspace; `account` names it in the keyring. The file appears whole or not at all."""
     path = state_dir / KEYS_FILE
-    content = secret
-    if _keyring_set(account, secret):
-        content = IN_KEYRING
+    content = IN_KEYRING if _keyring_set(account, secret) else secret
     temporary = path.with_suffix(f".new-{os.getpid()}-{threading.get_native_id()}")  # a `status` may save beside a push
     for left in state_dir.glob(f"{path.stem}.new*"):  # of a process that died over it
         with contextlib.suppress(FileNotFoundError):
@@ -349,7 +346,7 @@ def keep_secret(state_dir: Path, account: str, secret: bytes) -> None:
 
 
 def kept_secret(state_dir: Path, account: str) -> bytes:
-    """What `keep_secret` kept. `WorkspaceError` when it is gone."""
+    """Reads what `keep_secret` kept. `WorkspaceError` if it is gone."""
     try:
         content = (state_dir / KEYS_FILE).read_bytes()
     except OSError as e:
@@ -377,22 +374,14 @@ def _keyring_set(account: str, secret: bytes) -> bool:
     except ImportError:
         return False
     try:
-        keyring.set_password(KEYRING_SERVICE, account, base64.b64encode(secret).decode("ascii"))
+        keyring.set_password(SERVICE, account, base64.b64encode(secret).decode("ascii"))
         return _keyring_get(account) == secret
     except (keyring.errors.KeyringError, RuntimeError):
         return False
 
 
 def _keyring_get(account: str) -> bytes | None:
-    try:
-        import keyring
-        import keyring.errors
-    except ImportError:
-        return None
-    try:
-        value = keyring.get_password(KEYRING_SERVICE, account)
-    except (keyring.errors.KeyringError, RuntimeError):
-        return None
+    value = from_keyring(account, {})  # whatever the environment says now: the keys were put there
     try:
         return base64.b64decode(value, validate=True) if value else None
     except ValueError:  # something else under our name: as good as nothing

@@ -1,4 +1,4 @@
-"""Builds concrete things from settings: backends from URLs, translator chains from names. Part of `workspace`."""
+"""Builds concrete things from settings: backends from URLs, translator chains from names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewBackend:
-    """A backend that is to take part. `form`: how it may vote; `identity`: its native identity, 32 bytes."""
+    """A backend that will take part. `form`: how it may vote; `identity`: its native identity, 32 bytes."""
 
     name: str
     scheme: str
@@ -44,8 +44,8 @@ class NewBackend:
     role_both: bool
 
 
-FIRST_ANSWER_S: Final = 20.0  # names are looked up, TLS and logins agreed, a disk spins up
-FIRST_PATH: Final = "metasync"  # nothing of ours is called so
+FIRST_ANSWER_S: Final = 20.0  # for name look-up, TLS, a login, a disk that spins up
+FIRST_PATH: Final = "metasync"  # no object is called so
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
 INCARNATION_BYTES: Final = 16
 SCOPE_BYTES: Final = 16  # the half of a native identity that names the endpoint
@@ -89,14 +89,14 @@ def _translator(name: str) -> Callable[[], Translator] | None:
 
 
 def default_device_name() -> str:
-    """What this device is called in the log unless the user says otherwise."""
+    """The name of this device in the log, unless the user gives one."""
     import platform
 
     return platform.node() or "device"
 
 
 def parsed_urls(texts: Sequence[str]) -> dict[str, BackendUrl]:
-    """Backend URLs by name: the one given, else made from the scheme and the last part of the path."""
+    """Parses backend URLs; -> by name: the given one, else the last part of the path, the host or the scheme."""
     if not texts:
         raise UsageError("a workspace needs a backend", next_step="Give --backend URL, several times as a rule.")
     out: dict[str, BackendUrl] = {}
@@ -116,7 +116,7 @@ def parsed_urls(texts: Sequence[str]) -> dict[str, BackendUrl]:
 
 
 def refuse_inside(folder: Path, urls: Mapping[str, BackendUrl]) -> None:
-    """`UsageError` for a store inside the workspace itself: every push would push what the one before had stored."""
+    """Raises `UsageError` for a store inside the workspace: every push would push what the one before stored."""
     top = os.path.realpath(folder)
     for name, url in urls.items():
         if url.scheme == "file" and os.path.commonpath([top, os.path.realpath(url.path)]) == top:
@@ -132,7 +132,7 @@ def _plain(text: str) -> str:
 
 
 def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
-    """Opens a backend, traced if the environment says so; errors say which one."""
+    """Opens a backend, traced if the environment says so. Errors name it."""
     trace = os.environ.get(TRACE_VARIABLE)
     try:
         if not trace:
@@ -146,10 +146,7 @@ def opened(name: str, url: BackendUrl, *, create: bool) -> Backend:
 
 
 def opened_first(name: str, url: BackendUrl, *, create: bool) -> Backend:
-    """Opens a store that is not known yet, and hears one answer of it.
-
-    What follows are many requests, each of which may take a minute: a server that is silent is found out before.
-    """
+    """Opens an unknown store and waits for one answer, so that a silent server does not cost many time-outs later."""
 
     def opening() -> Backend:
         backend = opened(name, url, create=create)
@@ -162,23 +159,22 @@ def opened_first(name: str, url: BackendUrl, *, create: bool) -> Backend:
 
 
 def refuse_silent(url: BackendUrl) -> None:
-    """`OpeningHangsError` for a store that gives no answer. Whatever else is wrong is for others to say."""
+    """Raises `OpeningHangsError` for a store that gives no answer. Other errors are left to later calls."""
     try:
         opened_first(url.scheme, url, create=False).close()
-    except OpeningHangsError:
-        raise
-    except BackendError:
-        return
+    except BackendError as error:
+        if isinstance(error, OpeningHangsError):
+            raise
 
 
 class OpeningHangsError(UnreachableError):
-    """A backend that was not even opened in time: a mount whose server is gone, say."""
+    """A backend did not open in time: a mount whose server is gone, say."""
 
 
 def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: bool = False) -> Backend:
-    """Opens a backend that others must not wait for: as `wrapped`, and within a time-out.
+    """Opens a backend within a time-out, and wraps it (`wrapped`).
 
-    `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago.
+    `link`: the backend must be the one that was linked. `suspected`: it hung a moment ago.
     """
     account: list[Account] = []
 
@@ -197,7 +193,7 @@ def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: 
 
 
 def _scope(backend: Backend, link: Link | None) -> bytes:
-    """The endpoint of a store, as far as it is known."""
+    """The endpoint of a store; b"" if it is not known."""
     try:
         identity = backend.identity() if link is None else bytes.fromhex(link.identity)
     except (BackendError, ValueError):
@@ -206,10 +202,8 @@ def _scope(backend: Backend, link: Link | None) -> bytes:
 
 
 def wrapped(backend: Backend, *, suspected: bool = False, account: Account | None = None) -> Backend:
-    """A backend as workspaces use it: what fails in a way that may pass is tried again, what hangs is left alone.
-
-    So is an account that asked for fewer requests, for as long as it asked.
-    """
+    """Wraps a backend for workspaces: passing failures are tried again; a backend that hangs, and an account that asked
+    for fewer requests, are left alone for a time."""
     inner: Backend = Breaker(backend, suspected=suspected)
     if account is not None:
         from metasync.backends.wrappers.pace import Paced
@@ -219,19 +213,19 @@ def wrapped(backend: Backend, *, suspected: bool = False, account: Account | Non
 
 
 def ask_anew(backend: Backend) -> None:
-    """For the begin of an operation: a backend that was left alone in an earlier one is asked again."""
+    """Begins an operation: a backend that was left alone in an earlier one is asked again."""
     for layer in layers(backend):
         if isinstance(layer, Breaker):
             layer.again()
 
 
 def is_silent(backend: Backend) -> bool | None:
-    """Whether a backend hangs, as far as this process can tell; None when it cannot."""
+    """Whether a backend hangs, as far as this process knows; None if it does not know."""
     return next((layer.silent() for layer in layers(backend) if isinstance(layer, Breaker)), None)
 
 
 def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> None:
-    """Has it told when calls on a backend are kept off because its account asked for fewer requests."""
+    """Makes a backend tell when its calls are held off because its account asked for fewer requests."""
 
     def held(seconds: float) -> None:
         tell(Notice(f"{name} asked for fewer requests: it is left alone for {seconds:.0f} s"))
@@ -242,9 +236,9 @@ def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> No
 
 
 def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds: float) -> Backend:
-    """Opens a backend in a thread that is left behind when it takes too long: it may never come back.
+    """Opens a backend in a thread, which is left behind if it takes too long.
 
-    While it has not, the same backend is not opened again, so that a process leaves at most one such thread for each.
+    A backend whose thread has not come back is not opened again, so a process leaves at most one thread for each.
     """
     attempt = Alone(f"open-{name}", opening)
     with _opening_lock:
@@ -275,7 +269,7 @@ def bare_runtime(backends: Mapping[str, Backend]) -> Runtime:
 def new_backends(
     backends: Mapping[str, Backend], urls: Mapping[str, BackendUrl], on_event: Listener
 ) -> list[NewBackend]:
-    """What the config will say of these backends, in their order. A probe is many requests: they run side by side."""
+    """Looks at new backends, side by side, because a probe is many requests. -> in their order."""
     from concurrent.futures import ThreadPoolExecutor
 
     told: dict[str, list[Event]] = {name: [] for name in backends}
@@ -290,8 +284,7 @@ def new_backends(
 
 
 def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener) -> NewBackend:
-    """What the config will say of a backend."""
-
+    """Looks at a new backend, and tells what limits its vote."""
     form = backend.form
     if url.role == "both" and form != "none" and isinstance(backend, Probes):
         form = backend.probe()
@@ -313,7 +306,7 @@ def new_backend(name: str, url: BackendUrl, backend: Backend, on_event: Listener
 
 
 def refuse_twins(backends: Sequence[NewBackend]) -> None:
-    """`UsageError` when two URLs lead to one store: its loss would be the loss of two copies."""
+    """Raises `UsageError` if two URLs lead to one store: its loss would be the loss of two copies."""
     seen: dict[bytes, str] = {}
     for b in backends:
         if b.identity in seen:
@@ -326,7 +319,7 @@ def _same_store(one: str, other: str) -> UsageError:
 
 
 def check_identity(name: str, backend: Backend, link: Link) -> None:
-    """`UnreachableError` when a store in the same scope is not the one that was linked: a copy in its place, say."""
+    """Raises `UnreachableError` for another store in the same scope than the linked one: a copy in its place, say."""
     now, then = backend.identity(), bytes.fromhex(link.identity)
     if now[:16] == then[:16] and now[16:] != then[16:]:
         raise UnreachableError(

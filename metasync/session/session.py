@@ -1,7 +1,7 @@
 """An open workspace during one operation: its folder, its ways to the backends, and what its agreed states name.
 
-`agreement` asks for states and proposes new ones; here they become configs, device sets, indexes and trees. What only
-some operations need of that is made when it is asked for: a command that finds nothing to do loads no index.
+`agreement` asks for states and proposes new ones; here they become configs, device sets, indexes and trees. Parts that
+only some operations need are made when they are asked for, so that a command with nothing to do loads no index.
 """
 
 from __future__ import annotations
@@ -49,14 +49,12 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 5.0  # for a look at what nobody waits for
 CLOSING_S: Final = 30.0  # that `close` waits for an operation of another thread: a file that is read hangs, say
-AHEAD_OBJECTS_MAX: Final = (
-    50_000  # of an index: a clone of more is hardly shorter for a head start, and must save memory
-)
+AHEAD_OBJECTS_MAX: Final = 50_000  # a clone of more gains little by a head start, and must save memory
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """A decided state with all it names, loaded. `tree_root` is None before the first push."""
+    """A decided state with all it names. `tree_root` is None before the first push."""
 
     state: State
     config: Config
@@ -67,7 +65,7 @@ class Agreed:
 
     @property
     def segments(self) -> tuple[IndexSegment, ...]:
-        """Those of the index, as `root` lists them."""
+        """The segments of the index, in the order of `root`."""
         return self.index.segments
 
     @property
@@ -76,11 +74,11 @@ class Agreed:
 
 
 class Session:
-    """One operation's view of an open workspace. From one thread; not to be used when the operation has ended.
+    """One operation's view of an open workspace, for one thread and for the time of the operation.
 
-    `connections` holds what outlives the operation: config, keys, ways to the backends. They are opened here.
+    `connections` holds what outlives it: config, keys, ways to the backends. They are opened here.
 
-    down       backends that this operation does without, by name, with the reason: reported to the user
+    down       backends that this operation does without, by name, with the reason
     out        those of them that are not the stores they were: no pack goes there, none is read there
     tried      backends where this operation tried to put the ballast back
     """
@@ -138,9 +136,9 @@ class Session:
         return self.connections.certificate
 
     def follow_keys(self, state: State) -> None:
-        """Takes over the keys of the epoch that a decided state is in, once and for all (architecture.md, D11).
+        """Takes over the keys of the epoch that a decided state is in (architecture.md, D11). `ExcludedError`.
 
-        Kept before the state is: a crash between leaves keys that no state asks for yet. `ExcludedError`.
+        Keys are kept before the state is: a crash between leaves keys that no state asks for yet.
         """
         if state.epoch > self.group.participant.keys.epoch:
             self.runtime.run(self.group.open_epoch(state))
@@ -153,13 +151,13 @@ class Session:
                 self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
 
     def take_keys(self, keys: WorkspaceKeys) -> None:
-        """From now on works with these keys."""
+        """Works with these keys from now on."""
         self.connections.keep_keys(keys)
         self.group.participant.keys = keys
         self.outdate("form", "transfer")
 
     def outdate(self, *names: str) -> None:
-        """Drops what was made of the config or the keys, which have changed: it is made anew when it is asked for."""
+        """Drops cached properties that were made of a changed config or key; each is made anew when asked for."""
         older = self.__dict__.get("transfer")
         for name in names:
             self.__dict__.pop(name, None)
@@ -167,7 +165,7 @@ class Session:
             self.transfer.down.update(older.down)
 
     def leave_out(self, name: str, why: UnreachableError) -> None:
-        """From now on no pack goes to this backend, and none is read from it."""
+        """Stores no pack on this backend, and reads none from it, from now on."""
         self.out.setdefault(name, why)
         if "transfer" in self.__dict__:
             self.transfer.down.setdefault(name, why)
@@ -252,7 +250,7 @@ class Session:
         return stored_newest(self.db)
 
     def cached(self, wanted: Sequence[tuple[bytes, Task]]) -> list[bytes]:
-        """Objects beside the logs, by hash: from the local cache, else by their tasks, all at once."""
+        """Reads objects beside the logs, by hash: from the local cache, all others by their tasks at once."""
         have = self.db.get_objects([digest for digest, _ in wanted])
         missing = {digest.hex(): task for digest, task in wanted if digest not in have}
         for digest, task in wanted:
@@ -287,7 +285,7 @@ class Session:
         return decode_device_set(self._consts(state.devices)[0], self.keys.ns_id)
 
     def base(self) -> Agreed:
-        """What this folder is at, loaded. A clone that brought no tree yet is at the empty one, with an empty index."""
+        """Loads what this folder is at. A clone that brought no tree yet is at the empty one, with an empty index."""
         from metasync.store.index import Index, IndexRoot
 
         if not self.db.has(UNFINISHED_KEY):
@@ -296,10 +294,10 @@ class Session:
         return Agreed(state, self.config_of(state), self.devices_of(state), IndexRoot(), Index(), None)
 
     def load(self, state: State) -> Agreed:
-        """Loads what a decided state names; from the local cache where it can. `ExcludedError`: it is not for us.
+        """Loads what a decided state names, from the local cache if it can. `ExcludedError`: it is not for us.
 
-        A state of an era that has ended is read through the config, devices and index of the new one's first state:
-        what it names itself may have been on the lost backends alone.
+        A state of an ended era is read through the config, devices and index of the new era's first state: its own may
+        have been on the lost backends alone.
         """
         self.follow_keys(state)
         passed = self.db.get(ERA_KEY)
@@ -310,7 +308,7 @@ class Session:
         root, index = self.indexes.of_state(named)
         snapshot = None
         if state.master != ZERO_HASH:
-            contents = self._contents(index)
+            contents = self._reader(index)
             contents.may_begin = self._wants_all(index)
             snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
             if contents.has_begun:
@@ -321,7 +319,7 @@ class Session:
         return agreed
 
     def _wants_all(self, index: Index) -> bool:
-        """Whether a clone that has brought nothing yet is about to want all there is. Once in a session."""
+        """Whether a clone that has brought nothing yet is about to read everything. Once in a session."""
         noted = [self.db.has(key) for key in (UNFINISHED_KEY, PARTS_KEY, PLAN_KEY)]
         wants = not self._is_ahead and noted == [True, False, False] and index.places <= AHEAD_OBJECTS_MAX
         self._is_ahead |= wants
@@ -329,9 +327,9 @@ class Session:
 
     def contents(self, agreed: Agreed) -> Contents:
         """Reads the objects that an agreed index names."""
-        return self._contents(agreed.index)
+        return self._reader(agreed.index)
 
-    def _contents(self, index: Index) -> Contents:
+    def _reader(self, index: Index) -> Contents:
         from metasync.transfer.contents import Contents
 
         return Contents(index, self.transfer, self.db, self.runtime, along=self._along)
@@ -397,7 +395,7 @@ class Operations:
 
     @contextlib.contextmanager
     def locked(self, what: str, *, first: bool = True) -> Iterator[WorkspaceLock]:
-        """With the workspace's lock. `first` is false where it had it before: then it waits for as long as it takes."""
+        """Holds the workspace's lock. `first` is false for an operation that gave way: it waits as long as it takes."""
 
         def waiting(who: str) -> None:
             if first:
@@ -415,7 +413,7 @@ class Operations:
 
     @contextlib.contextmanager
     def session(self, what: str) -> Iterator[Session]:
-        """A session that changes nothing."""
+        """Opens a session that changes nothing."""
         c = self.connections
         if self._closed:
             raise WorkspaceError(f"{c.directory}: the workspace was closed before {what}")
@@ -436,7 +434,7 @@ class Operations:
 
     @contextlib.contextmanager
     def begun(self, what: str, *, first: bool = True) -> Iterator[Session]:
-        """A session that may change things, under the lock: what earlier operations left is still to be finished."""
+        """Opens a session that may change things, under the lock. What earlier operations left is to be finished."""
         with self.locked(what, first=first) as lock, self.session(what) as s:
 
             def wanted() -> bool:
@@ -449,7 +447,7 @@ class Operations:
             s.keep_estimates()
 
     def _governed(self) -> settings.Governor:
-        """What has the calls of this workspace obey the settings, one for all its operations."""
+        """The governor of this workspace's calls: one for all its operations."""
 
         def say_paused(phrase: str) -> None:
             self.tell(Notice(f"paused {phrase}: what has begun ends, the rest waits; `metasync resume` goes on"))
@@ -459,7 +457,7 @@ class Operations:
         return self._governor
 
     def _note_given_up(self) -> None:
-        """Tells the user, once per command, which backends were so full that their ballast had to go."""
+        """Tells the user, once per command, which backends were so full that their ballast was deleted."""
         for name in self.connections.take_given_up():
             text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
             self.tell(Notice(text, warning=True))

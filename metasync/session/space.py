@@ -1,7 +1,7 @@
 """Space on the backends: asked for, kept for a while, compared with what goes there; and the ballast put back.
 
-Backends are asked when the first object of a push is to be stored, while the rest is still being read: a push without
-changes asks nobody. What they told serves later commands for some minutes, as long as it is plenty.
+Backends are asked when a push stores its first object, while the rest is being read; a push without changes asks
+nobody. An answer serves later commands for some minutes, if it is plenty.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from metasync.transfer.copies import MARGIN_BYTES, Room, is_nearly_full, placed_
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
-    from metasync.config import BackendEntry
     from metasync.runtime.effects import Reply, Task
     from metasync.session.open_backend import NewBackend
     from metasync.session.session import Session
     from metasync.store.index import Index
 
-FRESH_S: Final = 300.0  # so long what was told serves again
-PLENTY_BYTES: Final = 1 << 30  # and only when it was more than this: a user who makes room wants it seen at once
+FRESH_S: Final = 300.0  # an answer serves again for so long
+PLENTY_BYTES: Final = 1 << 30  # if it was more than this: a user who makes room wants it seen at once
 MIB: Final = 1 << 20
 CAPACITY_SHARE: Final = 0.9  # of what is free that is offered as a capacity: others write there, too
 UNEQUAL_FACTOR: Final = 1.5  # space that differs by less is not worth a question
@@ -39,7 +38,7 @@ PUT_BACK_TIMEOUT_S: Final = 30.0  # 256 KiB at 64 kbit/s
 
 
 def ask(run: Callable[[Task], Any], names: Iterable[str]) -> dict[str, Space]:
-    """What backends tell of their space, all asked at once. Those that do not tell, or do not answer, are left out."""
+    """Asks backends for their space, all at once. Those that do not answer are left out."""
     replies: Mapping[str, Reply] = run(each({n: Op(n, "space", "", timeout_s=ASK_TIMEOUT_S) for n in names}))
     return {n: r.value for n, r in replies.items() if r.error is None and r.value is not None}
 
@@ -50,10 +49,10 @@ def offered(
     told: Mapping[str, Space],
     by_space: bool | Callable[[Mapping[str, int]], bool],
 ) -> list[NewBackend]:
-    """New backends, those to which nobody gave a capacity with one by what is free there, if that is wanted.
+    """Gives new backends without a capacity one by their free space, if that is wanted.
 
-    `by_space`: whether it is, or whom to ask, if all tell and their space differs much. `UsageError` if it is wanted
-    and one does not tell.
+    `by_space`: whether it is, or a function that asks, called if all tell and their space differs much. `UsageError` if
+    it is wanted and one does not tell.
     """
     rest = [b.name for b in new if given[b.name] is None]
     free = {n: space.free_bytes for n, space in told.items() if space.free_bytes is not None}
@@ -73,7 +72,7 @@ def offered(
 
 
 def begin_asking(s: Session, index: Index) -> Callable[[], None]:
-    """Starts to ask where a push may store; what is returned waits for the answers and gives them to the transfer."""
+    """Starts to ask for space; -> a function that waits for the answers and gives them to the transfer."""
     room, storing = s.transfer.room, sorted(p.name for p in s.transfer.places.values())
     told = _told(s)
     rest = [n for n in storing if n not in told and n not in room.free and n not in s.transfer.down]
@@ -97,21 +96,16 @@ def begin_asking(s: Session, index: Index) -> Callable[[], None]:
 
 
 def _left(s: Session, index: Index) -> dict[str, int]:
-    """What is left of the capacities that users gave: agreed bytes less what belongs there."""
-    given = [b for b in s.config.backends if _has_capacity(b)]
+    """The bytes left of the capacities that users gave; a default capacity only says that all backends are equal."""
+    given = [b for b in s.config.backends if b.storage and b.capacity_bytes != DEFAULT_CAPACITY]
     if not given:
         return {}
     placed = placed_bytes(index.packs().values(), s.transfer.placement)
     return {b.name: b.capacity_bytes - placed.get(b.backend_id, 0) for b in given}
 
 
-def _has_capacity(b: BackendEntry) -> bool:
-    """Whether a user said how much may go there; the default only says that all are equal."""
-    return bool(b.storage) and b.capacity_bytes != DEFAULT_CAPACITY
-
-
 def _told(s: Session) -> dict[str, int]:
-    """Free bytes as told a short while ago, where they were plenty."""
+    """The free bytes that backends told a short while ago, if they were plenty."""
     now = s.wall_ns()
     out = {}
     for name, (when, free, _) in (s.db.get(SPACE_KEY) or {}).items():
@@ -127,7 +121,7 @@ def _remember(s: Session, told: Mapping[str, Space]) -> None:
 
 
 def note_sent(s: Session) -> None:
-    """After a push: what was told is less by what was sent."""
+    """Lowers the known free bytes by what a push sent."""
     known = s.db.get(SPACE_KEY) or {}
     lower = {n: t._replace(free=s.transfer.room.free[n]) for n, t in known.items() if n in s.transfer.room.free}
     if lower:
@@ -135,10 +129,7 @@ def note_sent(s: Session) -> None:
 
 
 def warning(name: str, capacity: int | None, used_bytes: int | None, space: Space | None) -> str:
-    """A sentence on a backend that is nearly full, or beyond its capacity; "" for one that is well.
-
-    `capacity`: the one that a user gave, or None.
-    """
+    """A sentence on a backend that is nearly full, or beyond the capacity that a user gave; "" for one that is well."""
     if (
         capacity is not None
         and used_bytes is not None
@@ -153,9 +144,9 @@ def warning(name: str, capacity: int | None, used_bytes: int | None, space: Spac
 
 
 def shares_of(s: Session, size: int) -> dict[str, int]:
-    """How many of so many new bytes would go to each backend, were all of them stored as they are: by name, sorted.
+    """The bytes of a push of `size` that each backend would get, by name, sorted.
 
-    A share is what placement gives on average, and up to one pack more.
+    A share is the average of placement, and up to one pack more.
     """
     names = {p.backend_id: p.name for p in s.transfer.places.values()}
     try:
@@ -170,7 +161,7 @@ def shares_of(s: Session, size: int) -> dict[str, int]:
 
 
 def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBackend, ...]:
-    """Backends that would not hold so many new bytes, by name."""
+    """The backends without room for their shares."""
     if not shares:
         return ()
     room = Room(left=_left(s, index))
@@ -185,7 +176,7 @@ def tight(s: Session, index: Index, shares: Mapping[str, int]) -> tuple[TightBac
 
 
 def put_back(s: Session) -> None:
-    """Where an earlier command gave the ballast up, tries whether there is space again: once in this command."""
+    """Puts the ballast back where an earlier command deleted it, if there is space: tried once in a command."""
     names = sorted(set(s.names.values()) & given_up(s.db) - s.down.keys() - s.tried)
     if names:
         s.tried.update(names)
@@ -194,7 +185,7 @@ def put_back(s: Session) -> None:
 
 
 def _put_back(s: Session, names: Sequence[str]) -> list[str]:
-    """Which of them have their ballast again."""
+    """Tries to put the ballast back; -> the backends that have it again."""
     told = ask(s.runtime.run, names)
     free = {n: told[n].free_bytes if n in told else None for n in names}
     roomy = [n for n in names if (f := free[n]) is None or f >= MARGIN_BYTES]
@@ -207,7 +198,7 @@ def _put_back(s: Session, names: Sequence[str]) -> list[str]:
 
 
 def check_ballast(s: Session, ill: Iterable[str]) -> tuple[str, ...]:
-    """Looks for the ballast on all backends but `ill` ones, puts it back where there is space, and says so."""
+    """Looks for the ballast on all backends but `ill` ones, puts it back if there is space, and reports."""
     names = sorted(set(s.names.values()) - s.down.keys() - set(ill))
     replies: Mapping[str, Reply] = s.runtime.run(
         each({n: Op(n, "stat", BALLAST_PATH, timeout_s=ASK_TIMEOUT_S) for n in names})

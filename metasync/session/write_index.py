@@ -1,7 +1,7 @@
 """The pack indexes of agreed versions: read from the local cache or the backends, and written (architecture.md, D4).
 
-An index is a root that lists segments. Segments never change, so that versions share most of theirs. They are merged
-tier by tier, so that a root lists few of them (`docs/design/format.md`).
+An index is a root that lists segments. Segments never change, so versions share most of theirs. They are merged tier by
+tier, so that a root lists few (`docs/design/format.md`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AgreedIndexes:
         return Index(tuple(self._decoded(i.ref.hash, have[i.ref.hash]) for i in items))
 
     def _root(self, state: State) -> bytes:
-        """A state's index root; the segments that it is said to name anew come with it, if they do."""
+        """Fetches a state's index root, and the segments that it is said to add."""
         root, added = self._db.get_object(state.index.hash), self._group.added(state)
         known = self._db.get_objects([ref.hash for ref in added])
         tasks = {state.index.hash: self._group.get_meta(state.index)} if root is None else {}
@@ -85,7 +85,7 @@ class AgreedIndexes:
         return root if root is not None else got[state.index.hash]
 
     def _of_root(self, root: IndexRoot) -> Index:
-        """The index of this root. Segments that were opened before are opened again when one is asked for something.
+        """Makes the index of this root. Segments that are cached are opened when the index is first asked.
 
         One at a time: of a million objects they have forty megabytes before they are opened.
         """
@@ -107,13 +107,13 @@ class AgreedIndexes:
         return self._segments[digest]
 
     def _fetched(self, refs: Sequence[Ref]) -> list[bytes]:
-        """Roots and segments: from the local cache, else from the backends, all at once."""
+        """Reads roots and segments from the local cache, and all others from the backends at once."""
         have = self._db.get_objects([ref.hash for ref in refs])
         have.update(self._got({ref.hash: self._group.get_meta(ref) for ref in refs if ref.hash not in have}))
         return [have[ref.hash] for ref in refs]
 
     def _got(self, tasks: dict[bytes, Task]) -> dict[bytes, bytes]:
-        """What these tasks bring, by hash, into the local cache too. Those that bring nothing are left out."""
+        """Runs these tasks, caches what they bring, and returns it by hash. Tasks that bring nothing are left out."""
         if not tasks:
             return {}
         got = self._runtime.run(together({digest.hex(): task for digest, task in tasks.items()}))
@@ -126,7 +126,7 @@ class AgreedIndexes:
     def store(
         self, base: State, root: IndexRoot, segments: Sequence[IndexSegment], new: Iterable[IndexSegment]
     ) -> Ref | None:
-        """The same as `storing`, waited for. -> the new root's name; None when there is nothing new."""
+        """Does what `storing` does, and waits. -> the new root's name; None if there is nothing new."""
         with self.storing(base, root, segments, new) as stored:
             return next(reversed(stored()), None)
 
@@ -136,9 +136,8 @@ class AgreedIndexes:
     ) -> Iterator[Callable[[], list[Ref]]]:
         """Stores an index with new segments on enough acceptors, beside what the caller does.
 
-        `root` and `segments` are the index of `base`; tiers that are full are merged. The caller gets what waits for
-        it, and returns the names of what is new, the root's last. Segments wait in a spool: a very large push has
-        several, and no two are held.
+        `root` and `segments` are the index of `base`; full tiers are merged. Yields a function that waits and returns
+        the new names, the root's last. Segments wait in a spool, so that no two are in memory.
         """
         spool = Spool()
         fresh = dict(_unstored(spool, segment) for segment in new)
@@ -172,14 +171,14 @@ class AgreedIndexes:
 
 
 def _unstored(spool: Spool, segment: IndexSegment) -> tuple[RootItem, slice]:
-    """A segment as the root will list it, its name still open: a digest of its bytes stands in. And where these are."""
+    """Spools a segment; -> its item in the root, with a digest in the place of its name, and its place."""
     data = pack_index.encode_segment(segment)
     stand_in = pack_index.Ref(0, hashlib.sha256(data).digest())
     return RootItem(stand_in, len(data), len(segment), len(segment.packs)), spool.put(data)
 
 
 def _in_parts(items: Iterable[RootItem]) -> Iterator[list[RootItem]]:
-    """Segments, as many at a time as have `SEGMENTS_BYTES`, or one."""
+    """Yields groups of segments of at most `SEGMENTS_BYTES`, or of one."""
     some: list[RootItem] = []
     for item in items:
         if some and sum(i.size for i in some) + item.size > SEGMENTS_BYTES:
@@ -191,7 +190,7 @@ def _in_parts(items: Iterable[RootItem]) -> Iterator[list[RootItem]]:
 
 
 def _if_there(task: Task) -> Task:
-    """The same, or None where it fails."""
+    """Runs a task; None if it fails."""
     try:
         return (yield from task)
     except MetaSyncError:
@@ -203,7 +202,7 @@ MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed r
 
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
-    """One segment in place of several. `final`: nothing older remains, so tombstones have done their work."""
+    """Merges segments into one. `final`: nothing older remains, so tombstones are dropped."""
     check_records(segments)
     dead = {t for s in segments for t in s.tombstones}
     keep: dict[tuple[bytes, int], tuple[PackRecord, bytearray]] = {}
@@ -225,15 +224,15 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
 
 
 def _sorted(packed: bytes) -> bytes:
-    """The objects of one pack that came from several segments."""
+    """Sorts the objects of one pack that came from several segments."""
     objects = [packed[at : at + OBJECT.size] for at in range(0, len(packed), OBJECT.size)]
     return packed if all(map(lt, objects, objects[1:])) else b"".join(sorted(set(objects)))
 
 
 def crowded(root: IndexRoot) -> tuple[RootItem, ...]:
-    """The segments of the lowest tier that holds too many; empty when none does.
+    """Returns the segments of the lowest tier that holds too many; empty if none does.
 
-    Segments that would merge into one too large for a meta object stay as they are: they are few for their size.
+    Segments whose merger would be too large for a meta object stay as they are.
     """
     tiers: dict[int, list[RootItem]] = {}
     for item in root.items:
