@@ -1,9 +1,9 @@
 """Following a new era, which an admin began after a majority of acceptors was lost (consensus.md, rule 5.3).
 
-Only a record signed by the admin key takes a device off the chain that it knows. It is looked for when an acceptor
-shows a tombstone, or when no quorum answers, on all backends within reach. What this device knows to be decided and the
-record does not go on from is not forgotten: the states of the new era do not contain it, and `sync` merges it as a
-change of this device's own. Two records for one era are two restarts that cannot both be followed; then none is.
+Only a record signed by the admin key takes a device off the chain that it knows. A device looks for it on all reachable
+backends when an acceptor shows a tombstone, or when no quorum answers. Versions that this device knows and the record
+does not continue are merged by `sync` as this device's own change. Two records for one era are two restarts; none is
+followed then.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def over_eras(look: Learner, m: Participant, enter: Callable[[State], Task], kno
 
 
 def find_record(m: Participant, number: int, links: Iterable[str]) -> Task:
-    """-> the EraRecord of an era that backends show, None if none does. `ForkError` when there are two.
+    """-> the EraRecord of an era on these backends, signed by the admin, or None. Takes over the keys that open it.
 
-    Asks all of `links`. What is no record signed by the admin is none. Takes over the keys that open it.
+    `ForkError` when there are two.
     """
     asked = {link: _shown(link, number) for link in dict.fromkeys(links)}
     got: Mapping[str, bytes | None] = yield Gather(asked, deadline_s=LOOK_S)
@@ -128,7 +128,7 @@ def _listed(link: str) -> Task:
 
 
 def two_records(number: int, holders: Iterable[Iterable[str]]) -> ForkError:
-    """What is said, and all that is done, when the workspace was restarted twice."""
+    """The error for a workspace that was restarted twice."""
     where = " and ".join(", ".join(sorted(h)) for h in holders)
     return ForkError(
         f"the workspace was restarted twice as era {number}, on different backends ({where}); nothing was changed here",
@@ -190,7 +190,7 @@ def follow(m: Participant, enter: Callable[[State], Task], known: State, record:
 
 
 def _load_devices(m: Participant, record: EraRecord) -> Task:
-    """The device set of a record's first state, from its acceptors: others would be asked in vain, and take longer."""
+    """Loads the device set of a record's first state, from that record's acceptors alone."""
     digest = record.first.devices
     ids = [a.acceptor_id for _, a in record.config.acceptors]
     with contextlib.suppress(DamagedError, NoQuorumError):  # whoever needs it says so
@@ -199,7 +199,7 @@ def _load_devices(m: Participant, record: EraRecord) -> Task:
 
 
 def take_over(m: Participant, record: EraRecord) -> None:
-    """Makes the config of a record's first state known, and the ways to its acceptors: they lie where others did."""
+    """Takes over the config of a record's first state; its acceptors lie on backends that are linked."""
     ways = {link_of.backend_id: m.links[a.acceptor_id] for config in m.configs.values()
             for link_of, a in config.acceptors if a.acceptor_id in m.links}  # fmt: skip
     m.configs[record.first.config] = check_config(record.config)

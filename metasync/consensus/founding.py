@@ -1,4 +1,4 @@
-"""Founding a workspace, and finding one: what `init` writes, and where `clone` starts from."""
+"""Founds a workspace for `init`, and finds where `clone` starts from."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ ROOTS_AT_ONCE: Final = 4  # ids in a folder that are read without asking whose t
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a new device starts from: a decided `state` (not proven to be the latest), its config and device set, and
-    which backend holds which acceptor. `problems`: backends that could not be used, with the reason."""
+    """The start of a new device: a decided `state`, maybe not the latest, with its config and device set.
+
+    `links`: backends by acceptor id. `problems`: why backends could not be used.
+    """
 
     state: State
     config: Config
@@ -69,9 +71,8 @@ def found(
 ) -> Task:
     """Writes births, consts and genesis on every acceptor, all confirmed. -> State, of version 0.
 
-    `keyring`: SHA-256 of the ring's bytes, stored already. `births`: acceptor id -> the nonce whose hash the config
-    holds. Birth objects of storage roots are the caller's. `BackendError` naming the backend that failed: nothing is
-    agreed then; the roots that were written are to be removed, or left: nobody's config names them.
+    `keyring`: SHA-256 of the ring, stored already. `births`: nonces by acceptor id; the config holds their hashes. The
+    caller writes births of storage roots. `BackendError`: nothing is agreed, and no config names what was written.
     """
     check_config(config)
     new = partial(sealed, keys, RecordKind.CONST, era=0, epoch=keys.epoch)
@@ -99,9 +100,9 @@ Seen: TypeAlias = Mapping[tuple[str, str], Reply]
 
 
 def look(backends: Sequence[str]) -> Task:
-    """Reads what `bootstrap` is going to need and no key opens the way to, to have it on its way before. -> Seen.
+    """Reads ahead what `bootstrap` needs and no key protects, without judging it. -> Seen.
 
-    Nothing is judged here. Of a folder with many ids only the list is read.
+    Of a folder with many ids only the list is read.
     """
     seen: dict[tuple[str, str], Reply] = {}
 
@@ -121,12 +122,12 @@ def look(backends: Sequence[str]) -> Task:
 
 
 def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = MappingProxyType({})) -> Task:
-    """Where a new device starts: reads genesis and hints on all reachable backends. -> Found.
+    """Reads genesis and hints on all reachable backends, to start a new device. -> Found.
 
-    What `look` has `seen` is not asked for again. Where folders hold many ids, one backend is read first, and on the
-    others only the acceptors that its config knows are asked for. Births are left to `Group.get_recent(found.state)`,
-    which is to follow. `DamagedError` when no backend holds a genesis, `NoQuorumError` when none could be read,
-    `ForkError` when two contradict each other.
+    What `look` has `seen` is not read again. Where folders hold many ids, one backend is read first, and on the others
+    only the acceptors of its config. `Group.get_recent(found.state)` is to follow, and checks births. `DamagedError`
+    when no backend holds a genesis, `NoQuorumError` when none could be read, `ForkError` when two contradict each
+    other.
     """
     problems: dict[str, str] = {}
     restarted: set[str] = set()
@@ -148,8 +149,10 @@ def bootstrap(keys: WorkspaceKeys, backends: Sequence[str], seen: Seen = Mapping
     moved = any(isinstance(g, list) and any(_has_moved_on(root) for root in g) for g in got.values())
     if moved or record is not None:
         known = None
-    others = {b: _roots(keys, b, _only(listed[b], known) or listed[b], seen) for b in rest}
-    got.update((yield Gather(others)))
+    if known is not None:
+        ours = {b: [name for name in ids if name in known] for b, ids in listed.items() if isinstance(ids, list)}
+        listed |= {b: ids for b, ids in ours.items() if ids}
+    got.update((yield Gather({b: _roots(keys, b, listed[b], seen) for b in rest})))
     roots = _by_acceptor(got, problems)
     if not roots:
         raise _no_beginning(backends, got, problems)
@@ -208,10 +211,10 @@ def _start(
     config: Config | None,
     record: EraRecord | None,
 ) -> Task:
-    """-> (State, Config, DeviceSet): the newest hint that a device admitted by its base signed, else the genesis.
+    """-> (State, Config, DeviceSet): the newest hint signed by a device that its base admits, else the genesis.
 
-    `config`: the one the genesis names, if it was read already. With the record of a new era only hints of that era
-    count, and its first state stands in the place of the genesis.
+    `config`: that of the genesis, if it was read. With an era's `record` only hints of that era count, and its first
+    state replaces the genesis.
     """
     first = genesis = next(iter(roots.values()))[1]
     configs = {} if config is None else {genesis.config: config}
@@ -272,11 +275,6 @@ def _listed(backend: str, restarted: set[str], seen: Seen) -> Task:
     if any(item.name == ERAS for item in reply.value):
         restarted.add(backend)
     return [item.name for item in reply.value if _is_id(item.name)][:ROOTS_MAX]
-
-
-def _only(listed: Any, known: set[str] | None) -> Any:
-    """Those ids that are acceptors as far as is known."""
-    return [name for name in listed if name in known] if known is not None and isinstance(listed, list) else listed
 
 
 def _roots(keys: WorkspaceKeys, backend: str, listed: Any, seen: Seen) -> Task:

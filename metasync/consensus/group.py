@@ -1,4 +1,4 @@
-"""One process's face of the consensus: everything that the rest of MetaSync asks of it, as tasks."""
+"""The consensus as one process sees it: everything that the rest of MetaSync asks of it, as tasks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Group:
         if len(incarnation) != 16 or incarnation == ZERO_ID:
             raise ValueError("an incarnation is 16 random bytes")
         self.participant = Participant(
-            keys, identity, incarnation, links, certificate=certificate, memory=memory, guard=guard
+            keys, identity, incarnation, dict(links), certificate=certificate, memory=memory, guard=guard
         )
         self.participant.configs[config_hash] = check_config(config)
         self.participant.device_sets[devices_hash] = devices
@@ -114,28 +114,26 @@ class Group:
         return self._instance is not None and self._instance.progress() > 0
 
     def owns(self, base: State) -> bool:
-        """True when the version after `base` may be proposed without looking for news first: this process decided
-        `base`, so that it commits in one round trip, or learns by its failure that others were faster."""
+        """True when this process decided `base`: a proposal after it needs no look for news and one round trip."""
         m = self.participant
         return base.writer == m.incarnation and base.v + 1 not in m.rounds_used
 
     def added(self, state: State) -> tuple[Ref, ...]:
-        """Meta objects that the index of a state names anew, as whoever voted for it said: what to fetch ahead. They
-        may be others, or none."""
+        """Meta objects that the index of a state may name anew, to fetch ahead: a voter's hint."""
         return self.participant.added.get(state.hash, ())
 
     @property
     def reached(self) -> State | None:
-        """The newest state that the last `get_recent` found decided, one that did not come to its end too."""
+        """The newest state that the last `get_recent` found decided, even if it did not end."""
         return self.participant.reached
 
     def recall(self, states: Iterable[State]) -> None:
-        """Takes over states of the chain that are known from before: they need not be fetched."""
+        """Takes over known states of the chain, which then need not be fetched."""
         for state in states:
             self.participant.remember_state(state)
 
     def follow(self, config: Config, config_hash: bytes, links: Mapping[bytes, str]) -> None:
-        """Takes note of a config that is agreed, and of this device's ways to acceptors, those of older configs too."""
+        """Takes over an agreed config, and links to acceptors, those of older configs too."""
         self.participant.configs[config_hash] = check_config(config)
         self.participant.links.update(links)
         self._config = config
@@ -155,7 +153,7 @@ class Group:
         return self._with_its_keys(over_eras(learner.newest_seen, self.participant, self.enter, known, deadline_s))
 
     def _with_its_keys(self, look: Task) -> Task:
-        """Runs a look; keys beyond those of what it found, which a floor may have asked for, are dropped again."""
+        """Runs a look, then drops keys of later epochs than its result, which a floor may have asked for."""
         state: State = yield from look
         self.participant.keys = self.participant.keys.until(
             max(state.epoch, min(e for e, _ in self.participant.keys.epoch_keys))
@@ -182,11 +180,10 @@ class Group:
             return Decided(state, op_id is not None and state.op_id == op_id)
 
     def prepare(self, base: State, *, deadline_s: float = DEADLINE_S, hurry: Hurry = lambda: False) -> Task:
-        """Does ahead what `propose` on `base` would begin with, while packs or the index are still on their way.
+        """Does the first phase of `propose` on `base`, while an upload ends. -> bool: only one round trip is left.
 
-        -> bool: only one round trip is left. May run beside tasks that write single objects. For one who is about to
-        propose: whoever else is at work waits for a while. `hurry`: whether the rest is done by now; until then it
-        also waits for acceptors beyond the quorum, for a few round trips.
+        May run beside tasks that write single objects. Others who propose wait for a while. `hurry`: whether the upload
+        has ended; until then it also waits for acceptors beyond the quorum, for a few round trips.
         """
         yield from self._make_sure_of_fence(base, deadline_s)
         instance = yield from self.enter(base)
@@ -196,7 +193,7 @@ class Group:
             return False
 
     def forget_heard(self) -> None:
-        """For an operation that does not look for news first: nothing is known of the backends as they are now."""
+        """Forgets what was heard of backends, for an operation that does not look for news first."""
         if self._instance is not None:
             self._instance.begin()
 
@@ -220,7 +217,7 @@ class Group:
         yield from reconfigure.fence(self.participant, instance, decided, config, deadline_s)
 
     def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:
-        """Before the version after a change of the config: whoever made it may have died before the fence stood."""
+        """Fences a change of the config before the next version: its author may have died before that."""
         config = yield from self._config_of(base)
         if config.changed is None or config.changed[0] != base.v or base.hash in self.participant.fenced:
             return
@@ -269,11 +266,10 @@ class Group:
         *,
         generation: int,
     ) -> Task:
-        """Stores meta objects and one that names them. -> (their Refs, the last one the root's; the root's plaintext).
+        """Stores meta objects and a root that names them. -> (their Refs, the root's last; the root's plaintext).
 
-        All side by side, unless they are so large that some must be let go of before the next are made. `leaves` give
-        the plaintexts, each once, in a worker. Nobody reads the root before a state names it: which stands first does
-        not matter. It ends once enough acceptors hold each.
+        `leaves` make the plaintexts, each once, in a worker. All are stored side by side, as far as memory allows; no
+        state names the root yet, so their order does not matter. Ends once enough acceptors hold each.
         """
         refs: list[Ref] = []
         waiting: dict[str, Task] = {}
@@ -327,11 +323,10 @@ class Group:
     # what nothing depends on
 
     def write_hint(self, base: State, state: State, *, now: bool = False, everywhere: bool = False) -> Task:
-        """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due: at every 16th version, and
-        at powers of two before that, so that a young workspace has one too; or `now`. `everywhere`: does not end before
-        every acceptor took it or `hints.WAIT_S` passed.
+        """Overwrites every acceptor's hint with `state`, decided after `base`, if it is due or `now`. -> how many did.
 
-        -> how many confirmed it. Raises nothing for a backend that fails.
+        Due: every 16th version, and powers of two. `everywhere`: waits for every acceptor, `hints.WAIT_S` at most. A
+        backend that fails raises nothing.
         """
         config = self.participant.configs.get(state.config, self.newest_config)
         members = {a.acceptor_id for _, a in config.acceptors} if now or hint_is_due(state.v) else set()
@@ -353,10 +348,10 @@ class Group:
         return (yield from read_head(self.participant, instance, device_id, backends))
 
     def check_heads(self, state: State, backends: Sequence[str]) -> Task:
-        """Compares what devices last synchronised, by their own signed words, with the newest decided `state`.
+        """Compares the heads of devices with the newest decided `state`.
 
-        -> (heads of versions after it, heads of versions that are not in its chain), each as a tuple of Head. The first
-        may be a push that went through since; if a new look does not find it, backends hide it.
+        -> (heads of versions after it, heads of versions not in its chain), tuples of Head. The first may come from a
+        push since; if a new look does not find it, backends hide it.
         """
         instance = yield from self.enter(state)
         return (yield from check_heads(self.participant, instance, backends))

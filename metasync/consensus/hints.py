@@ -1,6 +1,6 @@
-"""What nothing depends on: hints, where a new device starts from, and heads, what each device has synchronised.
+"""Hints, from which a new device starts, and heads, which say what a device has synchronised. Nothing depends on them.
 
-Both are overwritten, sealed and signed, and written beside what counts: a backend that does not take one fails nothing.
+Both are sealed, signed and overwritten; a backend that does not take one fails nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ def hint_is_due(v: int) -> bool:
 
 def decided_entry(m: Participant, acceptor_id: bytes, base: State, state: State, entry_id: bytes) -> Entry:
     """Says, outside any log, that `state` was decided after `base`."""
-    known = m.device_sets.get(base.devices)
-    admitted = known is not None and known.get(m.identity.device_id) is not None
     return Entry(
         acceptor_id=acceptor_id,
         v=state.v,
@@ -52,8 +50,14 @@ def decided_entry(m: Participant, acceptor_id: bytes, base: State, state: State,
         value=state,
         entry_id=entry_id,
         device_id=m.identity.device_id,
-        certificate=b"" if admitted else m.certificate,
+        certificate=_certificate(m, base),
     )
+
+
+def _certificate(m: Participant, state: State) -> bytes:
+    """This device's certificate, where the device set of `state` is not known to hold it."""
+    known = m.device_sets.get(state.devices)
+    return b"" if known is not None and known.get(m.identity.device_id) is not None else m.certificate
 
 
 def write_hints(m: Participant, links: Mapping[bytes, str], base: State, state: State, *, everywhere: bool) -> Task:
@@ -71,9 +75,7 @@ def write_hints(m: Participant, links: Mapping[bytes, str], base: State, state: 
 
 def write_head(m: Participant, state: State, head: bytes, prev: bytes, backends: Sequence[str]) -> Task:
     """Overwrites this device's head. -> how many confirmed."""
-    known = m.device_sets.get(state.devices)
-    admitted = known is not None and known.get(m.identity.device_id) is not None
-    mine = Head(m.identity.device_id, state.v, state.hash, head, prev, b"" if admitted else m.certificate)
+    mine = Head(m.identity.device_id, state.v, state.hash, head, prev, _certificate(m, state))
     random = yield Random(32)
     data = seal_head(m.keys, mine, m.identity, era=state.era, epoch=state.epoch, random=random)
     heads = {b: _put(b, head_path(mine.device_id), data) for b in backends}
@@ -117,7 +119,7 @@ def _hash_at(m: Participant, instance: Instance, v: int) -> Task:
 
 
 def _some(branches: Mapping[str, Task], enough: int) -> Task:
-    """Runs writes that may fail; does not wait for more than `enough`. -> how many succeeded."""
+    """Runs writes that may fail, until `enough` succeeded. -> how many did."""
 
     def until(results: Mapping[str, Any]) -> bool:
         return sum(good is True for good in results.values()) >= enough

@@ -177,10 +177,10 @@ def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
 
 
 def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
-    """-> the newest state that floors and hints of `enough` acceptors prove, after `current`; None when none does.
+    """-> the newest state after `current` that floors and hints of `enough` acceptors prove; None if none does.
 
-    A floor that no admitted device signed is none: its acceptor is out then. One acceptor's word is not enough, because
-    a device that was revoked meanwhile was admitted in states as this device knows them.
+    An acceptor whose floor no admitted device signed is out. One acceptor is not enough: a device that was revoked
+    meanwhile is still admitted in the states that this device knows.
     """
     floors: dict[bytes, SignedEntry] = yield from opened(m, instance)
     acceptors = instance.acceptors.values()
@@ -216,9 +216,9 @@ def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enou
 def _shown_with_newer_keys(
     m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
 ) -> Task:
-    """The same with keys of later epochs: old states are sealed anew where a floor is made again after a rotation.
+    """`_shown_by_enough` with keys of later epochs, which seal a floor that is made again after a rotation.
 
-    Whatever is taken here, the keys of what turns out to be agreed are followed afterwards.
+    The keys of what turns out to be agreed are followed afterwards.
     """
     links = [link for a in instance.acceptors.values() if (link := a.reach())]
     held = m.keys
@@ -235,7 +235,7 @@ def _shown_with_newer_keys(
 def _shown_by_enough(
     m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
 ) -> Task:
-    """-> the newest state that is, or is before, what so many acceptors show; None when there is none."""
+    """-> the newest state that lies in the chains of what `enough` acceptors show; None if there is none."""
     shown = sorted(best.items(), key=lambda item: item[1].v)
     while len(shown) >= enough:
         acceptor_id, state = shown[-enough]
@@ -292,7 +292,7 @@ def _apart(acceptor: AcceptorView, shown: State, current: State) -> ForkError:
 
 
 def _gallop(instance: Instance, deadline: float, enough: int | None = None) -> Task:
-    """-> _Top: the highest version above or at the instance's with an entry, or None when time is up."""
+    """-> _Top: the highest version with an entry, from the instance's on; None when time is up."""
     top = _Top(instance.v, {})
     stride = 1
     while top.absent is None or top.absent - top.v > 1:
@@ -322,7 +322,7 @@ def _gallop(instance: Instance, deadline: float, enough: int | None = None) -> T
 
 
 def _agreeing(entries: Mapping[bytes, SignedEntry], least: int) -> dict[bytes, SignedEntry]:
-    """Those that stand on one base, if so many acceptors show them: one alone may be a revoked device's."""
+    """The entries on the most common base, if `least` acceptors show it: one may be a revoked device's."""
     bases = Counter(signed.entry.base.hash for signed in entries.values())
     most = max(bases, key=bases.__getitem__)
     if bases[most] < least:
@@ -357,8 +357,7 @@ def _probe_versions(instance: Instance, versions: Sequence[int], left: float, en
 def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top: _Top) -> Task:
     """-> the base of the highest version that enough acceptors show, proven to descend from `current`; None without.
 
-    Never beyond the end of `current`'s config: which acceptors count from there on is for a quorum of those that count
-    now to say, not for one entry on one of them (a revoked device may have signed it).
+    Never beyond the end of `current`'s config: only a quorum of today's acceptors says which ones follow.
 
     `ForkError` when an admitted device signed a base whose chain does not contain `current`.
     """

@@ -67,7 +67,7 @@ Enter = Callable[[State], Task]
 
 @dataclass(frozen=True)
 class Held:
-    """What is known of the era that ends: its newest decided state, and the value accepted after it, if any."""
+    """The end of an era: its newest decided state, and the value accepted after it, if any."""
 
     ended: State
     carried: State | None
@@ -75,10 +75,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Content:
-    """What the first state of a new era is to hold, as plaintext; all of it is stored anew, on the new acceptors.
+    """The content of a new era's first state, as plaintext to be stored on the new acceptors.
 
-    `state`: whose master, generations and keys it takes: `Held.carried`, or else `Held.ended`. `births`: nonces of the
-    new acceptors. `make_root`: the index root from the names its segments get; None: an empty index. `op_id`: for a
+    `state`: `Held.carried`, or else `Held.ended`; its master, generations and keys are taken over. `births`: nonces of
+    the new acceptors. `make_root`: makes the index root from its segments' names; None: an empty index. `op_id`: for a
     first state that carries nothing.
     """
 
@@ -123,7 +123,7 @@ def end_era(m: Participant, enter: Enter, known: State, lost: Collection[bytes])
 
 
 def _left(m: Participant, config: Config, lost: Collection[bytes]) -> dict[bytes, str]:
-    """The ways to the acceptors that are not lost. `NoQuorumError` when there is none to one of them."""
+    """The links of the acceptors that are not lost. `NoQuorumError` if one has none."""
     left = [(b.name, a.acceptor_id) for b, a in config.acceptors if b.backend_id not in lost]
     unlinked = sorted(name for name, a in left if a not in m.links)
     if unlinked or not left:
@@ -135,7 +135,7 @@ def _left(m: Participant, config: Config, lost: Collection[bytes]) -> dict[bytes
 
 
 def answering(m: Participant, enter: Enter, known: State) -> Task:
-    """-> names of the backends that vote after `known` and are what they were, or were retired for the next era."""
+    """-> names of the voting backends after `known` with the right birth, or retired for the next era."""
     instance: Instance = yield from enter(known)
     m.recovering = known.era + 1
     try:

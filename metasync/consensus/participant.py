@@ -6,8 +6,8 @@ The requests on acceptors are in `acceptors`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Final, Literal, NamedTuple
 
 from metasync.codec import UPGRADE, Reader, ascending, check_format, u8, u16, u32, u64
@@ -91,27 +91,20 @@ class Outcome:
     reason: str = ""
 
 
+@dataclass(eq=False)
 class Participant:
     """One process's part in one workspace's consensus. Not for use by two tasks at once."""
 
-    def __init__(
-        self,
-        keys: WorkspaceKeys,
-        identity: DeviceIdentity,
-        incarnation: bytes,
-        links: Mapping[bytes, str],
-        *,
-        certificate: bytes = b"",
-        memory: bytes = b"",
-        guard: Callable[[], Barred | None] = lambda: None,
-    ) -> None:
-        # Keys and links.
-        self.keys = keys
-        self.identity = identity
-        self.certificate = certificate
-        self.incarnation = incarnation
-        self.guard = guard
-        self.links = dict(links)
+    keys: WorkspaceKeys
+    identity: DeviceIdentity
+    incarnation: bytes
+    links: dict[bytes, str]
+    _: KW_ONLY
+    certificate: bytes = b""
+    memory: InitVar[bytes] = b""
+    guard: Callable[[], Barred | None] = lambda: None
+
+    def __post_init__(self, memory: bytes) -> None:
         self.others: tuple[str, ...] = ()  # ways to backends that do not vote: keyrings lie there too
         self.rtt_s = RTT_FIRST_S
         self.now = 0.0  # the latest time that anybody told, in seconds on the clock of `Now`

@@ -39,7 +39,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.state import State
 from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
-from metasync.runtime.effects import Gather, Op, Random, Reply, Task
+from metasync.runtime.effects import Gather, Op, Random, Reply, Task, each
 
 STEP: Final = VERSIONS_PER_FOLDER  # floors stand at its multiples
 KEEP: Final = 10_000  # newest versions whose logs stay; a log is two small objects a version and acceptor
@@ -50,10 +50,10 @@ FETCHES: Final = 32  # states fetched side by side
 
 
 def opened(m: Participant, instance: Instance) -> Task:
-    """-> {acceptor: what its floor says}. One that shows something else in a floor's place is out.
+    """-> {acceptor: its floor}. An acceptor with something else in that place is out.
 
-    A floor that was made after the keys were changed is opened with the keys of then, which this device looks for.
-    `ExcludedError` when there are keyrings of then, none of them for this device, and without those floors no quorum.
+    A floor of a later key epoch is opened with keys that this device looks for. `ExcludedError` when none of those
+    keyrings are for this device, and too few other floors are left for a quorum.
     """
     out: dict[bytes, SignedEntry] = {}
     shut_out: set[bytes] = set()
@@ -97,8 +97,10 @@ def opened(m: Participant, instance: Instance) -> Task:
 
 @dataclass
 class Progress:
-    """What one device remembers of its work on floors: the highest made, and by (acceptor, floor) when it was read
-    again, in seconds of the collector's clock; by acceptor the floor below which all is deleted."""
+    """One device's work on floors. `made`: the highest floor. `read_s`: when (acceptor, floor) was read again, seconds.
+
+    `deleted`: by acceptor, the floor below which all is deleted.
+    """
 
     made: int = 0
     read_s: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Progress:
 
 
 def decode_progress(data: bytes) -> Progress:
-    """What `Progress.encode` wrote. A note that is damaged is none: then floors are read, and waited for, anew."""
+    """What `Progress.encode` wrote. A damaged note counts as none: floors are read and waited for anew."""
     try:
         note = json.loads(data)
         read = {(str(a), int(floor)): float(at) for a, floor, at in note.get("read", [])}
@@ -237,13 +239,8 @@ def _delete_block(link: str, folder: str) -> Task:
         return False
     names = [item.name for item in listed.value if item.size is not None]
     for at in range(0, min(len(names), DELETES_MAX), FETCHES):
-        some = {name: _delete(link, f"{folder}/{name}") for name in names[at : at + FETCHES]}
-        got: Mapping[str, Any] = yield Gather(some)
-        if not all(got.values()):
+        some = {n: Op(link, "delete", f"{folder}/{n}", timeout_s=OP_TIMEOUT_S) for n in names[at : at + FETCHES]}
+        got: Mapping[str, Reply] = yield from each(some)
+        if any(r.error is not None and not isinstance(r.error, NotFoundError) for r in got.values()):
             return False
     return len(names) <= DELETES_MAX
-
-
-def _delete(link: str, path: str) -> Task:
-    reply: Reply = yield Op(link, "delete", path, timeout_s=OP_TIMEOUT_S)
-    return reply.error is None or isinstance(reply.error, NotFoundError)

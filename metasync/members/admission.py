@@ -16,7 +16,7 @@ from metasync.errors import BackendError, MetaSyncError, NoQuorumError
 from metasync.keys.device_set import DeviceSet, expired, joined, without_invitations
 from metasync.keys.invitation import SECRET_BYTES
 from metasync.local.state_keys import INVITED_KEY, META_KIND
-from metasync.members.newcomers import asking, may_enter
+from metasync.members.newcomers import asking, may_enter, propose_devices
 from metasync.runtime.effects import Gather, Task
 from metasync.session import agreement
 from metasync.session.session import LOOK_S, Agreed, Session
@@ -152,11 +152,7 @@ def enrol(s: Session) -> None:
     if not s.devices_of(state).admits(s.certificate) or agreement.is_in(s, s.devices_of(state)):
         state = agreement.ask_newest(s)  # the keys were changed since, or an earlier process had this device agreed
     while not agreement.is_in(s, devices := s.devices_of(state)):
-        digest = s.put_const(state, _joined(s, state, devices).encode())
-        decided = agreement.propose(s, state, Change(op_id=op_id, devices=digest))
-        if decided.mine:
-            with contextlib.suppress(BackendError, NoQuorumError):
-                s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+        decided = propose_devices(s, state, _joined(s, state, devices), op_id)
         state = decided.state if decided.mine else agreement.ask_newest(s)
     s.db.set(JOURNAL_KEY, None)
 

@@ -20,7 +20,8 @@ from metasync.runtime.effects import Op, each
 from metasync.session import agreement
 
 if TYPE_CHECKING:
-    from metasync.keys.device_set import Certificate
+    from metasync.consensus import Decided, State
+    from metasync.keys.device_set import Certificate, DeviceSet
     from metasync.session.session import Session
 
 NEWCOMERS_MAX: Final = 64  # looked at in one push: anybody who may write to a store can leave names there
@@ -95,6 +96,16 @@ def let_in(s: Session, *, late: bool = False) -> tuple[str, ...]:
     return _agreed(s, found) if found else ()
 
 
+def propose_devices(s: Session, state: State, devices: DeviceSet, op_id: bytes) -> Decided:
+    """Proposes a device set on top of a state, and writes a hint if it wins. `NoQuorumError`."""
+    decided = agreement.propose(s, state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
+    s.db.set(JOURNAL_KEY, None)
+    if decided.mine:
+        with contextlib.suppress(BackendError, NoQuorumError):
+            s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+    return decided
+
+
 def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
     op_id = s.entropy(16)
     state = agreement.ask_newest(s)
@@ -105,11 +116,7 @@ def _agreed(s: Session, found: list[Certificate]) -> tuple[str, ...]:
             break
         for certificate in new:
             devices = devices.with_device(certificate)
-        decided = agreement.propose(s, state, Change(op_id=op_id, devices=s.put_const(state, devices.encode())))
-        s.db.set(JOURNAL_KEY, None)
-        if decided.mine:
-            with contextlib.suppress(BackendError, NoQuorumError):
-                s.runtime.run(s.group.write_hint(state, decided.state, now=True))
+        if propose_devices(s, state, devices, op_id).mine:
             names = tuple(sorted(c.name for c in new))
             s.listener(Notice(f"took in {'a new device' if len(names) == 1 else 'new devices'}: {', '.join(names)}"))
             return names

@@ -72,8 +72,10 @@ def encode_dir(entries: Sequence[tuple[bytes, Entry]], ids: Ids) -> list[tuple[b
 def encode_leaves(
     entries: Sequence[tuple[bytes, Entry]], ids: Ids, *, last: bool
 ) -> tuple[list[tuple[bytes, tuple[bytes, bytes]]], int]:
-    """The leaves that begin with these entries, in a directory of several: (first name, node); and how many entries are
-    in them. What is left belongs to the next leaf, together with what follows; with `last`, nothing does."""
+    """The full leaves of these entries in a long directory: (first name, node) each, and how many entries they hold.
+
+    The rest belongs to the next leaf, with what follows; `last`: it is the last leaf.
+    """
     items, names = _encode_entries(entries), [name for name, _ in entries]
     ranges = cut_full(items, names, ids.split_point)
     done = ranges[-1][1] if ranges else 0

@@ -27,10 +27,6 @@ class FileNode(NamedTuple):
     parts: tuple[Chunk, ...]
 
 
-def _bits(object_id: bytes) -> int:
-    return int.from_bytes(object_id[:8], "big")  # ids are keyed hashes already
-
-
 def encode_file(content: bytes, chunks: Sequence[Chunk], ids: Ids) -> list[tuple[bytes, bytes]]:
     """The nodes of a file of two or more chunks as (id, bytes), the root last."""
     if len(chunks) < 2 or len(content) != ID_BYTES or content == _NO_CONTENT:
@@ -41,7 +37,7 @@ def encode_file(content: bytes, chunks: Sequence[Chunk], ids: Ids) -> list[tuple
     nodes: list[tuple[bytes, bytes]] = []
     for level in range(LEVELS_MAX):
         items = [p.id + p.size.to_bytes(8, "big") for p in parts]
-        ranges = cut(items, [p.id for p in parts], _bits)
+        ranges = cut(items, [p.id for p in parts], lambda i: int.from_bytes(i[:8], "big"))  # ids are keyed hashes
         upper: list[Chunk] = []
         for start, end in ranges:
             size = sum(p.size for p in parts[start:end])

@@ -48,11 +48,11 @@ def _opened(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generato
     return leaves
 
 
-def _entries(leaves: Leaves, nodes: Mapping[bytes, directory.DirNode]) -> Iterator[tuple[bytes, Entry]]:
+def _entries(leaves: Leaves, nodes: Mapping[bytes, directory.DirNode]) -> list[tuple[bytes, Entry]]:
     """A directory's entries, its nodes being loaded. Each leaf is looked at once, or refused."""
-    for at, (_, leaf_id) in enumerate(leaves):
+    for at in reversed(range(len(leaves))):  # where a leaf begins is judged before where the one before it ends
         check_leaf(leaves, at, nodes)
-        yield from nodes[leaf_id].entries
+    return [item for _, leaf_id in leaves for item in nodes[leaf_id].entries]
 
 
 def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
@@ -229,11 +229,10 @@ def chunks(roots: tuple[bytes, ...]) -> Generator[Needs, Bytes, dict[bytes, tupl
 def rebuild(
     base_root: bytes, tree: Mapping[bytes, Entry], differing: Iterable[bytes], ids_of: Ids
 ) -> Generator[Needs, Bytes, tuple[bytes, dict[bytes, bytes]]]:
-    """The same as `build` of a tree that differs from the one of `base_root` at these paths alone (directories too).
+    """`build` of a tree that differs from that of `base_root` at these paths alone (directories too).
 
-    -> (id of the root, {id: bytes} of the directories that hold one of them, and of those above). Only these are read
-    and encoded, of long ones the nodes around the change alone; `tree` is asked for these paths and the directories
-    above them. What else there is has the id that it has in the base.
+    -> (id of the root, {id: bytes} of new directory nodes). Reads and encodes only the directories above these paths,
+    and of long ones only the nodes around a change. `tree` is asked for these paths and the directories above them.
     """
     room = Room()
     edits: dict[bytes, dict[bytes, Entry | None]] = {b"": {}}
@@ -372,10 +371,10 @@ def build(tree: Mapping[bytes, Entry], ids_of: Ids) -> tuple[bytes, dict[bytes, 
 
 
 def build_nodes(items: Iterable[tuple[bytes, Entry]], ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
-    """The same as (id, bytes) one by one, from paths that ascend as bytes; the root is the last. Some may come twice.
+    """`build`, node by node, from paths that ascend as bytes; the root is the last. A node may come twice.
 
-    Holds the directories on the way alone, and of a long one what is not in a node yet. In that order all that is
-    below a directory stands together, though not behind the directory itself: "a-b" comes before "a/x".
+    Holds only the directories on the way. In this order all that is below a directory stands together, though not right
+    behind the directory itself: "a-b" comes before "a/x".
     """
     room = Room()
     stack = [_Building(b"")]
@@ -385,7 +384,7 @@ def build_nodes(items: Iterable[tuple[bytes, Entry]], ids_of: Ids) -> Iterator[t
             yield from _closed(stack, ids_of)
         if stack[-1].path != parent:
             stack.append(_Building(parent))
-            if not stack[-2].is_waiting_for(stack[-1]):
+            if parent[len(stack[-2].prefix) :] not in stack[-2].waiting:
                 raise KeyError(parent)
         yield from stack[-1].add(name, entry, ids_of)
     while stack:
@@ -408,9 +407,6 @@ class _Building:
 
     def holds(self, directory: bytes) -> bool:
         return directory == self.path or directory.startswith(self.prefix)
-
-    def is_waiting_for(self, below: _Building) -> bool:
-        return below.path[len(self.prefix) :] in self.waiting
 
     def add(self, name: bytes, entry: Entry, ids_of: Ids) -> Iterator[tuple[bytes, bytes]]:
         if entry.kind is Kind.DIR:

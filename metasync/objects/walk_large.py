@@ -1,9 +1,9 @@
 """A walk over a whole tree that holds a few megabytes of it at a time: `walk.flatten` for very many files.
 
-Theory of operation. Level by level, like every walk (`walk`), but no level at once: directories are opened in batches
-of a bounded size, for the index says how long each object is, and a very long directory leaf by leaf. A tree of some
-ten thousand files is one batch per level, and so costs as many rounds of requests as ever. What is found is handed over
-as it comes; the directories that are still to be opened lie with the caller, where there are many.
+Theory of operation. It goes level by level, like every walk, but opens directories in batches of a bounded size, since
+the index tells how long each object is, and a very long directory leaf by leaf. A tree of ten thousand files is one
+batch per level, and so costs no more requests. Entries are handed over as they are found, and the caller keeps a long
+list of directories still to be opened.
 """
 
 from __future__ import annotations

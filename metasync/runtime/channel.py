@@ -1,12 +1,11 @@
-"""The calls on one backend: which of those that wait goes next, how many are made at once, and when.
+"""Makes the calls on one backend: in which order, how many at once, and when.
 
-Threads carry the calls out. `priority` decides the order, `concurrency` how many are made at once, and a `Governor`
-what the user allows (limits, a pause).
+Threads carry the calls out. `priority` decides the order, `concurrency` the number at once, and a `Governor` what the
+user allows (limits, a pause).
 
-A server may send a call away and ask for patience. The call then waits and is made again, unless somebody waits for it
-urgently or making it twice is not making it once. The same holds for a call that was not made because the account is
-to be left alone (`HeldBackError`); where nothing was heard of the backend before, it fails soon, so that others stand
-in.
+A server may send a call away and ask for patience. The call then waits and is made again, unless it is urgent or not
+repeatable. So does a call that was not made because the account is to be left alone (`HeldBackError`); if the backend
+was never heard, it fails soon, so that others stand in.
 
 A call that hangs is left behind with its thread (`Channel.leave`), and another thread takes its place. Whether a
 backend hangs is for its wrappers to say (`backends.wrappers.breaker`).
@@ -151,8 +150,8 @@ class Channel:
     def due(self, call: Call) -> float:
         """When this call's time is up, as things are now.
 
-        An urgent one's runs from when it was asked for. Another's runs while the backend has it, or keeps it waiting
-        without any sign: not while others are served before it, nor while the user or the server has it wait.
+        The time of an urgent call runs from its submission. That of another runs while the backend has it or gives no
+        sign, but not while others are served before it, nor while the user or the server has it wait.
         """
         if call.is_urgent:
             return call.at + call.op.timeout_s
@@ -263,7 +262,7 @@ class Channel:
             self._idle -= 1
 
     def _carry(self, call: Call) -> int | None:
-        """Makes a call and tells who waits for it; how many bytes it moved, None if it did not end well."""
+        """Makes a call and delivers its reply. -> how many bytes it moved; None if it failed."""
         op = call.op
         began = call.began = self._clock()
         if call.is_urgent and began >= call.at + op.timeout_s:
@@ -293,7 +292,7 @@ class Channel:
         return moved if reply.error is None else None
 
     def leave(self, call: Call, error: BackendError) -> None:
-        """Goes on without a call that does not come back, and without its thread: another one takes its place."""
+        """Abandons a call that hangs with its thread; another thread takes its place."""
         with self._changed:
             call.is_left = True
             self._count(call, -1)
@@ -307,7 +306,7 @@ class Channel:
             self._concurrency.throttled(self._clock(), call.began or 0.0, after_s)
 
     def _sent_away(self, call: Call, began: float, error: BackendError) -> bool:
-        """Takes note that the server asks for fewer calls. True: this one waits, and will be made again."""
+        """Notes that the server asks for fewer calls. -> True if this one will be made again."""
         after_s = error.retry_after_s or 0.0
         with self._changed:
             now = self._heard_at
@@ -323,7 +322,7 @@ class Channel:
             return hold_s is not None and not call.is_urgent and self._put_back(call, now, hold_s)
 
     def _hold_s(self, call: Call, now: float, after_s: float) -> float | None:
-        """How long a call waits that was not made; None: it does not."""
+        """How long a call that was held back waits; None: it fails."""
         if call.held_since is None:
             call.held_since = now
         if now + after_s - call.held_since > (HOLD_MAX_S if self._heard_well else LEFT_OUT_S):

@@ -1,13 +1,12 @@
-"""How many calls at once a backend bears, found out while it is used. Decides, from times that it is told.
+"""Learns how many calls at once a backend bears, from times that it is told.
 
-Theory of operation. The number grows where calls wait for a connection: by a quarter. If a round with more calls moves
+Theory of operation. The number grows by a quarter where calls wait for a connection. If a round with more calls moves
 less than GAIN times as much a second, it goes back, and growth is not tried again for PATIENCE_ROUNDS. Bytes and calls
 are measured together, because latency limits small calls and the line limits large ones.
 
-A server that sends calls away halves the number, once for all calls that were under way together, and nothing grows
-for COOL_S. Additive increase and multiplicative decrease share a server fairly among clients that know nothing of each
-other (Chiu and Jain, 1989). They alone would grow up to the bound on every disk that never sends a call away, which
-costs threads and memory and gains nothing.
+A server that sends calls away halves the number, once for all calls under way together, and nothing grows for COOL_S.
+Additive increase and multiplicative decrease share a server fairly among independent clients (Chiu and Jain, 1989).
+Alone they would grow to the bound on every disk, which costs threads and memory and gains nothing.
 """
 
 from __future__ import annotations

@@ -29,11 +29,8 @@ from metasync.errors import BackendError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-TRANSFER_TIMEOUT_S: Final = 30.0
-"""For a request that moves data, besides the time that its bytes take."""
-
-SLOWEST_BYTES_PER_S: Final = 64_000
-"""A line slower than this is given up on."""
+TRANSFER_TIMEOUT_S: Final = 30.0  # for a request that moves data, besides the time that its bytes take
+SLOWEST_BYTES_PER_S: Final = 64_000  # a line slower than this is given up on
 
 
 def patience_s(size_bytes: int) -> float:
@@ -183,9 +180,6 @@ class Runner(Protocol):
 
         Returns those that have ended, in the order given.
         """
-
-
-Effect: TypeAlias = Op | Gather | Sleep | Now | Random | Persist | Recall | Work
 
 
 def together(tasks: Mapping[str, Task]) -> Task:

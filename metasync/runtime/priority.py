@@ -1,4 +1,4 @@
-"""Which of the calls that wait for one backend goes next: the smallest virtual completion time. Decides, does nothing.
+"""Chooses the next of the calls that wait for one backend: the smallest virtual completion time. Pure.
 
 Theory of operation. A call's virtual completion time is when it arrived, plus how long it would take alone, plus what
 its urgency adds (HyCloud's operation priority, eq. 6: FOP = t_A + t_T). It never changes, and the smallest goes first.

@@ -1,10 +1,10 @@
 """Carries effects out with threads: the thin, real end of the seam in `metasync.runtime.effects`.
 
-One coordinator thread steps every task. Calls on backends run in daemon threads of each backend's own (`channel`), so
-that a stuck provider holds up nobody else and does not keep the interpreter from ending; CPU-heavy work runs in a pool
-of its own, and what must be durable is written by one thread, in order. A call that has begun cannot be cancelled:
-when its time is up the task is told so, and the call ends in the background, perhaps with effect (consensus allows for
-that). One that waits for its turn is taken back when nobody waits for it any more.
+One coordinator thread steps every task. Calls run in daemon threads of each backend's own (`channel`), so a stuck
+provider holds up neither others nor the end of the process. A pool does CPU-heavy work, and one thread writes in order
+what must be durable. A call that has begun cannot be cancelled: when its time is up the task is told so, and the call
+ends in the background, perhaps with effect (consensus allows for that). A waiting call is taken back when nobody needs
+it.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class _Gathering:
 
 
 class Runtime:
-    """Runs tasks against `backends` (the names that their `Op`s use). Thread-safe; close it in the end.
+    """Runs tasks against `backends`, named as in their `Op`s. Thread-safe; to be closed.
 
     `persist(key, value)` makes one `Persist` durable before it returns, `recall(key)` reads it. `entropy(n)` gives
-    random bytes, `clock()` seconds; a test may replace both. How many calls a backend gets at once adapts to what it
-    bears, from `connections_per_backend` up to `connections_max`.
+    random bytes, `clock()` seconds. The calls at once on a backend adapt, from `connections_per_backend` up to
+    `connections_max`.
     """
 
     def __init__(
@@ -194,10 +194,8 @@ class Runtime:
         self._backends[name] = backend
 
     def listen(self, listener: Listener) -> None:
-        """Has `Transferred` told to this listener from now on, one after the other in a thread of the runtime's.
-
-        It must be quick, for nothing goes on meanwhile. One that raises is not told again.
-        """
+        """Tells this listener every `Transferred`, in the coordinator's thread. It must be quick. If it raises, it is
+        not told again."""
         self._listener = listener
 
     def govern(self, governor: Governor) -> None:
@@ -420,7 +418,7 @@ class Runtime:
             self._wake(token, Reply(error=UnreachableError(f"{op.backend}: too many calls are waiting")), None)
 
     def _watch(self, name: str, *, again: bool = False) -> None:
-        """Looks whether a backend hangs, now and then while calls on it are under way: they are left behind then."""
+        """Asks a backend's `watch` now and then, while calls are under way, whether it hangs."""
         watch = getattr(self._backends.get(name), "watch", None)
         if watch is None or (again and not self._channels[name].busy()):
             self._watched.discard(name)

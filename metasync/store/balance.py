@@ -11,9 +11,8 @@ this is least. The search ends when it is found: a pack costs about as many tria
 `TRIALS_MAX` at most. With one copy on equal backends it is the least loaded, and what list scheduling promises holds:
 the fullest has less than a pack above the mean (Graham, "Bounds on multiprocessing timing anomalies", 1969).
 
-Where shares differ, a short push alone would pass by small backends: one pack is far more than their part of it. What a
-push left uneven is therefore carried into the next one of this device, and shares stay true over time. Where all shares
-are equal no backend is preferred, and nothing is carried: an earlier push makes no later one uneven.
+Where shares differ, a short push would skip small backends: one pack is far more than their part of it. The imbalance
+of a push is therefore carried into the next one of this device. Where all shares are equal, nothing is carried.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Balance:
         return number
 
     def carry(self) -> bytes:
-        """What the next push should know: how much more than its share of the least loaded each backend has."""
+        """The load of each backend beyond its share of the least loaded, for the next push."""
         if not self._is_uneven:
             return b""
         with self._lock:
@@ -111,7 +110,7 @@ class Balance:
 
 
 def _shares(placement: Placement) -> list[float]:
-    """What part of all packs each target should hold. By capacity alone where there are too many to compute it."""
+    """The share of all packs for each target; by capacity alone where there are too many to compute it."""
     try:
         exact = placement.expected_shares()
         shares = [float(exact[t.backend_id]) for t in placement.targets]

@@ -1,8 +1,8 @@
 """The pack index: which object lies where in which pack (format.md, section 6; consensus.md, rule 6.2).
 
-The index is a root that lists immutable segments. A push adds one segment for its own packs; segments lie in size
-tiers, at most `TIER_SEGMENTS_MAX` in each, and whoever would add one more merges the tier in the same commit. So what a
-push writes depends on the push, and a reader loads a number of segments that grows with the logarithm of the index.
+The index is a root that lists immutable segments. A push adds one segment for its packs. Segments lie in size tiers of
+at most `TIER_SEGMENTS_MAX`; whoever would add one more merges the tier in the same commit. So a push writes as much as
+it changes, and a reader loads a number of segments that grows with the logarithm of the index.
 
 The index is a multimap: an object may lie in several packs. A pack leaves it by a tombstone in a newer segment.
 """
@@ -107,7 +107,7 @@ class IndexSegment:
         return self.objects[at : at + ID_BYTES]
 
     def _first(self, object_id: bytes) -> int:
-        """The number of the first record at or after an id; past the end when no record has it, in the map's case."""
+        """The number of the first record at or after an id; with a map, past the end if there is none."""
         if self._map is not None:
             return self._map.get(object_id, len(self._offsets))
         if self._heads is not None:
@@ -160,7 +160,7 @@ class IndexSegment:
 
 
 def _heads(objects: bytes) -> array[int]:
-    """The first bytes of the ids of packed objects, as numbers."""
+    """The heads of the ids of packed objects, as numbers."""
     columns = bytearray(len(objects) // OBJECT.size * _HEAD_BYTES)
     for byte in range(_HEAD_BYTES):
         to = byte if sys.byteorder == "big" else _HEAD_BYTES - 1 - byte
@@ -171,7 +171,7 @@ def _heads(objects: bytes) -> array[int]:
 
 
 def pack_objects(objects: Iterable[Located]) -> bytes:
-    """What lies in one pack, in the form that `segments_of` takes: a fifth of what the values take in memory."""
+    """Packs the objects of one pack for `segments_of`, in a fifth of the memory."""
     return b"".join(
         sorted({OBJECT.pack(o.id, o.encoding << 4 | o.kind, 0, o.segment, o.offset, o.length) for o in objects})
     )
@@ -219,7 +219,7 @@ def segment_sorted(
 
 
 def _between(packed: bytes, first: int, end: int) -> range:
-    """Where the objects stand whose ids begin with a byte from `first` on and below `end`."""
+    """Offsets of the objects whose ids begin with a byte from `first` to below `end`."""
     places = range(0, len(packed), OBJECT.size)
     low = bisect_left(places, first, key=packed.__getitem__)
     return places[low : bisect_left(places, end, lo=low, key=packed.__getitem__)]
@@ -287,7 +287,7 @@ def decode_segment(data: bytes) -> IndexSegment:
 
 
 def _packs(r: Reader) -> tuple[PackRecord, ...]:
-    """Their order is checked one by one: a frame of a few bytes can say the same pack a million times."""
+    """Checks their order one by one: a frame of a few bytes can repeat a pack a million times."""
     out: list[PackRecord] = []
     last = b""
     for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)):
@@ -388,10 +388,10 @@ def decode_root(data: bytes) -> IndexRoot:
 
 
 class Index:
-    """A loaded index: what an object id resolves to, over all segments. Immutable; newest segments are asked first.
+    """A loaded index: finds objects in its segments, the newest first. Immutable.
 
-    `FormatError` when two segments describe one pack in two ways. `segments` may be a function that opens them: it is
-    called when the index is first asked for something, and the error comes then.
+    `FormatError` when two segments describe one pack in two ways. `segments` may be a function that opens them at the
+    first use, where the error then occurs.
     """
 
     def __init__(self, segments: Sequence[IndexSegment] | Callable[[], Sequence[IndexSegment]] = ()) -> None:

@@ -87,10 +87,7 @@ def decode_header(data: bytes) -> Header:
 
 
 def pack_place(kind: ObjectKind, object_id: bytes, offset: int, length: int) -> bytes:
-    """Where a whole object lies in a segment, as a footer has it: a fifth of what the values take in memory.
-
-    Its segment is number 0, until `in_segment` says otherwise.
-    """
+    """Packs the place of a whole object in segment 0 as a footer has it, in a fifth of the memory; see `in_segment`."""
     return _OBJECT.pack(kind, object_id, 0, offset, length)
 
 

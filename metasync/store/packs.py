@@ -1,17 +1,16 @@
 """Builds packs from objects, and reads them (architecture.md, D2 and D3). `docs/design/format.md` section 5.
 
-Writing is a pipeline: objects gather into segments of about `segment_bytes`; a worker shrinks each segment; in order,
-segments gather into packs of about `pack_bytes`; a worker seals each pack and hands it on. A pack's name is the SHA-256
-of its bytes: of a few that differ by a salt, the one that loads the backends evenly. Small blobs share segments, trees
-and histories get segments of their own (a clone reads those first), and a large chunk is a segment alone, so that it
-can be fetched alone.
+Writing is a pipeline. Objects gather into segments of about `segment_bytes`, which workers compress; segments gather in
+order into packs of about `pack_bytes`, which workers seal. A pack's name is the SHA-256 of its bytes; among a few salts
+the one is taken that loads the backends evenly. Small blobs share segments, trees and histories get segments of their
+own (a clone reads those first), and a large chunk is a segment alone, so that it can be fetched alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +18,7 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metasync.codec import padme
-from metasync.errors import DamagedError, FormatError, MetaSyncError, UpgradeError, WorkspaceError
+from metasync.errors import DamagedError, FormatError, UpgradeError
 from metasync.keys.derive import derive
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects.model import ObjectKind
@@ -161,7 +160,7 @@ def seal_pack(
 
 
 def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | None) -> tuple[bytes, bytes]:
-    """The name of a pack and the salt that gives it. A trial hashes what stands behind the salt: the footer."""
+    """The name of a pack and its salt. Each trial hashes only what stands behind the salt: the footer."""
     digest = hashlib.sha256()
     size = 0
     for part in before:
@@ -190,7 +189,7 @@ def _named(before: Iterable[bytes], salt: bytes, after: bytes, choose: Choose | 
 
 
 def spread_evenly(segments: Sequence[_Shrunk], parts: int) -> list[list[_Shrunk]]:
-    """These segments, in order, in runs of about the same size: at most `parts`, and one at least; none is empty."""
+    """Cuts these segments, in order, into at most `parts` runs of about the same size; none is empty."""
     ends = list(accumulate(len(s.data) for s in segments))
     out: list[list[_Shrunk]] = []
     for segment, end in zip(segments, ends, strict=True):
@@ -208,34 +207,26 @@ class Ids(Protocol):
     def add(self, object_id: bytes, /) -> None: ...
 
 
+@dataclass(eq=False)
 class Packer:
-    """Turns objects into sealed packs. One thread adds; `workers` shrink and seal; `emit` gets packs in order.
+    """Turns objects into sealed packs. One thread adds; `work` runs workers; `emit` gets packs in order, and may block.
 
-    `emit` may block to hold the pipeline back. Objects added twice are packed once. `choose` chooses the packs' names,
-    in the workers; without it they have no salt. `spread`: what is left at the end becomes up to so many packs, so that
-    a small push, too, goes to all backends at once. `seen`: what was
-    added before, and is not packed again.
+    Objects added twice, or in `seen`, are packed once. `choose` chooses the packs' names, in workers; without it they
+    have no salt. `spread`: the rest at the end becomes up to so many packs, so that a small push too loads all
+    backends.
     """
 
-    def __init__(
-        self,
-        form: PackFormat,
-        work: Callable[[Callable[[], Any]], Future[Any]],
-        entropy: Callable[[int], bytes],
-        emit: Callable[[SealedPack], None],
-        choose: Choose | None = None,
-        spread: int = 1,
-        seen: Ids | None = None,
-    ) -> None:
-        self._form = form
-        self._spread = spread
-        self._work = work
-        self._pack_bytes_max = min(form.pack_bytes, pack_format.PACK_BYTES_MAX // 2)  # footer and padding come on top
+    form: PackFormat
+    work: Callable[[Callable[[], Any]], Future[Any]]
+    entropy: Callable[[int], bytes]
+    emit: Callable[[SealedPack], None]
+    choose: Choose | None = None
+    spread: int = 1
+    seen: Ids = field(default_factory=set[bytes])
+
+    def __post_init__(self) -> None:
+        self._pack_bytes_max = min(self.form.pack_bytes, pack_format.PACK_BYTES_MAX // 2)  # footer, padding on top
         self._objects_max = min(self._pack_bytes_max // OBJECT_BYTES_OVERHEAD, pack_format.OBJECTS_MAX)
-        self._entropy = entropy
-        self._emit = emit
-        self._choose = choose
-        self._seen: Ids = set() if seen is None else seen
         self._open: dict[bool, _Gathering] = {True: _Gathering(), False: _Gathering()}  # blobs; trees and histories
         self._shrinking: deque[tuple[int, Future[_Shrunk]]] = deque()
         self._shrinking_bytes = 0
@@ -243,15 +234,12 @@ class Packer:
         self._pack_bytes = self._pack_objects = 0
         self._sealing: deque[Future[SealedPack]] = deque()
 
-    def __contains__(self, object_id: bytes) -> bool:
-        return object_id in self._seen
-
     def add(self, kind: ObjectKind, object_id: bytes, data: bytes) -> None:
         """Takes one object; blocks while too much is under way."""
-        if object_id in self._seen:
+        if object_id in self.seen:
             return
-        self._seen.add(object_id)
-        limit = self._form.segment_bytes
+        self.seen.add(object_id)
+        limit = self.form.segment_bytes
         if len(data) > pack_format.SEGMENT_RAW_BYTES_MAX:
             raise ValueError(f"an object of {len(data)} bytes: no reader would unpack it")
         if len(data) >= limit:  # a large chunk travels alone; what gathered before it stays open
@@ -276,19 +264,19 @@ class Packer:
         self._open = {True: _Gathering(), False: _Gathering()}
         while self._shrinking:
             self._take_shrunk()
-        for segments in spread_evenly(self._pack, min(self._spread, self._pack_bytes // SPREAD_BYTES_LEAST)):
+        for segments in spread_evenly(self._pack, min(self.spread, self._pack_bytes // SPREAD_BYTES_LEAST)):
             self._pack = segments
             self._seal()
         while self._sealing:
-            self._emit(self._sealing.popleft().result())
+            self.emit(self._sealing.popleft().result())
 
     def _shrink_last(self, last: _Gathering) -> None:
-        """The last small blobs as segments: as one, or, where that would be a large part of what there is, as some."""
+        """Makes one segment of the last small blobs, or several where `spread` asks for more packs."""
         if not last.parts:
             return
-        whole = self._work(self._shrinker(last))
-        if self._spread > 1 and last.size >= 2 * SPREAD_BYTES_LEAST:  # alike ones stay together: they shrink together
-            pieces = last.cut(min(self._spread, len(whole.result().data) // SPREAD_BYTES_LEAST))
+        whole = self.work(self._shrinker(last))
+        if self.spread > 1 and last.size >= 2 * SPREAD_BYTES_LEAST:  # alike ones stay together: they shrink together
+            pieces = last.cut(min(self.spread, len(whole.result().data) // SPREAD_BYTES_LEAST))
             if len(pieces) > 1:
                 for piece in pieces:
                     self._shrink(piece)
@@ -296,13 +284,13 @@ class Packer:
         self._shrink(last, whole)
 
     def _shrink(self, gathering: _Gathering, begun: Future[_Shrunk] | None = None) -> None:
-        self._shrinking.append((gathering.size, begun or self._work(self._shrinker(gathering))))
+        self._shrinking.append((gathering.size, begun or self.work(self._shrinker(gathering))))
         self._shrinking_bytes += gathering.size
         while self._shrinking and (self._shrinking_bytes > SHRINKING_BYTES_MAX or self._shrinking[0][1].done()):
             self._take_shrunk()
 
     def _shrinker(self, gathering: _Gathering) -> Callable[[], _Shrunk]:
-        chain, form = self._form.chains[-1], self._form
+        chain, form = self.form.chains[-1], self.form
 
         def run() -> _Shrunk:
             raw = gathering.parts[0] if len(gathering.parts) == 1 else b"".join(gathering.parts)
@@ -329,14 +317,14 @@ class Packer:
 
     def _seal(self) -> None:
         if self._pack:
-            segments, form, choose = self._pack, self._form, self._choose
-            random = self._entropy(pack_format.RANDOM_BYTES)
-            salt = self._entropy(SALT_BYTES) if choose is not None else b""
+            segments, form, choose = self._pack, self.form, self.choose
+            random = self.entropy(pack_format.RANDOM_BYTES)
+            salt = self.entropy(SALT_BYTES) if choose is not None else b""
             parts = _taken(segments)
-            self._sealing.append(self._work(lambda: seal_pack(parts, form, random, salt=salt, choose=choose)))
+            self._sealing.append(self.work(lambda: seal_pack(parts, form, random, salt=salt, choose=choose)))
             self._pack, self._pack_bytes, self._pack_objects = [], 0, 0
         while self._sealing and (len(self._sealing) > SEALING_MAX or self._sealing[0].done()):
-            self._emit(self._sealing.popleft().result())
+            self.emit(self._sealing.popleft().result())
 
 
 @dataclass(slots=True, eq=False)
@@ -413,21 +401,3 @@ def read_objects(
         if check(item.kind, data) != item.id:
             raise DamagedError(f"object {item.id.hex()[:16]} is not what its id says, though its pack is intact")
         yield item, data
-
-
-def index_of(
-    packs: Mapping[bytes, bytes], form: PackFormat
-) -> tuple[dict[bytes, tuple[Header, Footer]], dict[bytes, MetaSyncError]]:
-    """What packs hold, from their bytes alone: the pack index is rebuilt from this.
-
-    Also those that could not be read, each with the reason: damaged, newer, or sealed with keys that are not ours.
-    A pack that a provider planted stops nothing.
-    """
-    out: dict[bytes, tuple[Header, Footer]] = {}
-    left: dict[bytes, MetaSyncError] = {}
-    for name, data in packs.items():
-        try:
-            out[name] = read_footer(data, name, form)
-        except (FormatError, UpgradeError, WorkspaceError) as e:
-            left[name] = e
-    return out, left

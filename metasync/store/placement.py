@@ -1,13 +1,8 @@
 """Placement: the order of backends for a pack, under one agreed config (architecture.md, D6).
 
-A `Placement` is made from what the config says and holds nothing else, so every device that has the config computes the
-same one. Orders are kept once computed: a push and a repair ask for the same few thousand partitions again and again.
-
-Which backends keep which pack: weighted rendezvous hashing in integers (architecture.md, D6).
-
-Theory of operation. The pack's name picks one of H partitions. Each backend draws for a partition a number u in (0, 1)
-from a hash of the partition and its own id, and pays the *cost* -ln(u) / weight for it; the backends in ascending order
-of cost are the partition's order, and its first R keep the pack.
+Theory of operation: weighted rendezvous hashing in integers. The pack's name picks one of H partitions. Each backend
+draws for a partition a number u in (0, 1) from a hash of the partition and its own id, and pays the *cost* -ln(u) /
+weight for it. The backends in ascending order of cost are the partition's order, and its first R keep the pack.
 
 -ln(u) is exponentially distributed, so a backend is first with probability weight / (sum of weights), second with that
 probability among the rest, and so on: sampling without replacement, which is what the virtual nodes of MetaSync (USENIX
@@ -18,11 +13,8 @@ as it was, adding one inserts it, growing one moves it forward: nothing moves be
 Everything is an integer: a float's logarithm differs in its last bit between C libraries, and two devices that disagree
 on an order look for a pack where it is not. `docs/design/placement.md` has the formula and what was measured.
 
-Where packs lie under the agreed config, and under the one before while what it displaced is not moved (architecture.md,
-D6; consensus.md, rule 6.4).
-
-A change of the mapping moves nothing by itself: new packs go where the new config maps them, and readers try that first
-and the old places next. `moving` says what still lies where only the old config maps it.
+A change of the config moves no pack by itself (consensus.md, rule 6.4): new packs go where the new config maps them,
+and readers try that first and the old places next. `to_move` lists the packs that only the old config maps rightly.
 """
 
 from __future__ import annotations
@@ -80,8 +72,9 @@ def partition_of(pack_name: bytes, partitions: int) -> int:
 
 
 def order(targets: Sequence[Target], partition: int) -> tuple[bytes, ...]:
-    """Every backend's id, the one that the partition prefers first. A function of the set of `targets`, not of their
-    order; `partition` is in 0..2**64-1. Raises `UsageError` if an id occurs twice. Source: as above.
+    """Every backend's id, the preferred one first, whatever the order of `targets`. `partition`: 0..2**64-1.
+
+    `UsageError` if an id occurs twice.
     """
     _check_distinct(targets)
     return tuple(backend_id for _, backend_id in sorted((cost(t, partition), t.backend_id) for t in targets))
@@ -159,19 +152,15 @@ def _check_distinct(targets: Sequence[Target]) -> None:
         raise UsageError("a backend id occurs twice among the backends that keep packs")
 
 
-PARTITIONS = 65_536
-"""H. Fixed for the life of a workspace (paper section 3.4): another H moves every pack."""
-
+PARTITIONS = 65_536  # H, fixed for the life of a workspace (paper section 3.4): another H moves every pack
 ORDERS_KEPT_MAX = 16_384  # 3.3 MB with five backends; an order that was dropped costs 20 us to compute again
 
 
 class Placement:
-    """Where packs go under one config.
+    """Where packs go under one config. Thread-safe.
 
-    `targets` are the backends with a storage role, in any order, at least one. `copies` is the number of distinct
-    backends a pack goes to: R of `replicate(R)`, n of `erasure(k, n)`; at least 1, and capped by the number of targets.
-    `partitions` is H. Raises `UsageError` if there is no target, an id occurs twice, or a number is below 1.
-    Safe to share between threads.
+    `targets`: the backends with a storage role, in any order. `copies`: R of `replicate(R)`, n of `erasure(k, n)`; it
+    is capped by the number of targets. `partitions`: H. `UsageError` for no target, an id twice, or a number below 1.
     """
 
     def __init__(self, targets: Sequence[Target], *, copies: int, partitions: int = PARTITIONS) -> None:
@@ -260,6 +249,6 @@ def survives(config: Config) -> str:
 
 
 def moving(packs: Iterable[PackRecord]) -> Moving:
-    """How much that is."""
+    """The number and bytes of these packs."""
     sizes = [p.size for p in packs]
     return Moving(len(sizes), sum(sizes))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
 from metasync.errors import DamagedError, MetaSyncError
@@ -37,6 +38,7 @@ class ObjectCache(Protocol):
     def put_objects(self, items: Iterable[tuple[bytes, int, bytes]]) -> None: ...
 
 
+@dataclass(eq=False)
 class Contents:
     """Reads objects through one index.
 
@@ -44,28 +46,18 @@ class Contents:
     is taken out when it is asked for. One session shares them.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        transfer: Transfer,
-        cache: ObjectCache,
-        runner: Runner,
-        at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] | None = None,
-        *,
-        along: dict[bytes, bytes] | None = None,
-    ) -> None:
-        self.index = index
-        self.transfer = transfer
-        self._cache = cache
-        self._runner = runner
-        self._at_hand = at_hand or {}
-        self._along = {} if along is None else along
-        self.may_begin = False  # whether backends that are not asked for trees are asked for what will be wanted next,
-        self.has_begun = False  # and whether they were
+    index: Index
+    transfer: Transfer
+    cache: ObjectCache
+    runner: Runner
+    at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] = field(default_factory=dict)
+    along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
+    may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
+    has_begun: bool = field(default=False, init=False)
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
-        return object_id in self._at_hand or object_id in self.index
+        return object_id in self.at_hand or object_id in self.index
 
     def size_of(self, object_id: bytes) -> int:
         """The size of an object in bytes, by the index; 0 if the index does not name it."""
@@ -76,7 +68,7 @@ class Contents:
         """Begins to fetch packs that a clone will want, from backends that are not busy: see `download.begin`."""
         self.has_begun = True
         only_blobs = (record for record in self.index.packs().values() if not self.index.inside(record, blobs=False))
-        headstart.begin(self.transfer, only_blobs, self._runner.start, self._runner.clock, busy)
+        headstart.begin(self.transfer, only_blobs, self.runner.start, self.runner.clock, busy)
 
     def load(self, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The bytes of objects of one kind. `DamagedError` if one can be had from nowhere."""
@@ -85,9 +77,9 @@ class Contents:
             blobs: dict[bytes, bytes] = {}
             self.fetch(wanted, lambda objects: blobs.update((o.id, bytes(data)) for o, data in objects))
             return blobs
-        cached = self._cache.get_objects(wanted)
+        cached = self.cache.get_objects(wanted)
         out = {i: data for i, data in cached.items() if self.transfer.check(kind, data) == i}  # a disk may fail
-        out.update((i, self._at_hand[i][1]) for i in wanted if i in self._at_hand)
+        out.update((i, self.at_hand[i][1]) for i in wanted if i in self.at_hand)
         missing = [i for i in wanted if i not in out]
         if missing:
             got: dict[bytes, tuple[int, bytes]] = {}
@@ -100,7 +92,7 @@ class Contents:
                         got[o.id] = int(o.kind), bytes(data)
 
             self.fetch(missing, take, neighbours=True)
-            self._cache.put_objects((i, k, data) for i, (k, data) in got.items())
+            self.cache.put_objects((i, k, data) for i, (k, data) in got.items())
             for i in missing:
                 if i not in got or got[i][0] != kind:
                     raise DamagedError(
@@ -132,10 +124,10 @@ class Contents:
         reported there, and the others are fetched.
         """
         ids = list(dict.fromkeys(ids))
-        if here := [(i, *self._at_hand[i]) for i in ids if i in self._at_hand]:
+        if here := [(i, *self.at_hand[i]) for i in ids if i in self.at_hand]:
             deliver([(Located(kind, i, 0, 0, len(data)), memoryview(data)) for i, kind, data in here])
-            ids = [i for i in ids if i not in self._at_hand]
-        if came := [(i, data) for i in ids if (data := self._along.pop(i, None)) is not None]:
+            ids = [i for i in ids if i not in self.at_hand]
+        if came := [(i, data) for i in ids if (data := self.along.pop(i, None)) is not None]:
             deliver([(Located(ObjectKind.BLOB, i, 0, 0, len(data)), memoryview(data)) for i, data in came])
             ids = [i for i in ids if i not in dict(came)]
         if on_lost is not None and (unnamed := [i for i in ids if i not in self.index]):
@@ -143,7 +135,7 @@ class Contents:
             ids = [i for i in ids if i in self.index]
         urgency = Urgency.NOW if neighbours else Urgency.SOON
         beside = self.begin_ahead if self.may_begin and neighbours else None
-        download = Download(self.transfer, self._runner, deliver, urgency, beside)
+        download = Download(self.transfer, self.runner, deliver, urgency, beside)
         lost: set[tuple[int, bytes]] = set()
 
         def want(wanted: Iterable[bytes]) -> None:
@@ -173,8 +165,8 @@ class Contents:
         return [o for o in self.index.inside(record) if o.segment in read]
 
     def _take_along(self, located: Located, data: memoryview) -> None:
-        if sum(map(len, list(self._along.values()))) + len(data) <= ALONG_BYTES_MAX:
-            self._along[located.id] = bytes(data)
+        if sum(map(len, list(self.along.values()))) + len(data) <= ALONG_BYTES_MAX:
+            self.along[located.id] = bytes(data)
 
     def _places(self, object_id: bytes, lost: Container[tuple[int, bytes]]) -> list[tuple[PackRecord, Located]]:
         return [p for p in self.index.find(object_id) if (p[0].generation, p[0].name) not in lost]

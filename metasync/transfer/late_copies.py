@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from metasync.codec import Reader, u8, u32, u64
@@ -131,32 +132,25 @@ def summary(trails: Iterable[Trail], names: Mapping[bytes, str]) -> tuple[Traili
     return tuple(Trailing(name, len(sizes), sum(sizes)) for name, sizes in sorted(packs.items()))
 
 
+@dataclass(eq=False)
 class Finishing:
     """Makes the copies that are noted, in a thread of its own, until all are made or cannot be made now.
 
     `at_hand`: sealed packs by name; taken over, and emptied on the way.
     """
 
-    def __init__(
-        self,
-        transfer: Transfer,
-        runner: Runner,
-        db: LocalDb,
-        listener: Listener,
-        at_hand: dict[bytes, bytes] | None = None,
-    ) -> None:
-        self._transfer = transfer
-        self._runner = runner
-        self._db = db
-        self._listener = listener
-        self._at_hand = {} if at_hand is None else at_hand
-        self._tried: set[tuple[int, bytes]] = set()
-        self._more = False
-        self._ended = False
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+    transfer: Transfer
+    runner: Runner
+    db: LocalDb
+    listener: Listener
+    at_hand: dict[bytes, bytes] = field(default_factory=dict)
+    _tried: set[tuple[int, bytes]] = field(default_factory=set, init=False)
+    _more: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _error: BaseException | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Begins in the background."""
@@ -169,7 +163,7 @@ class Finishing:
             if self._ended:
                 return False
             self._more = True
-            self._at_hand.update(at_hand)
+            self.at_hand.update(at_hand)
             return True
 
     def join(self, heed: Callable[[], None] = lambda: None) -> None:
@@ -199,17 +193,14 @@ class Finishing:
     def run(self) -> None:
         """Makes the copies; returns when each was made, or tried once, or after `stop`."""
         while True:
-            self._make(sorted(self._untried(), key=lambda t: t.name in self._at_hand))
+            found = [t for t in load(self.db).values() if t.key not in self._tried]
+            self._tried.update(t.key for t in found)
+            self._make(sorted(found, key=lambda t: t.name in self.at_hand))
             with self._lock:
                 if self._stop.is_set() or not self._more:
                     self._ended = True
                     return
                 self._more = False
-
-    def _untried(self) -> list[Trail]:
-        found = [t for t in load(self._db).values() if t.key not in self._tried]
-        self._tried.update(t.key for t in found)
-        return found
 
     def _make(self, todo: list[Trail]) -> None:
         """Makes copies of these, the last ones first."""
@@ -218,28 +209,31 @@ class Finishing:
         ended: list[Trail] = []
         done_bytes, last = 0, time.monotonic()
         while running or (todo and not self._stop.is_set()):
-            while todo and not self._stop.is_set() and _fits(todo[-1], running.values()):
+            while todo and not self._stop.is_set():
+                held = sum(r.size for r in running.values())
+                if held and held + todo[-1].size > AT_ONCE_BYTES:
+                    break
                 t = todo.pop()
-                data = self._at_hand.pop(t.name, None)
-                running[self._runner.start(self._transfer.complete(t.name, t.generation, t.size, t.holders, data))] = t
-            for future in self._runner.wait(running, WAIT_S):
+                data = self.at_hand.pop(t.name, None)
+                running[self.runner.start(self.transfer.complete(t.name, t.generation, t.size, t.holders, data))] = t
+            for future in self.runner.wait(running, WAIT_S):
                 t = running.pop(future)
                 try:
                     holders: tuple[bytes, ...] = future.result()
                 except CancelledError:  # the runtime is closed: it stays noted
                     self._stop.set()
                     continue
-                placement = self._transfer.placement
+                placement = self.transfer.placement
                 ended.append(_held_by(t, holders, placement, placement.copies))
                 done_bytes += t.size * (len(t.missing) - len(ended[-1].missing))
-                self._listener(Progress("copies", done_bytes, total, "B"))
+                self.listener(Progress("copies", done_bytes, total, "B"))
             if ended and time.monotonic() - last >= NOTE_EVERY_S:
                 self._note(ended)
                 ended, last = [], time.monotonic()
         self._note(ended)
 
     def _note(self, ended: Sequence[Trail]) -> None:
-        note(self._db, [t for t in ended if t.missing], drop=[t.key for t in ended if not t.missing])
+        note(self.db, [t for t in ended if t.missing], drop=[t.key for t in ended if not t.missing])
 
 
 def go_on(
@@ -258,8 +252,3 @@ def go_on(
     begun = Finishing(transfer, runner, db, listener, at_hand)
     begun.start()
     return begun
-
-
-def _fits(t: Trail, running: Iterable[Trail]) -> bool:
-    held = sum(r.size for r in running)
-    return not held or held + t.size <= AT_ONCE_BYTES

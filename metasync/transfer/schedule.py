@@ -166,9 +166,10 @@ class Schedule:
         self._end_call(take, now, seconds)
         wanted = self._wanted.get(take.piece)
         self._is_there(take.holder)
-        if wanted is None or self._is_being_opened(wanted):
-            if wanted is not None:
-                del wanted.under_way[take.holder]  # if what is being opened is bad, it is asked for again
+        if wanted is None:
+            return False
+        if wanted.piece.need == 1 and any(t.number in self._opening for t in wanted.under_way.values()):
+            del wanted.under_way[take.holder]  # if what is being opened is bad, it is asked for again
             return False
         self._opening[take.number] = take
         return True
@@ -335,9 +336,6 @@ class Schedule:
         }
         return len(wanted.got) + len(left) < wanted.piece.need
 
-    def _is_being_opened(self, wanted: _Wanted) -> bool:
-        return wanted.piece.need == 1 and any(t.number in self._opening for t in wanted.under_way.values())
-
     # --- who takes what
 
     def _take_for(self, holder: Holder, room: int, load: dict[str, float]) -> Take | None:
@@ -348,7 +346,10 @@ class Schedule:
         for who in mine:
             trial = not self._lines.of(holder.name)[2] and self._total >= TRIAL_FROM_BYTES
             _, _, piece = self._open[who].entries[-1 if trial else 0]
-            part = self._part(holder, who, piece, load) if not trial else self._trial(piece)
+            if not trial:
+                part = self._part(holder, who, piece, load)
+            else:
+                part = (_cut(piece, CUT_BYTES_LEAST * 2) if piece.need == 1 else 0) or piece.size
             if 0 < part <= room:
                 return self._take(holder, piece, part)
         return None
@@ -384,9 +385,6 @@ class Schedule:
         share = piece.size / sum(rates.values())
         rivals = [self._lines.of(n)[0] + load[n] - share + piece.size / rates[n] for n in reckoned if n != holder.name]
         return piece.size if whole <= min(rivals) + CUT_GAIN_S else 0
-
-    def _trial(self, piece: Piece) -> int:
-        return (_cut(piece, CUT_BYTES_LEAST * 2) if piece.need == 1 else 0) or piece.size
 
     def _room(self) -> int:
         """Bytes that may be asked for now. A single piece always may."""

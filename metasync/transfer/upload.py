@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -133,11 +134,6 @@ UPLOADING_BYTES_EACH = 8 << 20  # of sealed packs under way per backend: the nex
 UPLOADING_BYTES_MAX = 48 << 20  # of all of them, each sent to its R backends from the same bytes
 
 
-def uploading_bytes_max(backends: int) -> int:
-    """How much may be under way to so many backends."""
-    return min(UPLOADING_BYTES_MAX, UPLOADING_BYTES_EACH * backends)
-
-
 class _Sent(NamedTuple):
     """A pack that is on its way: where `Upload._objects` has what lies in it, and how many bytes that is unpacked.
 
@@ -150,6 +146,7 @@ class _Sent(NamedTuple):
     data: bytes
 
 
+@dataclass(eq=False)
 class Upload:
     """Packs objects and stores the packs while the caller goes on reading.
 
@@ -159,24 +156,20 @@ class Upload:
     stored pack. `look` is called now and then while packs are waited for, and may break that off by what it raises.
     """
 
-    def __init__(
-        self,
-        transfer: Transfer,
-        form: PackFormat,
-        generation: int,
-        *,
-        runner: Runner,
-        listener: Listener,
-        entropy: Callable[[int], bytes],
-        begin: Callable[[], Callable[[], None]],
-        carried: bytes = b"",
-        least: int | None = None,
-        noted: Callable[[KeptPack], None] = lambda _: None,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.transfer = transfer
-        self.form = form
-        self.generation = generation
+    transfer: Transfer
+    form: PackFormat
+    generation: int
+    _: KW_ONLY
+    runner: Runner
+    listener: Listener
+    entropy: Callable[[int], bytes]
+    begin: Callable[[], Callable[[], None]] | None
+    carried: bytes = b""
+    least: int | None = None
+    noted: Callable[[KeptPack], None] = lambda _: None
+    look: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.stored: list[Stored] = []
         self.bytes_stored = 0
         self._waiting_bytes = 0  # of objects, as they were added, in packs that are not stored yet
@@ -189,21 +182,12 @@ class Upload:
         self._resumed: list[KeptPack] = []
         self._kept: dict[bytes, int] = {}  # objects of an earlier push -> which of `_resumed` holds them
         self._used: set[int] = set()
-        self._runner = runner
-        self._listener = listener
-        self._entropy = entropy
-        self._begin: Callable[[], Callable[[], None]] | None = begin
         self._before: Callable[[], None] | None = None
-        self._least = least
-        self._noted = noted
-        self._look = look
         self._trails: dict[bytes, Trail] = {}
-        self._at_hand_bytes = 0
         self._running: deque[_Sent] = deque()
         self._uploading_bytes = 0
         self._changed = threading.Condition()
         self._packer: Packer | None = None
-        self._carried = carried
         self._balance: Balance | None = None
 
     def __contains__(self, object_id: bytes) -> bool:
@@ -220,14 +204,14 @@ class Upload:
         if object_id in self:
             return
         self._waiting_bytes += len(data)
-        if self._begin is not None:
-            begin, self._begin = self._begin, None
+        if self.begin is not None:
+            begin, self.begin = self.begin, None
             self._before = begin()
         if self._packer is None:
-            balance = self._balance = self._balance or Balance(self.transfer.placement, self._carried)
+            balance = self._balance = self._balance or Balance(self.transfer.placement, self.carried)
             choose, spread = (balance.choose, balance.even_packs) if balance.matters else (None, 1)
             self._packer = Packer(
-                self.form, self._runner.submit_work, self._entropy, self._send, choose, spread, self._own
+                self.form, self.runner.submit_work, self.entropy, self._send, choose, spread, self._own
             )
         self._packer.add(kind, object_id, data)
 
@@ -235,16 +219,17 @@ class Upload:
         before, self._before = self._before, None
         if before is not None:
             before()
-        size, most = len(pack.data), uploading_bytes_max(len(self.transfer.placement.targets))
+        size, targets = len(pack.data), self.transfer.placement.targets
+        most = min(UPLOADING_BYTES_MAX, UPLOADING_BYTES_EACH * len(targets))
         while not self._has_room(size, most):
-            self._look()
+            self.look()
         self._harvest()
         place = self._objects.put(objects_at(pack.places))
         self._records.append((record_of(pack, self.generation), place))
         raw_bytes = sum(segment.raw_bytes for segment in pack.segments)
-        future = self._runner.start(self.transfer.upload(pack, self.generation, least=self._least))
+        future = self.runner.start(self.transfer.upload(pack, self.generation, least=self.least))
         future.add_done_callback(lambda _f: self._ended(size))
-        self._running.append(_Sent(future, place, raw_bytes, pack.data if self._least is not None else b""))
+        self._running.append(_Sent(future, place, raw_bytes, pack.data if self.least is not None else b""))
 
     def _has_room(self, size: int, most: int) -> bool:
         """Counts a pack as under way, once there is room for it; False: not yet."""
@@ -298,29 +283,28 @@ class Upload:
         self.seal()
         while self._running and (pause_s := but()) > 0:
             sent = self._running[0]
-            if self._runner.wait([sent.future], min(LOOK_EVERY_S, max(pause_s, PAUSE_LEAST_S))):
+            if self.runner.wait([sent.future], min(LOOK_EVERY_S, max(pause_s, PAUSE_LEAST_S))):
                 self._running.popleft()
                 self._take(sent.future.result(), sent)
             else:
-                self._look()
+                self.look()
 
     def _take(self, stored: Stored, sent: _Sent) -> None:
         self._waiting_bytes -= sent.raw_bytes
         self.bytes_stored += stored.record.size
         self.stored.append(stored)
         trail = trail_of(stored, self.transfer) if len(stored.holders) < stored.copies else None
-        self._noted(KeptPack(stored.record, self._objects.get(sent.place), trail))
-        if trail is not None and self._least is not None:
+        self.noted(KeptPack(stored.record, self._objects.get(sent.place), trail))
+        if trail is not None and self.least is not None:
             self._trails[trail.name] = trail
-            if self._at_hand_bytes + len(sent.data) <= KEPT_BYTES_MAX:
-                self._at_hand_bytes += len(sent.data)
+            if sum(map(len, self.at_hand.values())) + len(sent.data) <= KEPT_BYTES_MAX:
                 self.at_hand[trail.name] = sent.data
         self._tell()
 
     def _tell(self) -> None:
         total = self._to_read_bytes
         done = self.bytes_stored if total is None else min(self._read_bytes() - self._waiting_bytes, total)
-        self._listener(Progress("upload", max(done, 0), total, "B"))
+        self.listener(Progress("upload", max(done, 0), total, "B"))
 
     def reserve(self, objects: int) -> None:
         """About so many more are going to be added: the set of their ids need not grow on the way."""
@@ -337,7 +321,7 @@ class Upload:
 
     def save(self, wait_s: float) -> None:
         """Has noted what a push that failed has stored; waits so long for what is under way."""
-        self._runner.wait([sent.future for sent in self._running], wait_s, for_all=True)
+        self.runner.wait([sent.future for sent in self._running], wait_s, for_all=True)
         while self._running:
             sent = self._running.popleft()
             future = sent.future
@@ -350,7 +334,7 @@ class Upload:
         Packs that lack copies are left out where all are waited for. Returns how many there are, and their bytes.
         """
         for pack in kept:
-            if pack.trail is None or self._least is not None:
+            if pack.trail is None or self.least is not None:
                 self._kept.update((object_id, len(self._resumed)) for object_id in packed_ids(pack.objects))
                 self._resumed.append(pack)
         return len(self._resumed), sum(pack.record.size for pack in self._resumed)
@@ -362,7 +346,7 @@ class Upload:
 
     def carry(self) -> bytes:
         """How unevenly the backends are loaded now, for `carried` of the next push."""
-        return self._balance.carry() if self._balance is not None else self._carried
+        return self._balance.carry() if self._balance is not None else self.carried
 
     def counting(self, min_generation: int, epoch: int) -> bool:
         """True when what it stored, and what it is going to, may be named by a state with this fence and epoch."""

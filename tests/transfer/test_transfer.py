@@ -126,7 +126,7 @@ def test_a_kept_object_that_the_disk_altered_is_fetched_again():
     asked = len(w.first.calls) + len(w.second.calls)
     assert contents.load(ObjectKind.DIR, [object_id]) == {object_id: data}
     assert len(w.first.calls) + len(w.second.calls) == asked, "kept"
-    contents._cache.kept[object_id] = data[:-1] + b"!"  # type: ignore[attr-defined]
+    contents.cache.kept[object_id] = data[:-1] + b"!"  # type: ignore[attr-defined]
     assert contents.load(ObjectKind.DIR, [object_id]) == {object_id: data}
 
 

@@ -284,11 +284,10 @@ class BlockAcceptor(AcceptorView):
         return (yield from self._send(journal, fresh=True))
 
     def _send(self, journal: Journal, *, fresh: bool) -> Task:
-        """Has a journalled block stand, on the root that is meant. -> None, or the Outcome.
+        """Sends a journalled block until it stands on the right root. -> None, or the Outcome.
 
-        Not `fresh`: it may have been sent before, so it is sent only if it is not there, and is to be these very bytes.
-        What another root took (an empty folder, where a share is not mounted) is sent again, and never remembered: the
-        right one would be blamed for not having it.
+        Not `fresh`: it may have been sent before, so it is sent only if it is absent. What another root took (an empty
+        folder, where a share is not mounted) is sent again and not remembered, or the right root would be blamed.
         """
         path = block_path(self.m.keys, journal.epoch, journal.era, self.acceptor_id, journal.v, self.me, journal.idx)
         backend = self.reach()
@@ -334,11 +333,10 @@ class BlockAcceptor(AcceptorView):
         return None if blocks.usable else Outcome("failed", blocks.poison)
 
     def _claim(self) -> Task:
-        """Finds where this device's blocks end, after what an earlier process, or an earlier try, sent. -> None or
-        Outcome.
+        """Finds the end of this device's blocks by the journal, after an earlier process or try. -> None or Outcome.
 
-        The journal tells: every block of this device was journalled before it was sent, whichever process sent it.
-        Blocks that it does not know of are another copy's of this identity: `ForkError`.
+        Every block is journalled before it is sent. Blocks that the journal does not know were written by another copy
+        of this identity: `ForkError`.
         """
         memory, blocks, me = self.memory, self.log, self.me
         chain = blocks.chains[me]
@@ -371,7 +369,7 @@ class BlockAcceptor(AcceptorView):
         return None
 
     def _other_bytes(self, sent: Journal, found: bytes) -> Outcome:
-        """Something else lies where this device's block should. `ForkError` when the device itself signed that, too."""
+        """Other bytes lie in the place of this device's block. `ForkError` when this device signed them too."""
         base = replace(self.base, era=sent.era, epoch=sent.epoch)
         public = self.devices.key_of(self.me)
         with contextlib.suppress(FormatError, UpgradeError):

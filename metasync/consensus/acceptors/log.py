@@ -82,11 +82,10 @@ class LogAcceptor(AcceptorView):
             return None  # whoever reads this log in earnest will say what is wrong with it
 
     def look(self, *, beyond: bool = False) -> Task:
-        """Reads the log from where it was read to, up to its end, and the birth object beside every step. -> Outcome.
+        """Reads the log onwards to its end, and the birth object beside every step. -> Outcome.
 
-        Two requests when nothing is new (a third audits an acceptor met for the first time); entries that follow are
-        read AHEAD at a time, and with `beyond` beside the first of them whether there is something of the next version:
-        one version more is the common case.
+        Two requests when nothing is new (a third audits an acceptor met for the first time). Further entries are read
+        AHEAD at a time; with `beyond`, entry 0 of the next version beside the first of them.
         """
         self.ended = False
         if self.reach() is None:

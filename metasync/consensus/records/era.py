@@ -148,7 +148,8 @@ def _check(record: EraRecord, ns_id: bytes) -> None:
     if (
         (ended.ns_id, first.ns_id) != (ns_id, ns_id)
         or (first.era, first.prev, first.writer) != (ended.era + 1, ended.hash, ZERO_ID)
-        or not _may_be_next(first.v, ended.v)
+        # Or the next power of two, where states between cannot be had (`new_era`).
+        or first.v not in (ended.v + 1, 1 << ended.v.bit_length())
         or (skip_version(first.v) == ended.v and first.skip != first.prev)
         or first.epoch < ended.epoch
         or first.gen < ended.gen
@@ -161,11 +162,6 @@ def _check(record: EraRecord, ns_id: bytes) -> None:
         or (carried.master, carried.op_id) != (first.master, first.op_id)
     ):
         raise FormatError("era record: its first state does not have the content it says it carries")
-
-
-def _may_be_next(v: int, ended: int) -> bool:
-    """The version after the last one, or the next power of two, where states between cannot be had (`new_era`)."""
-    return v == ended + 1 or v == 1 << ended.bit_length()
 
 
 def encode_tombstone(acceptor_id: bytes, nonce: bytes, stone: Tombstone) -> bytes:

@@ -30,10 +30,6 @@ LOG_ENTRIES_MAX: Final = 10_000  # a longer log of one version is an attack: eve
 NEVER: Final = Round(-1, b"")
 
 
-def prepare_effective(promised: Round, rnd: Round) -> bool:
-    return rnd > promised
-
-
 def accept_effective(promised: Round, votes: dict[Round, State], rnd: Round, value: State, base: State) -> bool:
     """`votes`: what this acceptor has accepted so far, by round."""
     if rnd.n == 0 and rnd.incarnation != base.writer:
@@ -167,7 +163,7 @@ class Log(Replay):
             return
         rnd, value = entry.round, entry.value
         if value is None:
-            if prepare_effective(self.promised, rnd):
+            if rnd > self.promised:
                 self.promised = rnd
         elif entry.kind is Kind.DECIDED:
             self.closed = value
