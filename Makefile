@@ -20,7 +20,7 @@ MODEL ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference format lock clean
+.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -98,6 +98,9 @@ docs: $(DOCS_STAMP) ## the documentation as a site in build/site; a broken link 
 
 reference: $(STAMP) ## the command reference and the man pages anew, from the commands (docs/reference)
 	$(BIN)/python docs/reference/make.py
+
+recording: $(STAMP) ## the picture of a session in README anew, from a session in a terminal (docs/recording)
+	$(BIN)/python docs/recording/make.py
 
 format: $(STAMP) ## format and mend what ruff can mend
 	$(BIN)/ruff format .
