@@ -190,7 +190,7 @@ def _run(words: list[str], options: Options, command: str) -> int:
             1,
             type(e).__name__,
             f"{command or 'metasync'} failed: {what}",
-            "Check the path, its rights and its disk, then run again; nothing that was agreed is lost.",
+            "Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
         )
     except Exception as e:  # noqa: BLE001 - whatever it is, its user gets a message and scripts their document
         return _fail(
@@ -199,6 +199,6 @@ def _run(words: list[str], options: Options, command: str) -> int:
             1,
             type(e).__name__,
             f"an error of MetaSync's own: {type(e).__name__}: {e}",
-            "Nothing that was agreed is lost. Run again with --verbose, and report what it prints.",
+            "Nothing that was pushed is lost. Run again with --verbose, and report what it prints.",
         )
     return 0

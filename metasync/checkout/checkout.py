@@ -448,5 +448,5 @@ def _not_as_agreed(change: Change) -> Change:
 def _wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:
     return WorkspaceError(
         f"{os.fsdecode(path)} was delivered with {got} bytes instead of {wanted}.",
-        next_step="Run `metasync check --read-data`: what the backends hold does not fit the agreed tree.",
+        next_step="Run `metasync check --read-data`: what the backends hold does not fit the version.",
     )

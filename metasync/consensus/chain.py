@@ -205,7 +205,7 @@ def exclusion(m: Participant, devices: DeviceSet, v: int) -> ExcludedError | NoQ
             next_step="Run again when more backends are reachable.",
         )
     return ExcludedError(
-        f"the workspace's keys were changed before this device ({name}) was agreed as one of its devices",
+        f"the workspace's keys were changed before this device ({name}) was taken in as one of its devices",
         next_step=AGAIN,
     )
 

@@ -255,5 +255,5 @@ def _check_joined(joining: Iterable[bytes], members: Mapping[bytes, str], got: M
         if got[a]:
             raise BackendError(
                 f"{members[a]}: it cannot take {what}: {got[a]}",
-                next_step="Nothing was agreed. Check the new backend, then run again.",
+                next_step="Nothing was changed. Check the new backend, then run again.",
             )

@@ -84,7 +84,7 @@ def opened(m: Participant, instance: Instance) -> Task:
     if shut_out and len(instance.acceptors) - len(shut_out - out.keys()) < instance.quorum:
         raise ExcludedError(
             f"the workspace's keys were changed, and the new ones are not for this device ({m.identity.name}): "
-            "it was revoked, or was never agreed as one of its devices",
+            "it was revoked, or was never taken in as one of its devices",
             next_step=AGAIN,
         )
     for acceptor_id in shut_out - out.keys():

@@ -455,6 +455,6 @@ def _tag(devices: DeviceSet, tag: int) -> bytes:
 
 def _tagged(devices: DeviceSet, tag: int, data: bytes, next_step: str) -> DeviceSet:
     if len(data) > TAG_BYTES_MAX:
-        raise UsageError("the list in the agreed device set is full", next_step=next_step)
+        raise UsageError("the list of devices is full", next_step=next_step)
     rest = {k: v for k, v in devices.tags if k != tag}
     return replace(devices, tags=tuple(sorted({**rest, **({tag: data} if data else {})}.items())))

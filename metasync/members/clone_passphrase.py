@@ -202,7 +202,7 @@ def _start(
             return start
     raise ExcludedError(
         "the passphrase opens only keys that are not in force: it was changed with them, or belongs to a change of "
-        "keys that never was agreed",
+        "keys that never came into force",
         next_step="Give the passphrase of today, the one before it, or the newest recovery phrase.",
     )
 

@@ -164,7 +164,7 @@ def store(s: Session, config: Config, files: Mapping[str, bytes]) -> tuple[tuple
     if good < config.quorum:
         reasons = "; ".join(f"{n}: {why}" for n, why in sorted(missing.items()))
         raise NoQuorumError(
-            f"the new keys are on {good} voting backends of {config.quorum} needed ({reasons}); nothing was agreed",
+            f"the new keys are on {good} voting backends of {config.quorum} needed ({reasons}); nothing was changed",
             next_step="Run again when more backends are reachable.",
         )
     return tuple(sorted(missing.items()))

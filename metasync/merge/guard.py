@@ -23,9 +23,9 @@ Verb = Literal["push", "pull"]
 _WHERE: Final[Mapping[str, str]] = {"push": "for all devices", "pull": "here"}
 _LOOK: Final[Mapping[str, str]] = {
     "push": "look first whether a disk is not mounted or the files were moved away; `metasync status` shows what is "
-    "gone, and `metasync restore` brings agreed files back",
+    "gone, and `metasync restore` brings pushed files back",
     "pull": "ask first who deleted them: `metasync log` shows whose versions these are, and `metasync restore` brings "
-    "agreed files back",
+    "pushed files back",
 }
 
 

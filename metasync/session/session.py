@@ -352,7 +352,7 @@ def told(what: str) -> Iterator[None]:
         where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
         raise WorkspaceError(
             f"{what} failed: {where}{e.strerror or e}",
-            next_step="Check the path, its rights and its disk, then run again; nothing that was agreed is lost.",
+            next_step="Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
         ) from e
 
 
@@ -459,7 +459,7 @@ class Operations:
     def _note_given_up(self) -> None:
         """Tells the user, once per command, which backends were so full that their ballast was deleted."""
         for name in self.connections.take_given_up():
-            text = f"{name} is full: its reserve was used, so that versions can still be agreed. Free space there."
+            text = f"{name} is full: its reserve was used, so that pushes still end. Free space there."
             self.tell(Notice(text, warning=True))
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def warning(name: str, capacity: int | None, used_bytes: int | None, space: Spac
         and is_nearly_full(capacity - used_bytes, capacity, least_bytes=1)
     ):
         left = capacity - used_bytes
-        return f"{name} is nearly at its agreed capacity: {amount(max(0, left))} of {amount(capacity)} are left"
+        return f"{name} is nearly at its capacity: {amount(max(0, left))} of {amount(capacity)} are left"
     if space is not None and space.free_bytes is not None and is_nearly_full(space.free_bytes, space.total_bytes):
         of = f" of {amount(space.total_bytes)}" if space.total_bytes is not None else ""
         return f"{name} is nearly full: {amount(space.free_bytes)}{of} are free"

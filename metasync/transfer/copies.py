@@ -61,14 +61,14 @@ class Room:
         """Why a pack of this size does not fit; None if it does, as far as is known."""
         if size > self.left.get(name, size):
             return FullError(
-                f"{name}: its agreed capacity has {amount(max(0, self.left[name]))} left, too little for a pack of"
+                f"{name}: its capacity has {amount(max(0, self.left[name]))} left, too little for a pack of"
                 f" {amount(size)}",
                 next_step="Packs go to other backends, if there are any with room.",
             )
         if size + MARGIN_BYTES > self.free.get(name, size + MARGIN_BYTES):
             return FullError(
                 f"{name}: {amount(max(0, self.free[name]))} are free there; a pack of {amount(size)} must leave"
-                f" {amount(MARGIN_BYTES)} of it for what is agreed",
+                f" {amount(MARGIN_BYTES)} of it to decide on versions",
                 next_step="Free space there.",
             )
         return None

@@ -366,11 +366,11 @@ def test_a_capacity_that_was_given_is_kept(lab: Lab) -> None:
     on_a = len(lab.objects("a", "packs"))
     assert 0 < on_a < r.json["packs"]
     assert (r.code, r.json["under_replicated"]) == (4, r.json["packs"] - on_a), "of three copies only two found a place"
-    assert "its agreed capacity has" in r.json["down"]["a"]
+    assert "its capacity has" in r.json["down"]["a"]
     assert packs_on(lab, "a") <= 9_000_000
     short = r.json["under_replicated"]
     states = {b["name"]: b for b in lab.cli("backend", "list", "--json").json["backends"]}
-    assert states["a"]["warning"].startswith("a is nearly at its agreed capacity: ")
+    assert states["a"]["warning"].startswith("a is nearly at its capacity: ")
     assert states["b"]["warning"] == ""
     write(w.directory, {"more": os.urandom(1_000_000)})
     assert lab.cli("push", "--json").json["under_replicated"] == 1, (
@@ -387,7 +387,7 @@ def test_no_place_within_capacity_at_all(lab: Lab) -> None:
     write(w.directory, {"big": os.urandom(3_000_000)})
     with pytest.raises(FullError) as e:
         w.push()
-    assert "a: its agreed capacity has 976.6 KiB left, too little for a pack of 2.9 MiB" in e.value.message
+    assert "a: its capacity has 976.6 KiB left, too little for a pack of 2.9 MiB" in e.value.message
 
 
 def test_the_default_capacity_is_no_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
