@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.config import NO_LIMIT, decode_config
 from metasync.consensus import ZERO_HASH, State
 from metasync.errors import BackendError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
-from metasync.events import Notice, Sheltered
+from metasync.events import Notice, Progress, Sheltered
 from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
 from metasync.local.lock import WAIT_S
@@ -421,6 +421,7 @@ class Operations:
             settings.refuse_paused(self.settings_path, what)
         with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
             tree.rules = rules_of(tree, c.db)
+            tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
             try:
                 s = Session(c, tree, self.tell)
                 s.check = self._under_way.check

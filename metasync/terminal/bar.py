@@ -34,7 +34,7 @@ class Bar:
     def __init__(self) -> None:
         from metasync.terminal.progress import Meter
 
-        self._meter = Meter()
+        self.meter = Meter()
         self._shown = ""
         self._drawn_at = 0.0
         self._ended = threading.Event()
@@ -44,7 +44,7 @@ class Bar:
     def take(self, event: Event) -> None:
         now = time.monotonic()
         with _screen:
-            self._meter.add(event, now)
+            self.meter.add(event, now)
             if self._ended.is_set():
                 return
             if now - self._drawn_at >= DRAW_S:
@@ -72,7 +72,7 @@ class Bar:
     def _draw(self, now: float) -> None:
         self._drawn_at = now
         if not _questions:
-            self._put(printable(self._meter.line(now, columns() - 1)))
+            self._put(printable(self.meter.line(now, columns() - 1)))
 
     def _put(self, line: str) -> None:
         """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""

@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +28,11 @@ from metasync.terminal.bar import Bar, beside, end_progress
 from metasync.terminal.style import rendered
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.terminal.progress import Meter
     from metasync.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
+JSON_EVERY_S = 1.0  # between two lines of progress for a program
 EXIT_ORDER = (5, 7, 6, 1, 3, 4)
 
 
@@ -103,6 +107,9 @@ class Console:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self._meter: Meter | None = None  # where there is no bar
+        self._lock = threading.Lock()
+        self._told_at = time.monotonic()
         self._bar = Bar() if sys.stderr.isatty() and not options.quiet and not options.json else None
 
     def event(self, event: Event) -> None:
@@ -110,9 +117,33 @@ class Console:
         if isinstance(event, Notice):
             if not self.options.quiet or event.warning:
                 text = ("warning: " if event.warning else "") + event.text
-                beside(lambda: _echo(text, colours(self.options, sys.stderr), err=True))
+                if self.options.json:
+                    _echo_json({"event": "notice", "warning": event.warning, "text": event.text})
+                else:
+                    beside(lambda: _echo(text, colours(self.options, sys.stderr), err=True))
         elif self._bar is not None:
             self._bar.take(event)
+        else:
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        """Counts where there is no bar, and with --json tells a program how far this is: a line on stderr a second."""
+        now = time.monotonic()
+        with self._lock:
+            if self._meter is None:
+                from metasync.terminal.progress import Meter
+
+                self._meter = Meter()
+            self._meter.add(event, now)
+            if self.options.json and not self.options.quiet and now - self._told_at >= JSON_EVERY_S:
+                self._told_at = now
+                _echo_json(self._meter.told(now))
+
+    def _summary(self) -> list[str]:
+        """How much went how fast, if it took long."""
+        meter = self._bar.meter if self._bar is not None else self._meter
+        line = meter.summary(time.monotonic()) if meter is not None else ""
+        return [line] if line else []
 
     def clear(self) -> None:
         """Takes the line of progress away for good."""
@@ -138,6 +169,7 @@ class Console:
 
         `once`: what is among the lines and shown this once, such as a recovery phrase. --quiet prints it alone.
         """
+        summary = self._summary()
         self.clear()
         code = worst(codes)
         if self.options.json:
@@ -146,7 +178,7 @@ class Console:
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             coloured = colours(self.options, sys.stdout)
-            for line in lines:
+            for line in [*lines, *summary]:
                 _echo(line, coloured)
         elif once:
             _echo(once, colour=False)
@@ -158,6 +190,10 @@ def colours(options: Options, stream: TextIO) -> bool:
     if options.color != "auto":
         return options.color == "always"
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def _echo_json(value: dict[str, object]) -> None:
+    click.echo(json.dumps(value), err=True)
 
 
 def _echo(line: str, colour: bool, *, err: bool = False) -> None:

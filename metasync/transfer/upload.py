@@ -174,6 +174,7 @@ class Upload:
         self.bytes_stored = 0
         self._waiting_bytes = 0  # of objects, as they were added, in packs that are not stored yet
         self._to_read_bytes: int | None = None
+        self._told_bytes = 0
         self._read_bytes: Callable[[], int] = lambda: 0
         self.at_hand: dict[bytes, bytes] = {}  # sealed packs that lack copies, as many as memory allows
         self._own = IdSet()
@@ -304,7 +305,8 @@ class Upload:
     def _tell(self) -> None:
         total = self._to_read_bytes
         done = self.bytes_stored if total is None else min(self._read_bytes() - self._waiting_bytes, total)
-        self.listener(Progress("upload", max(done, 0), total, "B"))
+        self._told_bytes = max(self._told_bytes, done)  # trees and index wait too, and were never read
+        self.listener(Progress("upload", self._told_bytes, total, "B"))
 
     def reserve(self, objects: int) -> None:
         """About so many more are going to be added: the set of their ids need not grow on the way."""
@@ -315,7 +317,7 @@ class Upload:
 
         `read_bytes` tells how many of them were read. What is read and stored already counts as soon as it is read.
         """
-        self._to_read_bytes, self._read_bytes = to_read_bytes or None, read_bytes
+        self._to_read_bytes, self._read_bytes, self._told_bytes = to_read_bytes or None, read_bytes, 0
         if to_read_bytes:
             self._tell()
 

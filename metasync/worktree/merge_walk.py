@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from metasync.worktree.ignore import Names
 
 DIR_PATH_BYTES_MAX = PATH_BYTES_MAX - NAME_BYTES_MAX - 1  # what is deeper no tree of the workspace can hold
+LOOKED_EVERY = 2000  # names, between two times that somebody is told
 MOVING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})  # someone is at work there right now
 _REG, _LNK, _DIR = stat_.S_IFREG, stat_.S_IFLNK, stat_.S_IFDIR
 _NOT_AGREED = b"\0"  # in front of a row that is not as agreed: no packed row begins so
@@ -179,6 +180,7 @@ class _Walker:
         rules = RuleFiles(work, load_texts(db))
         self.found = Walk(work, db, tree, rules, base is None, is_copy, renumbered)
         self.count = 0
+        self.seen, self.tell_at = 0, LOOKED_EVERY
         self.rows = self.known(db, base)
         self.path, self.data = next(self.rows)
         if top is not None and renumbered is not None:
@@ -250,6 +252,10 @@ class _Walker:
         fd, device = work.dir_device(path)
         names = work.disk.names(fd)
         names.sort()
+        self.seen += len(names)
+        if self.seen >= self.tell_at:
+            self.tell_at = self.seen + LOOKED_EVERY
+            work.looked(self.seen)
         if path and _has(names, STATE_NAME):
             raise _Nested
         rules = found.rules.names(path, has_file=_has(names, IGNORE_NAME))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat as stat_
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 
 from metasync.errors import WorkspaceError
@@ -93,11 +94,13 @@ class DirTree:
 class WorkTree(DirTree):
     """The directory of a workspace. `close` it. For one thread, but for `state_dir` and its descriptors.
 
-    `rules`: of its file system (`worktree.fs_probe`). `WorkspaceError` if the root or its `.metasync` is not there.
+    `rules`: of its file system (`worktree.fs_probe`). `looked`: told now and then how many names a walk looked at.
+    `WorkspaceError` if the root or its `.metasync` is not there.
     """
 
     def __init__(self, root: bytes, disk: Disk | None = None) -> None:
         self.rules: Rules = ANY
+        self.looked: Callable[[int], None] = lambda _names: None
         self._state: dict[bytes, int] = {}
         self._trees: list[DirTree] = []
         self._clock_fd = -1

@@ -33,7 +33,7 @@ ENOUGH_S = 60
 
 _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", "TIME"),
-    (r"(?<= on )\d{4}-\d\d-\d\d$", "DAY"),
+    (r"(?<= on )\d{4}-\d\d-\d\d(?=\"?}?$)", "DAY"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "TIME"),
     (r'("(?:time|mtime|since)_ns": )\d+', r"\1TIME"),
     (r'("(?:free|total|bytes_stored|bytes_read|used)(?:_bytes)?": )\d+', r"\1SIZE"),
@@ -87,9 +87,14 @@ def read(path: Path) -> list[str | Step]:
 
 
 def normal(text: str, work: Path) -> list[str]:
-    """Printed lines without what differs from run to run. An empty line is shown as `|`."""
+    """Printed lines without what differs from run to run. An empty line is shown as `|`.
+
+    What a slow machine tells besides is left out: progress in JSON, and how long it took.
+    """
     lines = []
     for line in text.replace(str(work), "$WORK").splitlines():
+        if line.startswith('{"event": "progress"') or re.fullmatch(r"(Took|Sent|Received) .*\.", line):
+            continue
         for pattern, instead in _VARYING:
             line = re.sub(pattern, instead, line)
         lines.append(line.rstrip() or "|")
