@@ -97,6 +97,7 @@ class Runtime:
         self._listener: Listener | None = None
         self._governor: Governor | None = None
         self._check: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] | None = None  # called several times a second while a task's end is waited for
         self._channels = {name: self._channel(name) for name in self._backends}
         self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
         self._watched: set[str] = set()  # backends that are looked at, by name
@@ -162,6 +163,8 @@ class Runtime:
             if done:
                 return future.result()
             self._check()
+            if self.on_wait is not None:
+                self.on_wait()
             if ends is not None and time.monotonic() >= ends:
                 raise NoQuorumError(
                     f"not finished within {deadline_s:g} s; what was sent may be committed",

@@ -31,7 +31,7 @@ from metasync.consensus.truncation import Progress, decode_progress
 from metasync.errors import BackendError, DamagedError, ExcludedError, MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
 from metasync.local import state_keys
-from metasync.local.state_keys import AGREED_MARK, INVITED_KEY, KEPT_KEY, META_KIND, REPLACED, RETIRED_KEY
+from metasync.local.state_keys import AGREED_MARK, AWAY_KEY, INVITED_KEY, KEPT_KEY, META_KIND, REPLACED, RETIRED_KEY
 from metasync.runtime.effects import Gather, Sleep, Task, Work, together
 from metasync.session import evidence
 from metasync.session.folder import BASE_KEY, ERA_KEY, MEMORY_KEY, NEWEST_KEY
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from metasync.objects.model import Entry
     from metasync.session.session import Agreed
 
+SILENT_S: Final = 1.0  # without an answer, and it is told who is waited for
 HEED_S: Final = 0.02  # between looks at whether there is news
 
 
@@ -66,7 +67,7 @@ def looking(
     Nothing else may be asked of logs until then, or until the block ends. A worker calls `on_news` at the first sign of
     a newer state, a round trip or two before it is known: time to load what it will need.
     """
-    task = s.group.get_recent(s.newest_state(), deadline_s=deadline_s)
+    task = s.group.get_recent(s.newest_state(), deadline_s=_left_of(s, deadline_s))
     with s.runtime.beside(task if on_news is None else _heeding(s, task, on_news)) as look:
         yield look
 
@@ -81,11 +82,52 @@ def _heeding(s: Session, look: Task, on_news: Callable[[], object]) -> Task:
     return results["look"]
 
 
+def _left_of(s: Session, deadline_s: float) -> float:
+    """What is left of a wait: opening ways to backends that hang belongs to it (the promise of exit code 5)."""
+    return min(deadline_s, max(LOOK_S, deadline_s - s.opened_in_s))
+
+
+@contextlib.contextmanager
+def waiting(s: Session) -> Iterator[None]:
+    """Tells the user for whom a wait for a quorum waits: as soon as too few can answer, and each change."""
+    began, told = s.runtime.clock(), ""
+
+    def tell(patient: bool = True) -> None:
+        nonlocal told
+        text = _awaited(s, patient=patient and s.runtime.clock() - began < SILENT_S)
+        if text and text != told:
+            told = text
+            s.listener(Notice(text))
+
+    s.runtime.on_wait = tell
+    try:
+        yield
+    except NoQuorumError:
+        if not told:
+            tell(patient=False)
+        raise
+    finally:
+        s.runtime.on_wait = None
+
+
+def _awaited(s: Session, *, patient: bool) -> str:
+    """Who is waited for, if too few answer. `patient`: not while one may still be about to answer."""
+    names = {entry.name for entry, _ in s.config.acceptors}
+    answering = names & s.group.heard
+    if len(answering) >= s.config.quorum:
+        return ""
+    out = {name for name, standing in s.group.standings.items() if standing.kind not in ("ok", "unknown")}
+    if patient and names - answering - out:
+        return ""
+    return f"waiting for {', '.join(sorted(names - answering))} (answering: {', '.join(sorted(answering)) or 'none'})"
+
+
 def told(s: Session, look: Callable[[], State]) -> State:
     """Takes the newest state that a quorum knows, and remembers it. `NoQuorumError`, `ForkError`."""
     known = s.newest_state()
     try:
-        state = look()
+        with waiting(s):
+            state = look()
     except NoQuorumError:
         reached = s.group.reached  # maybe under a config with backends that this device has no way to yet
         if reached is not None and (reached.era, reached.v) > (known.era, known.v):
@@ -98,16 +140,16 @@ def told(s: Session, look: Callable[[], State]) -> State:
     return state
 
 
-def ask_newest(s: Session, *, deadline_s: float = DEADLINE_S) -> State:
-    """Asks for the newest decided state now, and remembers it."""
-    with looking(s, deadline_s=deadline_s) as look:
+def ask_newest(s: Session, *, deadline_s: float = DEADLINE_S, but_s: float = 0.0) -> State:
+    """The same, asked for now. `but_s`: so much of the wait is left for what comes after it."""
+    with looking(s, deadline_s=min(deadline_s, max(LOOK_S, deadline_s - but_s))) as look:
         return told(s, look)
 
 
 def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
     """Loads the newest decided state. `offline_ok`: without a quorum, the newest that any backend proves."""
     try:
-        return s.load(ask_newest(s))
+        return s.load(ask_newest(s, but_s=LOOK_S if offline_ok else 0.0))
     except NoQuorumError as e:
         if not offline_ok:
             raise
@@ -213,9 +255,10 @@ def note_standings(s: Session) -> None:
         s.down.setdefault(name, standing.reason or standing.kind)
         if standing.kind in ("replaced", "rolled back"):
             s.leave_out(name, UnreachableError(f"{standing.kind}: {standing.reason}"))
-    unsure = s.connections.agreed_names - s.group.heard
     ill = {name for name, standing in s.group.standings.items() if standing.kind in ("down", "replaced", "rolled back")}
-    evidence.note_away(s.db, (ill | s.connections.absent.keys()) & s.connections.links.keys(), unsure, s.wall_ns())
+    away = (ill | s.connections.absent.keys()) & s.connections.links.keys()
+    if away or s.db.has(AWAY_KEY):
+        evidence.note_away(s.db, away, s.connections.agreed_names - s.group.heard, s.wall_ns())
 
 
 def note_retired(s: Session) -> None:
@@ -283,7 +326,8 @@ def propose(s: Session, base: State, change: Change) -> Decided:
     if journal is not None and journal.v <= base.v and journal.op_id != change.op_id:
         settle_journal(s, base)
     try:
-        decided: Decided = s.runtime.run(proposing(s, base, change))
+        with waiting(s):
+            decided: Decided = s.runtime.run(proposing(s, base, change))
     finally:
         note_standings(s)
     remember(s, decided.state)

@@ -17,7 +17,7 @@ from metasync.backends.wrappers.wrapper import AbsentBackend, Prefixed
 from metasync.consensus import ZERO_HASH, Group, birth_path, is_root
 from metasync.consensus.records.era import Tombstone
 from metasync.errors import BackendError, UsageError
-from metasync.events import ignore
+from metasync.events import Notice, ignore
 from metasync.local.lock import WAIT_S, WorkspaceLock
 from metasync.local.state_keys import CONFIG_KEY, GIVEN_UP_KEY, HUNG_KEY, PREVIOUS_KEY, RETIRED_KEY
 from metasync.runtime.tasks import Runtime
@@ -56,6 +56,9 @@ COPYING_ENDS_S: Final = 5.0  # for calls on closed backends to end; the local st
 class Machine:
     """The machine that an open workspace runs on; a simulator has one of its own."""
 
+    def __init__(self) -> None:
+        self.on_slow: Callable[[str], None] = lambda _: None  # is told the name of a backend that is slow to open
+
     def disk(self) -> Disk:
         return Disk()
 
@@ -70,8 +73,9 @@ class Machine:
         return Runtime(backends, persist=db.set_value, recall=db.value)
 
     def way(self, name: str, link: Link, *, suspected: bool) -> Backend:
-        """Opens the backend that was linked as `link`. `BackendError` if it cannot be had now."""
-        return open_backend.reached(name, parse_url(link.url), link, suspected=suspected)
+        """The backend that was linked as `link`. `BackendError` when it cannot be had now."""
+        url = parse_url(link.url)
+        return open_backend.reached(name, url, link, suspected=suspected, on_slow=lambda: self.on_slow(name))
 
     def opened(self, name: str, url: BackendUrl, *, create: bool) -> Backend:
         """A store that takes no part yet: see `open_backend.opened_first`."""
@@ -150,6 +154,7 @@ class Connections:
             lock=lambda: machine.lock(directory, "metasync", lambda _: None, wait_s=0),
         )
         self._load()
+        machine.on_slow = lambda name: self.on_event(Notice(f"waiting for {name} to open"))
         self._hung = _hung_lately(db, self._now())
         self.given_up: set[str] = set()  # backends that had to give up their ballast since `take_given_up`
         self._runtime: Runtime | None = None

@@ -45,6 +45,7 @@ class NewBackend:
 
 
 FIRST_ANSWER_S: Final = 20.0  # for name look-up, TLS, a login, a disk that spins up
+SLOW_S: Final = 0.5  # to open a backend, and it is told that it is waited for
 FIRST_PATH: Final = "metasync"  # no object is called so
 ASK_TIMEOUT_S: Final = 10.0  # for a look at one backend
 INCARNATION_BYTES: Final = 16
@@ -171,10 +172,18 @@ class OpeningHangsError(UnreachableError):
     """A backend did not open in time: a mount whose server is gone, say."""
 
 
-def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: bool = False) -> Backend:
-    """Opens a backend within a time-out, and wraps it (`wrapped`).
+def reached(
+    name: str,
+    url: BackendUrl,
+    link: Link | None = None,
+    *,
+    suspected: bool = False,
+    on_slow: Callable[[], None] = lambda: None,
+) -> Backend:
+    """Opens a backend that others must not wait for: as `wrapped`, and within a time-out.
 
-    `link`: the backend must be the one that was linked. `suspected`: it hung a moment ago.
+    `link`: what was linked, to be compared with what is there. `suspected`: it hung a moment ago. `on_slow` is called
+    when it takes longer than `SLOW_S`.
     """
     account: list[Account] = []
 
@@ -188,7 +197,7 @@ def reached(name: str, url: BackendUrl, link: Link | None = None, *, suspected: 
             account.append(account_of(url, _scope(backend, link), boottime))
         return backend
 
-    backend = _in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S)
+    backend = _in_time(name, url, opening, PATIENCE_SHORT_S if suspected else PATIENCE_S, on_slow)
     return wrapped(backend, suspected=suspected, account=account[0] if account else None)
 
 
@@ -235,8 +244,14 @@ def tell_holds(name: str, backend: Backend, tell: Callable[[Event], None]) -> No
             vars(layer)["on_hold"] = held
 
 
-def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds: float) -> Backend:
-    """Opens a backend in a thread, which is left behind if it takes too long.
+def _in_time(
+    name: str,
+    url: BackendUrl,
+    opening: Callable[[], Backend],
+    seconds: float,
+    on_slow: Callable[[], None] = lambda: None,
+) -> Backend:
+    """Opens a backend in a thread that is left behind when it takes too long: it may never come back.
 
     A backend whose thread has not come back is not opened again, so a process leaves at most one thread for each.
     """
@@ -247,7 +262,10 @@ def _in_time(name: str, url: BackendUrl, opening: Callable[[], Backend], seconds
             raise _opening_hangs(url, f"{name}: an earlier attempt to open it has not come back")
         _opening.pop(url.location, None)
         attempt.start()
-    if not wait([attempt.outcome], seconds).done:
+    at_once_s = min(SLOW_S, seconds)
+    if not wait([attempt.outcome], at_once_s).done:
+        on_slow()
+    if not wait([attempt.outcome], seconds - at_once_s).done:
         with _opening_lock:
             _opening[url.location] = attempt
         raise _opening_hangs(url, f"{name}: it did not open within {seconds:g} s")

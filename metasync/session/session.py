@@ -80,6 +80,7 @@ class Session:
 
     down       backends that this operation does without, by name, with the reason
     out        those of them that are not the stores they were: no pack goes there, none is read there
+    opened_in_s  how long it took to open the ways to the backends: one that hangs takes its time
     tried      backends where this operation tried to put the ballast back
     """
 
@@ -89,7 +90,9 @@ class Session:
         self.tree = tree
         self.listener = listener
         self.db = connections.db
+        began_ns = connections.machine.wall_ns()
         self.runtime, self.group = connections.open()
+        self.opened_in_s = (connections.machine.wall_ns() - began_ns) / 1e9
         self.name = self.db.need(NAME_KEY)
         self.device = connections.device
         self.entropy = connections.machine.entropy

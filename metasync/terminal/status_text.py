@@ -52,7 +52,9 @@ def _step(s: Status, now_ns: int) -> list[str]:
             *([f"{sentence(changed)}."] if changed else []),
         ]
         lines.append(f"{sentence(s.problem)}.")
-        return lines + ([sentence(s.error.next_step)] if s.error is not None and s.error.next_step else [])
+        said_below = _is_stuck(s) and any(b.condition == "down" for b in s.backends)
+        step = s.error.next_step if s.error is not None and not said_below else ""
+        return lines + ([sentence(step)] if step else [])
     if s.newest > s.version:
         behind = f"Behind by {count(s.newest - s.version, 'version')}: this folder is at {here}"
         if changed:
@@ -61,6 +63,11 @@ def _step(s: Status, now_ns: int) -> list[str]:
     if changed:
         return [f"{sentence(here)} is the newest; {changed}.", _next("metasync push")]
     return [styled("good", "In step") + f" with {here}."]
+
+
+def _is_stuck(s: Status) -> bool:
+    """Whether too few backends answer for a push."""
+    return s.error is not None and s.error.exit_code == NoQuorumError.exit_code
 
 
 def _next(step: str) -> str:
@@ -123,7 +130,7 @@ def _steps(s: Status, away: Sequence[BackendState]) -> list[str]:
     if down:
         names = " and ".join(down)
         lost = f"metasync backend add URL --replace {down[0]}"
-        stuck = s.error is not None and s.error.exit_code == NoQuorumError.exit_code
+        stuck = _is_stuck(s)
         if stuck:
             lost = "metasync recover " + " ".join(f"--without {name}" for name in down)
         it = "if it is" if len(down) == 1 else "if they are" if stuck else "for one that is"

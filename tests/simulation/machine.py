@@ -53,6 +53,7 @@ class SimMachine(Machine):
         skew_s: float,
         keep: Callable[[Secret], None],
     ) -> None:
+        super().__init__()
         self._world = world
         self._boot = boot
         self._client = client
