@@ -312,16 +312,16 @@ class Workspace:
                 return export.extract(s, version, wanted, to, dry_run=dry_run)
             return restore.restore(s, version, wanted, delete=delete, dry_run=dry_run)
 
-    def conflicts(self) -> tuple[reports.ConflictItem, ...]:
-        """The conflicts that wait: those this device found, and copies by name that arrived from another one."""
+    def conflicts(self) -> tuple[reports.ConflictReport, ...]:
+        """The conflicts that wait: those that this device found, and those that came from other devices."""
         with self._session("conflicts") as s:
             return conflicts.conflicts(s)
 
-    def resolve(self, path: TreePath, keep: Literal["mine", "theirs", "both"]) -> reports.ResolveReport:
-        """Ends the conflict at `path`, the original or a copy.
+    def resolve(self, path: TreePath, keep: Literal["ours", "theirs", "both"] | bytes) -> reports.ResolveReport:
+        """Ends the conflict at `path`, the original or a copy, for all devices with the next push.
 
-        `mine`: the copy takes the name; `theirs`: the copy goes; `both`: both stay. What loses is kept until an agreed
-        version holds it. `UsageError`: there is no conflict, or several copies and `mine` does not say which.
+        `keep`: this device's side, the other's, both, or the side that stands at this path (bytes). What loses is kept
+        until an agreed version holds it. `UsageError`: there is no conflict, or the word does not say which side.
         """
         with self._operation("resolve") as s:
             return conflicts.resolve(s, tree_path(path), keep)

@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from workspace_kit import Lab, laboratory
 
+from metasync.sync import sides
+
 always = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("few", always, max_examples=25, derandomize=True)
 settings.register_profile("long", always, max_examples=200, print_blob=True)
@@ -61,6 +63,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Keeps the collector of garbage away from what lives to the end: 8,000 tests, a tenth of the CPU time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conflict copies have the date in their names: it is the same one for all tests."""
+    monkeypatch.setattr(sides, "date_of", lambda _: "20261122")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,7 @@ durable (`syncfs`), notes their inodes, which turns the journal from staging to 
 2. What comes, from the root down: directories, and each new file by a rename that never replaces; a directory that was
    staged whole comes by one rename. To replace a file the two names are *exchanged* in one system call: the path is
    never empty, and whatever stood there at that moment is in our hands. The file that the scan saw goes to `replaced/`;
-   another one is the user's late change and becomes `name.conflict.N`.
+   another one is the user's late change and becomes a conflict copy.
 3. Modes of directories, from the leaves up. Then `syncfs`; the file system's clock is waited past; stats are read back
    into rows; and one transaction writes rows, the caller's values and the end of the journal.
 
@@ -28,6 +28,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 
 from metasync.checkout.apply import Placer
 from metasync.checkout.outcome import rows_after
@@ -46,6 +47,7 @@ from metasync.checkout.staging import (
 from metasync.errors import WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import (
+    CONFLICTS,
     INODES_KEY,
     MODES_KEY,
     PLAN_KEY,
@@ -56,6 +58,7 @@ from metasync.local.state_keys import (
     ReplacedFile,
     Unplaced,
 )
+from metasync.merge.copies import UNNAMED, Origin, record_of, sides_of
 from metasync.objects.model import Entry, Kind
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
@@ -93,12 +96,14 @@ class Checkout:
         version: int = 0,
         own: bool = False,
         reason: str = CHANGED_MEANWHILE,
+        origin: Origin = UNNAMED,
     ) -> list[bytes]:
         """Journals the plan; -> the paths whose contents are to be delivered, in order.
 
         Directories, symlinks, empty files, files of which only mode or mtime change, and what this disk can't hold are
         not among them. `commit` is set in the local state in the transaction of the outcome, by `apply` or `recover`.
-        `version`: the agreed version of the merged tree, for the records of conflicts; `own`, `reason`: see `Plan`.
+        `version`: the agreed version of the merged tree, for the records of conflicts; `own`, `reason`,
+        `origin`: see `Plan`.
         `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
         """
         if self.db.has(INODES_KEY) or self.plan is not None:
@@ -114,7 +119,7 @@ class Checkout:
             i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))
         }
         left = {**unfit(self.tree, self.db, ordered), **bad}
-        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left)
+        plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left, origin)
         staged = [(i, change) for i, change in enumerate(ordered) if i not in left and change.is_staged]
         if before is not None:
             self._left = Leftovers(self.tree, before.changes, before.unfit)
@@ -386,6 +391,7 @@ class Checkout:
         with self.db.transaction():
             store_rows(self.db, put.items())
             self.db.delete_rows(delete)
+            self._note_conflicts(put, delete)
             self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
             self.db.delete_records(UNPLACED, (change.path for change in plan.changes if change.path not in left))
@@ -401,6 +407,14 @@ class Checkout:
         self._clear_tmp()
         drop_left(self.tree)
         return applied
+
+    def _note_conflicts(self, put: Mapping[bytes, Row], delete: Iterable[bytes]) -> None:
+        """Notes the conflicts that copies among the new rows are of, and forgets those that came to their end."""
+        tagged = {path: sides_of(row.entry) for path, row in put.items() if row.entry.tags}
+        found = {path: sides for path, sides in tagged.items() if sides is not None}
+        known = {record.copy for record in self.db.records(CONFLICTS)}
+        self.db.delete_records(CONFLICTS, [p for p in chain(delete, put) if p in known and p not in found])
+        self.db.put_records(CONFLICTS, (record_of(path, sides) for path, sides in found.items()))
 
     def _kept(self, plan: Plan) -> list[ReplacedFile]:
         """The records of this plan's files in `.metasync/replaced/`."""

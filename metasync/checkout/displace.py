@@ -11,10 +11,10 @@ import os
 from contextlib import suppress
 
 from metasync.checkout.plan import Change, Plan
-from metasync.checkout.trash import COPIES_MAX, move_aside
+from metasync.checkout.trash import COPIES_MAX, late_conflict, move_aside
 from metasync.local.state import State
 from metasync.local.state_keys import Conflict
-from metasync.merge.trees import conflict_name
+from metasync.merge.copies import conflict_name
 from metasync.worktree.index import Row, is_unchanged, same_file, same_stat
 from metasync.worktree.names import key
 from metasync.worktree.tree import WorkTree, failed
@@ -105,10 +105,10 @@ class Displaced:
     def set_aside(self, path: bytes, name: bytes, fd: int) -> None:
         """Gives what lies at `name` in `fd` the name of a conflict copy of `path`."""
         for n in range(1, COPIES_MAX):
-            copy = conflict_name(path, n)
+            copy = conflict_name(path, self.plan.origin.label, n)
             if key(copy, self.tree.rules) in self.taken:
                 continue
-            conflict = Conflict(path, copy, self.plan.reason, self.plan.version)
+            conflict = late_conflict(path, copy, self.plan.reason, self.plan.version, self.plan.origin)
             if move_aside(self.tree, self.db, name, fd, conflict):
                 self.conflicts.append(conflict)
                 return

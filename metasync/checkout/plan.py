@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metasync.codec import Reader, ascending, bytes32, text16, u8, u32, u64
+from metasync.codec import Reader, ascending, bytes16, bytes32, i64, text16, u8, u32, u64
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import Conflict
+from metasync.merge.copies import UNNAMED, Origin
 from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.case import Presence
 from metasync.worktree.index import Row, children, pack_entry, pack_row, unpack_row
@@ -111,7 +112,7 @@ _NO_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EOVERFLOW}
 _OTHERWISE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY}
 LEFT = frozenset(_DENIED | _NO_NAME | _OTHERWISE)
 
-_JOURNAL_FORMAT = 2
+_JOURNAL_FORMAT = 3
 _CHANGE = struct.Struct(">I")  # what `bytes32` puts before its bytes
 _PATH_BYTES_MAX = 1 << 24  # thousands of names, one in the other
 _ROW_BYTES_MAX = 1 << 24
@@ -163,6 +164,7 @@ class Plan:
     `commit` is set in the local state when all is done. `root`: device and inode of the root when it was made. `own`:
     the changes are this device's (a restore), for the next push; the base still has what goes. `reason`: of conflict
     copies that are made on the way. `unfit`: changes that this disk can't take, with the reason; they are not staged.
+    `origin`: whose changes those copies are, and when they were made.
     """
 
     changes: tuple[Change, ...]
@@ -173,6 +175,7 @@ class Plan:
     own: bool = False
     reason: str = CHANGED_MEANWHILE
     unfit: Mapping[int, str] = field(default_factory=dict)
+    origin: Origin = UNNAMED
 
     def on_device(self, device: int, inode: int) -> Plan:
         """The same plan after the system has numbered its devices anew (a reboot)."""
@@ -217,6 +220,7 @@ def encode_plan(plan: Plan) -> bytes:
         seen = pack_row(expected) if expected is not None else b""
         out.append(_CHANGE.pack(len(path)) + path + _CHANGE.pack(len(row)) + row + _CHANGE.pack(len(seen)) + seen)
     out += [u8(plan.own), text16(plan.reason), u32(len(plan.unfit))]
+    out += [bytes16(plan.origin.label), bytes16(plan.origin.device), i64(plan.origin.time_ns)]
     for i, reason in plan.unfit.items():
         out += [u32(i), bytes32(reason.encode("utf-8", "surrogatepass"))]
     return b"".join(out)
@@ -245,8 +249,10 @@ def decode_plan(data: bytes) -> Plan:
         own, reason = r.u8(), r.text16()
         if own > 1:
             raise r.fail(f"flag {own}")
+        unfit_count = r.u32()
+        origin = Origin(r.bytes16(), r.bytes16(), r.i64())
         unfit: dict[int, str] = {}
-        for _ in range(r.count(r.u32(), 8)):
+        for _ in range(r.count(unfit_count, 8)):
             i, why = r.u32(), r.bytes32(_PATH_BYTES_MAX)
             if i in unfit or i >= len(changes):
                 raise r.fail("a reason twice, or for no change")
@@ -262,7 +268,7 @@ def decode_plan(data: bytes) -> Plan:
             f"The journal of an unfinished checkout can't be read: {e.message}.",
             next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
         ) from e
-    return Plan(tuple(changes), commit, version, replaced_from, root, own == 1, reason, unfit)
+    return Plan(tuple(changes), commit, version, replaced_from, root, own == 1, reason, unfit, origin)
 
 
 def _bare(entry: Entry) -> Row:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from metasync.local.state import State
 from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, Conflict, ReplacedFile
-from metasync.merge.trees import conflict_name
+from metasync.merge.copies import UNNAMED, Origin, conflict_name
 from metasync.objects.model import split
 from metasync.worktree.disk import READ_FLAGS
 from metasync.worktree.tree import WorkTree
@@ -45,6 +45,14 @@ def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Confli
     return True
 
 
+def late_conflict(path: bytes, copy: bytes, reason: str, version: int, origin: Origin) -> Conflict:
+    """A conflict of what was written here with what a checkout brought. `version`: that both stand on."""
+    return Conflict(
+        path, copy, reason, version,
+        copy_device=origin.device, copy_version=version, copy_time_ns=origin.time_ns,
+    )  # fmt: skip
+
+
 def settle(
     tree: WorkTree,
     db: State,
@@ -52,13 +60,14 @@ def settle(
     known: Callable[[bytes, int, bytes], bool],
     hash_file: Callable[[int], bytes],
     version: int = 0,
+    origin: Origin = UNNAMED,
 ) -> list[Conflict]:
     """Drops, brings back or keeps some of the replaced files, each after ten quiet minutes; -> new conflicts.
 
     `now_ns`: the file system's own clock (`WorkTree.clock_ns`). `hash_file(fd)` gives the keyed hash of a content;
     `known(content, size, path)` whether a decided version holds it (the content of a symlink is its target). A known
     content is dropped. An unknown one that was written late comes back as a conflict copy, on record. Any other stays.
-    Work per call is bounded; the next call goes on where this one ended.
+    `origin`: see `Plan`. Work per call is bounded; the next call goes on where this one ended.
     """
     records = db.records(REPLACED)
     if not records:
@@ -66,7 +75,7 @@ def settle(
     tree.forget()
     cursor = db.get(CURSOR_KEY) or 0
     ordered = [r for r in records if r.n >= cursor] + [r for r in records if r.n < cursor]
-    work = _Settling(tree, db, now_ns, known, hash_file, version)
+    work = _Settling(tree, db, now_ns, known, hash_file, version, origin)
     for record in ordered[:SETTLE_FILES_MAX]:
         if work.bytes_hashed >= SETTLE_BYTES_MAX:
             break
@@ -89,6 +98,7 @@ class _Settling:
     known: Callable[[bytes, int, bytes], bool]
     hash_file: Callable[[int], bytes]
     version: int
+    origin: Origin
     bytes_hashed: int = 0
     gone: list[int] = field(default_factory=list)
     hashed: list[ReplacedFile] = field(default_factory=list)
@@ -150,8 +160,8 @@ class _Settling:
                 parent = split(parent)[0]
         place = parent + b"/" + last if parent else last
         for n in range(1, COPIES_MAX):
-            copy = conflict_name(place, n)
-            conflict = Conflict(record.path, copy, "written to after it was replaced", self.version)
+            copy = conflict_name(place, self.origin.label, n)
+            conflict = late_conflict(place, copy, "written to after it was replaced", self.version, self.origin)
             try:
                 if not move_aside(self.tree, self.db, name, self.directory, conflict):
                     continue

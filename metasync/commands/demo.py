@@ -88,8 +88,9 @@ def _show(root: Path, say: Say) -> None:
     with Workspace.open(desktop) as w:
         report = w.push("soy")
         _told(report, say)
-    _must(report.pulled is not None and len(report.pulled.conflicts) == 1)
-    for name in ("shopping.txt", "shopping.conflict.1.txt"):
+    found = report.pulled.conflicts if report.pulled is not None else ()
+    _must(len(found) == 1)
+    for name in ("shopping.txt", os.fsdecode(found[0].kept)):
         say(f"      {name}: {(desktop / name).read_text().splitlines()[0]} ...")
 
     say(f"\n5. The provider '{PROVIDERS[1]}' goes out of business: all it held is deleted.")

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from metasync.codec import Reader
 from metasync.consensus import ZERO_HASH
-from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError, UnreachableError, UsageError
+from metasync.errors import BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
@@ -24,7 +23,7 @@ from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
-from metasync.sync.packing import VERSION_TAG
+from metasync.sync.packing import version_of
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead
@@ -38,17 +37,6 @@ class Moment(NamedTuple):
 
     id: bytes
     snapshot: Snapshot
-
-
-def version_of(snapshot: Snapshot) -> int:
-    """The version that a snapshot was agreed as; 0 if it does not say."""
-    for tag, data in snapshot.tags:
-        if tag == VERSION_TAG:
-            try:
-                return Reader(data, "version tag").u64()
-            except FormatError:
-                return 0
-    return 0
 
 
 class History:

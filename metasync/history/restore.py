@@ -28,9 +28,9 @@ from metasync.merge.changes import same_bytes
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import NotRestored, RestoreReport
-from metasync.reports.sync import ConflictReport
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
+from metasync.sync import sides
 from metasync.sync.fetch import ChangedMeanwhile, deliver
 from metasync.sync.pull import ROUNDS_MAX
 from metasync.sync.scanned import noted, summary
@@ -92,6 +92,7 @@ def look(s: Session, base: Agreed, history: History) -> Here:
     s.listener(Phase("scan"))
     base_tree = s.flat(base, history.contents)
     seen = scan(walk_folder(s.tree, s.db, base_tree), s.ingest())
+    sides.mark(s, seen)
     store_scan(s.db, seen)
     return Here(seen, load_rows(s.db), base_tree, _restored(s, base), seen.held())
 
@@ -251,6 +252,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
         version=base.state.v,
         own=True,
         reason=IN_THE_WAY,
+        origin=sides.origin(s),
     )
     try:
         entries = {p: e for p in wanted if (e := plan.new[p]) is not None}
@@ -266,7 +268,7 @@ def _carried_out(history: History, base: Agreed, here: Here, plan: Plan, report:
         changes=report.changes,
         size_written=report.size_written,
         unchanged=report.unchanged,
-        conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
+        conflicts=sides.told(s, base, applied.conflicts),
         failed=tuple(NotRestored(path, "disk", reason) for path, reason in applied.unplaced),
         unreadable=report.unreadable,
         skipped=report.skipped + noted(applied.kept),

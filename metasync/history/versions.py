@@ -17,8 +17,9 @@ from typing import Literal
 
 from metasync.consensus import ZERO_HASH
 from metasync.errors import NoQuorumError, UsageError
-from metasync.history.log import History, version_of
+from metasync.history.log import History
 from metasync.objects.model import Snapshot
+from metasync.sync.packing import version_of
 
 PREFIX_DIGITS_MIN = 8
 _NAME = re.compile(r"(?P<what>[^~]+)(?:~(?P<back>[0-9]{0,9}))?")

@@ -193,7 +193,6 @@ TREE_KEY: Final = Key("rows are", BYTES)  # root of the tree that the rows are; 
 RULES_KEY: Final = Key("ignore.rules", TEXTS, MOVE_AWAY)  # rule files of the last stored scan, by directory
 NAME_RULES_KEY: Final = Key("names.rules", BYTES, None)  # `Rules` of the file system: `worktree.fs_probe`
 KEPT_KEY: Final = Key("kept", BYTES)  # id of a staged snapshot that the next push names as a parent: `sync.pull`
-BOTH_KEY: Final = Key("conflicts.both", PATHS)  # copies that are to stay, and are no conflicts: `history.conflicts`
 RESTORED_KEY: Final = Key("restored", TEXTS)  # path -> content, of restores on `RESTORED_ON_KEY`: `history.restore`
 RESTORED_ON_KEY: Final = Key("restored.on", BYTES)  # snapshot of the base that does not have what they brought
 
@@ -265,12 +264,20 @@ _SQL_TYPES: Final = {bytes: "BLOB", str: "TEXT", int: "INTEGER"}
 
 
 class Conflict(NamedTuple):
-    """A conflict that waits for the user: `copy` holds the other side of `path`; found at agreed version `version`."""
+    """A conflict that waits for the user: `copy` holds the other side of `path`.
+
+    `version`, `device`, `time_ns`: of what stands at `path`; the others of the copy. See `merge.copies.Side`.
+    """
 
     path: bytes
     copy: bytes
     reason: str
     version: int
+    device: bytes = b""
+    time_ns: int = 0
+    copy_device: bytes = b""
+    copy_version: int = 0
+    copy_time_ns: int = 0
 
 
 class ReplacedFile(NamedTuple):

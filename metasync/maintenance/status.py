@@ -13,20 +13,18 @@ from metasync.maintenance.reconfigure import still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
 from metasync.merge import guard
-from metasync.objects.model import split
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
-from metasync.reports.sync import ConflictReport
 from metasync.session import agreement, evidence, health
 from metasync.session.connections import REMOVED
 from metasync.session.session import Session
 from metasync.store.placement import survives
+from metasync.sync import sides
 from metasync.sync.scanned import noted, summary
 from metasync.transfer import late_copies
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed
 from metasync.worktree.scan import scan
-from metasync.worktree.tree import WorkTree
 
 if TYPE_CHECKING:
     from metasync.session.session import Agreed
@@ -64,7 +62,10 @@ def status(s: Session) -> Status:
     backends = backend_states.states_of(s, names, answers._replace(states={**ailing, **answers.states}), kept)
     seen = scan(walk, s.ingest())
     before, held = seen.base, seen.held()
-    waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen.tree or _is_there(s.tree, c.copy)]
+    waiting = s.db.records(CONFLICTS)
+    if waiting:
+        sides.mark(s, seen, moved=False)
+        waiting = [c for c in waiting if c.copy in seen.tree or sides.is_there(s, c.copy)]
     differing = changed(seen.tree)
     stop = guard.stop("push", guard.loss(before, {p: seen.tree.get(p) for p in differing}))
     return Status(
@@ -74,7 +75,7 @@ def status(s: Session) -> Status:
         fingerprint=base.fingerprint,
         changes=summary((p, before.get(p), seen.tree.get(p)) for p in differing),
         backends=tuple(backends),
-        conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in waiting),
+        conflicts=sides.told(s, agreed, waiting),
         unreadable=noted(seen.unreadable),
         skipped=noted(seen.skipped),
         unplaced=noted(sorted(s.db.unplaced().items())),
@@ -125,12 +126,3 @@ def _withdraw(s: Session) -> tuple[Withdrawal, ...]:
         return withdrawals(s.devices_of(s.newest_state()))
     except MetaSyncError:
         return ()
-
-
-def _is_there(tree: WorkTree, path: bytes) -> bool:
-    """Whether something stands at a path that the scan did not take in: an ignored one, say."""
-    parent, name = split(path)
-    try:
-        return tree.disk.look(name, tree.dir(parent)) is not None
-    except OSError:
-        return False

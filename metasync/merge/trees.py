@@ -19,7 +19,6 @@ name. Moving is only ever needed at a path that both sides have, so its parents 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +26,7 @@ from itertools import count
 from typing import NamedTuple, TypeAlias
 
 from metasync.codec import TAGS_MAX, Tags
+from metasync.merge.copies import conflict_name
 from metasync.merge.lines import TEXT_BYTES_MAX
 from metasync.objects.model import Entry, Kind
 
@@ -38,19 +38,11 @@ __all__ = [
     "Reason",
     "TextMerge",
     "Tree",
-    "conflict_name",
-    "copied_from",
     "diff",
     "merge",
 ]
 
 Tree: TypeAlias = Mapping[bytes, Entry]
-
-COMPONENT_BYTES_MAX = 255  # NAME_MAX of every file system we know
-EXTENSION_BYTES_MAX = 64  # what follows the last dot and is longer is a sentence, not an extension
-_UTF8_TAIL_BYTES_MAX = 3  # bytes of a UTF-8 character after its first
-
-_COPY = re.compile(rb"(.+)\.conflict\.[1-9][0-9]*(\.[^.]+)?", re.DOTALL)
 
 
 class Reason(StrEnum):
@@ -99,6 +91,7 @@ def merge(
     base: Tree,
     ours: Tree,
     theirs: Tree,
+    label: bytes,
     paths: Iterable[bytes] | None = None,
     is_taken: Callable[[bytes], bool] = lambda _: False,
 ) -> MergeTask:
@@ -107,6 +100,8 @@ def merge(
     If files were edited on both sides, it yields them all as one tuple of `TextMerge` and expects a mapping from path
     to the merged content as a file's `Entry` (`size`, `content`, `root` count; the rest is set here), or None (or
     nothing) where there is no clean merge; that makes a conflict. At most one batch is yielded, never an empty one.
+
+    `label` is for the names of copies: `copies.label_of`.
 
     `paths` holds at least every path at which ours or theirs differs from base; then the trees are only ever asked by
     `get`, so they may be backed lazily. None: found by comparing the whole trees. `is_taken` tells of names that no
@@ -131,7 +126,7 @@ def merge(
     """
     if paths is None:
         paths = {*diff(base, ours), *diff(base, theirs)}
-    joint = _Joint(base, ours, theirs, is_taken)
+    joint = _Joint(base, ours, theirs, label, is_taken)
     requests = tuple(filter(None, [joint.decide(path) for path in sorted(set(paths))]))
     answers = (yield requests) if requests else {}
     merged = tuple(request for request in requests if joint.settle(request, answers.get(request.path)))
@@ -144,44 +139,6 @@ def diff(a: Tree, b: Tree) -> dict[bytes, tuple[Entry | None, Entry | None]]:
     changed = {path for path, entry in a.items() if b.get(path) != entry}
     changed.update(path for path in b if path not in a)
     return {path: (a.get(path), b.get(path)) for path in sorted(changed)}
-
-
-def conflict_name(path: bytes, n: int) -> bytes:
-    """Where the n-th copy of `path` is kept, beside it: `notes.conflict.1.txt`, `Makefile.conflict.1`.
-
-    A copy of a copy goes on in the series of the first (`notes.conflict.1.txt` to `notes.conflict.2.txt`), so that
-    names don't grow with each race. The last component has at most 255 bytes, its stem cut between UTF-8 characters.
-    """
-    parent, slash, name = path.rpartition(b"/")
-    stem, extension = _split(name)
-    tail = b".conflict.%d%s" % (n, extension)
-    return parent + slash + _cut(stem, COMPONENT_BYTES_MAX - len(tail)) + tail
-
-
-def copied_from(path: bytes) -> bytes | None:
-    """The path of which this one, by its name, is a conflict copy; None if it is no such name."""
-    parent, slash, name = path.rpartition(b"/")
-    copy = _COPY.fullmatch(name)
-    return parent + slash + copy[1] + (copy[2] or b"") if copy is not None else None
-
-
-def _split(name: bytes) -> tuple[bytes, bytes]:
-    """Stem and extension with its dot, b"" if none: leading dots belong to the stem, a last one too."""
-    if copy := _COPY.fullmatch(name):
-        return copy[1], copy[2] or b""
-    stem, dot, extension = name.rpartition(b".")
-    if not stem.strip(b".") or not 0 < len(extension) <= EXTENSION_BYTES_MAX:
-        return name, b""
-    return stem, dot + extension
-
-
-def _cut(stem: bytes, size: int) -> bytes:
-    if len(stem) <= size:
-        return stem
-    for end in range(size, size - _UTF8_TAIL_BYTES_MAX - 1, -1):
-        if stem[end] & 0xC0 != 0x80:  # a character starts here
-            return stem[:end]
-    return stem[:size]  # no UTF-8
 
 
 def _same_bytes(a: Entry, b: Entry) -> bool:
@@ -239,8 +196,11 @@ def _joined_tags(base: Tags, ours: Tags, theirs: Tags) -> Tags:
 class _Joint:
     """The merged tree in the making: what is decided where either side changed something; elsewhere all are equal."""
 
-    def __init__(self, base: Tree, ours: Tree, theirs: Tree, taken_elsewise: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, base: Tree, ours: Tree, theirs: Tree, label: bytes, taken_elsewise: Callable[[bytes], bool]
+    ) -> None:
         self.base, self.ours, self.theirs = base, ours, theirs
+        self.label = label
         self.taken_elsewise = taken_elsewise
         self.decided: dict[bytes, Entry | None] = {}
         self.kept: dict[bytes, Entry] = {}  # what moved aside, at its new path
@@ -275,7 +235,7 @@ class _Joint:
     def set_aside(self, path: bytes, reason: Reason) -> None:
         """Moves our entry at `path` to the first free conflict name. In our directory, what survives will follow it."""
         entry = self.ours[path]
-        names = (conflict_name(path, n) for n in count(1))  # ends: trees are finite
+        names = (conflict_name(path, self.label, n) for n in count(1))  # ends: trees are finite
         name = next(name for name in names if not self.is_taken(name))
         self.kept[name] = entry
         self.conflicts.append(Conflict(path, name, reason))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     )
     from metasync.reports.history import (
         CatReport,
-        ConflictItem,
         Counts,
         DiffReport,
         Facts,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from metasync.reports.sync import (
         Changes,
         ConflictReport,
+        ConflictSide,
         PullReport,
         PushReport,
         Skipped,
@@ -71,8 +71,8 @@ __all__ = [
     "CheckProblem",
     "CheckReport",
     "CloneReport",
-    "ConflictItem",
     "ConflictReport",
+    "ConflictSide",
     "Counts",
     "DeviceInfo",
     "DeviceList",

@@ -193,32 +193,6 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ConflictItem:
-    """A conflict that waits: the file or directory `copy` holds another side of `path`.
-
-    recorded  this device found it; else it is told by the copy's name, and came from another device
-    version   the agreed version that it came with; None if that is not known here
-    device    who agreed that version, and when, by their clock
-    """
-
-    path: bytes
-    copy: bytes
-    reason: str
-    recorded: bool
-    version: int | None = None
-    device: str | None = None
-    time_ns: int | None = None
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
-    @property
-    def copy_str(self) -> str:
-        return path_str(self.copy)
-
-
-@dataclass(frozen=True, slots=True)
 class Kept:
     """What a choice took out of the folder: it stood at `path`, and is at `at` until an agreed version holds it."""
 
@@ -232,10 +206,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ResolveReport:
-    """The outcome of a choice. `copies`: the conflict copies it was about; `replaced`: what went, and where it is."""
+    """The outcome of a choice.
+
+    kept      the path of the side that has `path` now; None: both stay
+    copies    the conflict copies it was about
+    replaced  what went, and where it is
+    """
 
     path: bytes
-    keep: Literal["mine", "theirs", "both"]
+    kept: bytes | None
     copies: tuple[bytes, ...]
     replaced: tuple[Kept, ...] = ()
     conflicts: tuple[ConflictReport, ...] = ()
@@ -244,6 +223,10 @@ class ResolveReport:
     @property
     def path_str(self) -> str:
         return path_str(self.path)
+
+    @property
+    def kept_str(self) -> str | None:
+        return path_str(self.kept) if self.kept is not None else None
 
     @property
     def copies_str(self) -> tuple[str, ...]:

@@ -15,12 +15,42 @@ def path_str(path: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ConflictSide:
+    """One side of a conflict: what stands at `path`.
+
+    device   who wrote it; None if that is not known. `here`: this device
+    version  the agreed version that brought it; of a conflict copy the one that it was changed on
+    time_ns  when that was agreed, or the conflict found, by that device's clock
+    """
+
+    path: bytes
+    device: str | None
+    here: bool
+    version: int | None
+    time_ns: int | None
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
 class ConflictReport:
-    """`path` has the agreed bytes; this device's own are at `kept`. `reason`: a sentence."""
+    """A conflict that waits: `path` has one side, the file or directory `kept` beside it the other.
+
+    `reason`: a sentence. `sides`: that of `path`, and that of `kept`.
+    """
 
     path: bytes
     kept: bytes
     reason: str
+    sides: tuple[ConflictSide, ConflictSide]
+
+    @property
+    def whose(self) -> str:
+        """Whose side is at `kept`, as people say it."""
+        side = self.sides[1]
+        return "yours" if side.here else f"{side.device}'s" if side.device is not None else "another device's"
 
     @property
     def path_str(self) -> str:
@@ -72,7 +102,8 @@ class PullReport:
     """`before` and `version`: the agreed version this folder was at, and is at now. `warnings`: sentences: what is
     wrong with ignore rules, and in a dry run why the pull would stop.
 
-    `unplaced`: what is agreed and cannot be held here; it stays as it is for the others.
+    `conflicts`: those that this pull found, and those that came with what it brought. `resolved`: paths whose conflict
+    another device has resolved. `unplaced`: what is agreed and cannot be held here; it stays as it is for the others.
     """
 
     before: int
@@ -85,6 +116,11 @@ class PullReport:
     unplaced: tuple[Skipped, ...] = ()
     down: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    resolved: tuple[bytes, ...] = ()
+
+    @property
+    def resolved_str(self) -> tuple[str, ...]:
+        return tuple(map(path_str, self.resolved))
 
     @property
     def merged_str(self) -> tuple[str, ...]:
@@ -100,6 +136,7 @@ def together(pulls: Sequence[PullReport]) -> PullReport:
         version=last.version,
         changes=Changes(*(tuple(sorted({p for r in pulls for p in getattr(r.changes, k)})) for k in kinds)),
         conflicts=tuple(c for r in pulls for c in r.conflicts),
+        resolved=tuple(sorted({p for r in pulls for p in r.resolved})),
         merged=tuple(sorted({p for r in pulls for p in r.merged})),
         warnings=last.warnings,
         unplaced=last.unplaced,

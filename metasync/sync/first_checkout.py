@@ -28,11 +28,11 @@ from metasync.local.state_keys import CLONING_KEY, EXACT_KEY, PARTS_UPTO_KEY, PL
 from metasync.objects.model import Entry, Kind
 from metasync.objects.walk_large import gather
 from metasync.reports.start import CloneReport, W
-from metasync.reports.sync import ConflictReport, PullReport
+from metasync.reports.sync import PullReport
 from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.session.folder import BASE_KEY, PARTS_KEY
 from metasync.session.session import Agreed, Session
-from metasync.sync import pull
+from metasync.sync import pull, sides
 from metasync.sync.fetch import ChangedMeanwhile, deliver
 from metasync.sync.scanned import noted
 from metasync.transfer.contents import Contents
@@ -206,7 +206,7 @@ class _Parts:
         report = PullReport(
             before=version,
             version=version,
-            conflicts=tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
+            conflicts=sides.told(self.s, self.target, applied.conflicts),
             skipped=noted(applied.kept),
             unplaced=noted(applied.unplaced),
             down=dict(s.down),
@@ -275,7 +275,8 @@ class _Parts:
             ended = (UNFINISHED_KEY, PARTS_KEY, PARTS_UPTO_KEY, EXACT_KEY)
             commit = [BASE_KEY.entry(state), *((key.name, None) for key in ended)]
         checkout = Checkout(s.db, s.tree)
-        wanted = checkout.begin((Change(path, new, None) for path, new in part.items()), dict(commit), version=state.v)
+        changes = (Change(path, new, None) for path, new in part.items())
+        wanted = checkout.begin(changes, dict(commit), version=state.v, origin=sides.origin(s))
         try:
             entries = {path: part[path] for path in wanted}
             deliver(
@@ -298,7 +299,7 @@ class _Parts:
                 s.db.set(TREE_KEY, self.target.tree_root)
 
         applied = checkout.apply(commit_too)
-        self.applied.conflicts += applied.conflicts
+        self.applied.conflicts += [*sides.in_changes(part), *applied.conflicts]
         self.applied.kept += applied.kept
         self.applied.unplaced += applied.unplaced
         self.last = last

@@ -124,7 +124,7 @@ def finish(s: Session, *, cloning: bool = False) -> None:
         s.listener(Notice("finishing a clone that had been interrupted"))
         for made in first_checkout.bring(s, agreement.newest(s)).report.conflicts:
             path, kept = os.fsdecode(made.path), os.fsdecode(made.kept)
-            s.listener(Notice(f"{path}: yours is kept as {kept} ({made.reason})", warning=True))
+            s.listener(Notice(f"{path}: {made.whose} is kept as {kept} ({made.reason})", warning=True))
 
 
 def settle_replaced(s: Session) -> list[Conflict]:
@@ -132,6 +132,7 @@ def settle_replaced(s: Session) -> list[Conflict]:
     if not s.db.records(REPLACED):
         return []
     from metasync.checkout.trash import settle
+    from metasync.sync import sides
 
     agreed = s.base()
     tree: set[bytes] = set()
@@ -150,4 +151,4 @@ def settle_replaced(s: Session) -> list[Conflict]:
             hasher.update(piece)
         return hasher.digest()
 
-    return settle(s.tree, s.db, s.tree.clock_ns(), known, hash_file, agreed.state.v)
+    return settle(s.tree, s.db, s.tree.clock_ns(), known, hash_file, agreed.state.v, sides.origin(s))

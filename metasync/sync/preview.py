@@ -19,7 +19,7 @@ def preview(s: Session) -> PushReport:
     """What a push would take, without storing anything."""
     s.listener(Phase("scan"))
     base = s.base()
-    here = scan_folder(walk(s, base), s.ingest())
+    here = scan_folder(s, walk(s, base), s.ingest())
     seen, before = here.seen, here.before
     changes = summary((p, before.get(p), seen.tree.get(p)) for p in here.differing)
     stop = guard.stop("push", guard.loss(before, Some(here.differing, seen.tree)))

@@ -18,17 +18,18 @@ from metasync.checkout.plan import replaceable
 from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
 from metasync.events import Phase
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
-from metasync.local.state_keys import Conflict as LocalConflict
 from metasync.merge import guard
 from metasync.merge.changes import same_bytes
+from metasync.merge.copies import Origin, sides_of
 from metasync.merge.trees import Merge, merge
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.reports.sync import ConflictReport, PullReport
+from metasync.reports.sync import PullReport
 from metasync.session import agreement
 from metasync.session.agreement import LEFT_KEY
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
+from metasync.sync import sides
 from metasync.sync.fetch import ChangedMeanwhile, deliver, read_here, whole
 from metasync.sync.scanned import noted, summary
 from metasync.sync.texts import MergedText, kept_snapshot, merge_texts
@@ -62,6 +63,7 @@ class Plan:
     differing: set[bytes] | None  # paths at which `theirs` may not be what the rows say; None: at any
     merge: Merge
     left: guard.Loss
+    maker: Origin
     texts: dict[bytes, MergedText] = field(default_factory=dict)
 
 
@@ -140,7 +142,10 @@ def _integrate_once(
     contents = s.contents(target)
     if news is None and base.tree_root != target.tree_root:
         news = contents.walk(walk.diff(base.tree_root, target.tree_root))
-    plan = _plan(s, base, news or {}, contents)
+    plan = _plan(s, base, target, news or {}, contents)
+    seen, coming = plan.scan.tree, plan.merge.changes
+    waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]
+    found = sides.in_changes(coming, {c.copy for c in waiting})
     taken = guard.loss(plan.scan.tree, plan.merge.changes)
     if not dry_run:
         guard.guard("pull", taken, force=force)
@@ -155,7 +160,8 @@ def _integrate_once(
         unreadable=noted(plan.scan.unreadable),
         skipped=noted(plan.scan.skipped),
         down=dict(s.down),
-        conflicts=tuple(ConflictReport(c.path, c.kept, str(c.reason)) for c in plan.merge.conflicts),
+        conflicts=sides.told(s, target, found),
+        resolved=tuple(sorted({c.path for c in waiting if c.copy in coming and sides_of(coming[c.copy]) is None})),
         warnings=(*plan.scan.warnings, *([guard.warning(stop)] if stop is not None else [])),
     )
     if dry_run:
@@ -164,7 +170,7 @@ def _integrate_once(
     on_tree(plan.theirs)
     return replace(
         report,
-        conflicts=report.conflicts + tuple(ConflictReport(c.path, c.copy, c.reason) for c in applied.conflicts),
+        conflicts=report.conflicts + sides.told(s, target, applied.conflicts),
         skipped=report.skipped + noted(applied.kept),
         unplaced=noted(applied.unplaced),
         down=dict(s.down),
@@ -177,6 +183,7 @@ def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     walked = walk_index(s.tree, s.db, base.tree_root)
     is_settled = walked is not None
     seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, contents)), ingest)
+    sides.mark(s, seen)
     store_scan(s.db, seen)
     seen.base.hold(news)
     theirs = Tree(seen.base)
@@ -188,13 +195,14 @@ def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
     return _Looked(seen, theirs, is_settled)
 
 
-def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents) -> Plan:
+def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Change], contents: Contents) -> Plan:
     """Scans and merges."""
     ingest = s.ingest()
     here = _look(s, base, news, contents, ingest)
     seen, theirs, base_tree = here.seen, here.theirs, here.seen.base
     paths = {*changed(seen.tree), *news}
-    task = merge(base_tree, seen.tree, theirs, sorted(paths), case.taken(s.tree, seen.tree, theirs))
+    maker = sides.origin(s)
+    task = merge(base_tree, seen.tree, theirs, maker.label, sorted(paths), case.taken(s.tree, seen.tree, theirs))
     texts: dict[bytes, MergedText] = {}
     try:
         requests = next(task)
@@ -202,13 +210,16 @@ def _plan(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents:
         task.send({path: text.entry for path, text in texts.items()})
     except StopIteration as stop:
         result: Merge = stop.value
+    sides.tag_copies(s, result, base, target, contents, maker)
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
     touched = {*paths, *seen.put_rows, *seen.delete_rows}
     asked = {*touched, *result.changes, *s.db.unplaced()}  # a checkout writes no other rows
     base_tree.hold(asked)
     merged = {t.path: texts[t.path] for t in result.text}
-    return Plan(seen, rows_at(s.db, {b"", *asked}), theirs, touched if here.is_settled else None, result, left, merged)
+    return Plan(
+        seen, rows_at(s.db, {b"", *asked}), theirs, touched if here.is_settled else None, result, left, maker, merged
+    )
 
 
 def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, bytes]:
@@ -247,7 +258,7 @@ def _check_out(
         s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
     checkout = Checkout(s.db, s.tree)
-    wanted = checkout.begin(changes, commit, version=target.state.v)
+    wanted = checkout.begin(changes, commit, version=target.state.v, origin=plan.maker)
     try:
         for path, text in plan.texts.items():
             if path in wanted:
@@ -261,10 +272,8 @@ def _check_out(
     except BaseException:
         checkout.pause()  # what came so far need not come again
         raise
-    conflicts = [LocalConflict(c.path, c.kept, str(c.reason), target.state.v) for c in plan.merge.conflicts]
 
     def commit_too() -> None:
-        s.db.put_records(CONFLICTS, conflicts)
         s.db.delete_records(UNPLACED, stale)
         if target.tree_root is not None:
             put, gone = checkout.rows

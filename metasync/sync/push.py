@@ -18,7 +18,7 @@ from metasync.events import Phase
 from metasync.keys.device_set import expired
 from metasync.local import settings
 from metasync.local.lock import GiveWay, Turns
-from metasync.local.state_keys import CARRIED_KEY, KEPT_KEY, SHORT_KEY
+from metasync.local.state_keys import CARRIED_KEY, CONFLICTS, KEPT_KEY, SHORT_KEY
 from metasync.merge import guard
 from metasync.objects.model import MESSAGE_BYTES_MAX
 from metasync.reports.sync import Changes, PullReport, PushReport, Skipped, Trailing, together
@@ -281,7 +281,7 @@ class _Push:
     def scan(self, base: Agreed, walked: Walk, upload: Upload) -> Here:
         """Finds what differs here, and has the upload take what is read."""
         ingest = self.packing.ingest(base, upload)
-        return scan_folder(walked, ingest, Reading(self.s, upload, ingest))
+        return scan_folder(self.s, walked, ingest, Reading(self.s, upload, ingest))
 
     def pack(self, base: Agreed, here: Here, upload: Upload, staged: bytes) -> tuple[bytes | None, bytes | None]:
         """Has the upload take all that a version of this tree consists of. -> ids of the tree's root and the snapshot.
@@ -330,6 +330,10 @@ class _Push:
         s, seen = self.s, here.seen
         with agreement.telling(s, base.state, state), s.db.transaction():
             s.db.delete_rows([p for p in seen.deleted if p not in seen.tree])
+            if s.db.count_records(CONFLICTS):
+                from metasync.sync.sides import forget_gone
+
+                forget_gone(s)
             s.db.set(BASE_KEY, state)
             s.db.set(JOURNAL_KEY, None)
             forget_notes(s.db)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from metasync.local.spill import Large, Paths
+from metasync.local.state_keys import CONFLICTS
 from metasync.objects.model import Entry, Kind
 from metasync.reports.sync import Changes, PushReport, Skipped
 from metasync.session.session import Agreed, Session
@@ -65,9 +66,13 @@ def walk(s: Session, base: Agreed) -> Walk:
     return walk_index(s.tree, s.db, base.tree_root) or walk_folder(s.tree, s.db, s.flat(base))
 
 
-def scan_folder(walked: Walk, ingest: Ingest, reading: Reading | None = None) -> Here:
+def scan_folder(s: Session, walked: Walk, ingest: Ingest, reading: Reading | None = None) -> Here:
     """Scans what a walk has found to differ, and reads it."""
     seen = scan(walked, ingest, reading)
+    if s.db.count_records(CONFLICTS):
+        from metasync.sync import sides
+
+        sides.mark(s, seen)
     return Here(walked, seen, changed(seen.tree))
 
 

@@ -18,7 +18,7 @@ from metasync.terminal.text import (
 )
 
 if TYPE_CHECKING:
-    from metasync.reports.sync import Changes, ConflictReport, PullReport, PushReport, Skipped
+    from metasync.reports.sync import Changes, ConflictReport, ConflictSide, PullReport, PushReport, Skipped
 
 
 def changes(c: Changes) -> list[str]:
@@ -30,11 +30,22 @@ def changes_line(c: Changes) -> str:
 
 
 def conflicts(items: Sequence[ConflictReport]) -> list[str]:
-    lines = [f"  {text(c.path)}: yours is kept as {text(c.kept)} ({c.reason})" for c in items]
+    lines = [f"  {text(c.path)}{_brought_by(c.sides[0])}: {_kept(c)} ({c.reason})" for c in items]
     if lines:
         head = f"{count(len(items), 'conflict')}: the agreed version kept the name."
         lines = [head, *lines, RESOLVE]
     return lines
+
+
+def _brought_by(side: ConflictSide) -> str:
+    """Who agreed what has the name: ` (laptop, version 3)`."""
+    who = ["yours"] if side.here else [side.device] if side.device is not None else []
+    known = who + ([f"version {side.version}"] if side.version is not None else [])
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _kept(c: ConflictReport) -> str:
+    return f"{c.whose} is kept as {text(c.kept)}"
 
 
 def left_out(items: Sequence[Skipped], head: str) -> list[str]:
@@ -75,6 +86,7 @@ def pull(r: PullReport, *, dry_run: bool = False) -> list[str]:
         lines = [f"{now}: {changes_line(r.changes)}.", *changes(r.changes)]
     lines += listed("*", r.merged) and ["Merged line by line:", *listed("*", r.merged)]
     lines += conflicts(r.conflicts)
+    lines += listed("*", r.resolved) and ["Conflicts that another device has resolved:", *listed("*", r.resolved)]
     lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
     lines += left_out(r.skipped, "Left out:")
     lines += unplaced(r.unplaced)

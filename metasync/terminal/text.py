@@ -13,7 +13,7 @@ from metasync.local.spill import Paths
 from metasync.terminal.style import printable, signed
 
 NO_VALUES = frozenset({"error", "workspace"})  # fields of reports that hold live objects, for the library alone
-RESOLVE = "Compare the two, then: metasync resolve PATH --keep mine|theirs|both"
+RESOLVE = "Compare the two, then: metasync resolve PATH --keep ours|theirs|NAME|both"
 EXAMPLES_MAX = 3  # in a line
 CLOCKS_APART_S = 300  # another device's clock may be so far ahead
 DAYS_COUNTED = 14  # of what is longer ago the date tells more

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from metasync.merge.trees import copied_from
+from metasync.merge.copies import MARK, copied_from
 from metasync.worktree.names import DEFAULT_NAMES, DEFAULT_PREFIX, OWN_PREFIX
 
 WARNINGS_MAX: Final = 5  # bad lines told of one file: who sees these looks at the others as well
@@ -266,7 +266,7 @@ class Names:
         if name.startswith(OWN_PREFIX):
             return True
         decided = self._decide(name, is_dir)
-        while decided is None and b".conflict." in name and (original := copied_from(name)) is not None:
+        while decided is None and MARK in name and (original := copied_from(name)) is not None:
             name = original
             decided = self._decide(name, is_dir)
         return bool(decided)

@@ -281,9 +281,9 @@ def test_poorer_disks(tmp_path: Path, disk: type[Plain], renames: bool, monkeypa
     with Workspace(tmp_path, disk()) as work:
         agreed(work, OLD)
         applied = work.check_out(NEW, before_apply=lambda: work.at(b"big").write_bytes(b"late"))
-        copy = {b"big.conflict.1": b"late"}
+        copy = {b"big.conflict-here-20000101": b"late"}
         here = read(work.root)
-        assert here.pop(b"big.conflict.1").data == b"late"
+        assert here.pop(b"big.conflict-here-20000101").data == b"late"
         assert here == full(NEW)
         assert [c.copy for c in applied.conflicts] == list(copy)
         assert sorted(replaced(work)) == sorted(

@@ -42,12 +42,12 @@ from metasync.local.state_keys import CONFLICTS
 
 def test_a_late_edit_becomes_a_conflict_copy(work: Workspace) -> None:
     applied = late(work, lambda: work.at(b"edited").write_bytes(b"my late words"))
-    assert [(c.path, c.copy) for c in applied.conflicts] == [(b"edited", b"edited.conflict.1")]
+    assert [(c.path, c.copy) for c in applied.conflicts] == [(b"edited", b"edited.conflict-here-20000101")]
     assert work.db.records(CONFLICTS) == applied.conflicts
-    assert work.at(b"edited.conflict.1").read_bytes() == b"my late words"
+    assert work.at(b"edited.conflict-here-20000101").read_bytes() == b"my late words"
     assert work.at(b"edited").read_bytes() == b"new edited"
     found = work.scan()
-    assert set(found.tree) - set(NEW) == {b"edited.conflict.1"}
+    assert set(found.tree) - set(NEW) == {b"edited.conflict-here-20000101"}
 
 
 def test_a_late_edit_that_hides_its_time_becomes_one_too(work: Workspace) -> None:
@@ -56,7 +56,7 @@ def test_a_late_edit_that_hides_its_time_becomes_one_too(work: Workspace) -> Non
         os.utime(work.at(b"edited"), ns=(0, MTIME_NS))
 
     late(work, edit)
-    assert work.at(b"edited.conflict.1").read_bytes() == b"OLD EDITED"
+    assert work.at(b"edited.conflict-here-20000101").read_bytes() == b"OLD EDITED"
 
 
 def test_a_late_save_by_rename(work: Workspace) -> None:
@@ -65,21 +65,21 @@ def test_a_late_save_by_rename(work: Workspace) -> None:
         work.at(b"save~").rename(work.at(b"edited"))
 
     late(work, save)
-    assert work.at(b"edited.conflict.1").read_bytes() == b"saved by an editor"
+    assert work.at(b"edited.conflict-here-20000101").read_bytes() == b"saved by an editor"
     assert work.at(b"edited").read_bytes() == b"new edited"
 
 
 def test_conflict_copies_never_replace(work: Workspace) -> None:
-    new = {**NEW, b"edited.conflict.2": b"agreed copy"}
+    new = {**NEW, b"edited.conflict-here-20000101-2": b"agreed copy"}
 
     def edit() -> None:
         work.at(b"edited").write_bytes(b"my late words")
-        work.at(b"edited.conflict.1").write_bytes(b"an older one")
+        work.at(b"edited.conflict-here-20000101").write_bytes(b"an older one")
 
     late(work, edit, new)
-    assert work.at(b"edited.conflict.1").read_bytes() == b"an older one"
-    assert work.at(b"edited.conflict.2").read_bytes() == b"agreed copy"
-    assert work.at(b"edited.conflict.3").read_bytes() == b"my late words"
+    assert work.at(b"edited.conflict-here-20000101").read_bytes() == b"an older one"
+    assert work.at(b"edited.conflict-here-20000101-2").read_bytes() == b"agreed copy"
+    assert work.at(b"edited.conflict-here-20000101-3").read_bytes() == b"my late words"
 
 
 def test_deleted_there_changed_here_stays(work: Workspace) -> None:
@@ -135,7 +135,7 @@ def test_what_is_in_the_way_is_set_aside(work: Workspace, what: str, path: bytes
                 (at / "u").write_bytes(b"untracked")
 
     applied = late(work, block)
-    copy = path + b".conflict.1"
+    copy = path + b".conflict-here-20000101"
     here = read(work.root)
     assert {p: s for p, s in here.items() if p in NEW} == full(NEW)
     if path == b"fresh" and "directory" in what:  # a directory is no obstacle to a directory
@@ -166,7 +166,7 @@ def test_ignored_files_hold_a_directory(work: Workspace) -> None:
 def test_a_new_file_in_a_directory_that_goes(work: Workspace) -> None:
     late(work, lambda: work.at(b"clash/untracked").write_bytes(b"mine"))
     assert work.at(b"clash").read_bytes() == b"a file now"
-    assert work.at(b"clash.conflict.1/untracked").read_bytes() == b"mine"
+    assert work.at(b"clash.conflict-here-20000101/untracked").read_bytes() == b"mine"
 
 
 def test_writes_through_an_open_descriptor_are_kept(work: Workspace) -> None:
@@ -185,9 +185,9 @@ def test_a_file_in_the_place_of_a_directory_is_set_aside(work: Workspace) -> Non
         work.at(b"wide").write_bytes(b"not a directory any more")
 
     late(work, replace)
-    assert work.at(b"wide.conflict.1").read_bytes() == b"not a directory any more"
+    assert work.at(b"wide.conflict-here-20000101").read_bytes() == b"not a directory any more"
     here = read(work.root)
-    del here[b"wide.conflict.1"]
+    del here[b"wide.conflict-here-20000101"]
     assert here == full(NEW)
 
 

@@ -103,14 +103,14 @@ def test_a_late_write_comes_back(work: Workspace) -> None:
     settling = Settling(work, b"old a", b"old b", b"old c")
     found = settling()
     assert [(f.path, f.copy, f.version) for f in found] == [
-        (b"a.txt", b"a.conflict.1.txt", 5),
-        (b"d/e/c", b"c.conflict.1", 5),  # its directory is gone: in the next one up
+        (b"a.txt", b"a.conflict-here-20000101.txt", 5),
+        (b"c", b"c.conflict-here-20000101", 5),  # its directory is gone: in the next one up
     ]
     assert work.db.records(CONFLICTS) == found
-    assert work.at(b"a.conflict.1.txt").read_bytes() == b"late words in a"
-    assert work.at(b"c.conflict.1").read_bytes() == b"late words in c"
+    assert work.at(b"a.conflict-here-20000101.txt").read_bytes() == b"late words in a"
+    assert work.at(b"c.conflict-here-20000101").read_bytes() == b"late words in c"
     assert [r.path for r in work.db.records(REPLACED)] == [b"l"]
-    assert {b"a.conflict.1.txt", b"c.conflict.1"} < work.scan().tree.keys()
+    assert {b"a.conflict-here-20000101.txt", b"c.conflict-here-20000101"} < work.scan().tree.keys()
 
 
 def test_a_late_write_of_something_known_is_dropped(work: Workspace) -> None:
@@ -128,7 +128,7 @@ def test_a_write_after_the_first_look_is_seen(work: Workspace) -> None:
         settling = Settling(work)
         assert settling() == []
         a.write(b"later still")
-    assert [c.copy for c in settling()] == [b"a.conflict.1.txt"]
+    assert [c.copy for c in settling()] == [b"a.conflict-here-20000101.txt"]
 
 
 def test_a_write_while_it_is_read_is_not_quiet(work: Workspace) -> None:
@@ -149,9 +149,9 @@ def test_copies_never_replace(work: Workspace) -> None:
     with work.at(b"a.txt").open("r+b") as a:
         replace_all(work)
         a.write(b"late words")
-    work.at(b"a.conflict.1.txt").write_bytes(b"there already")
-    assert [c.copy for c in Settling(work)()] == [b"a.conflict.2.txt"]
-    assert work.at(b"a.conflict.1.txt").read_bytes() == b"there already"
+    work.at(b"a.conflict-here-20000101.txt").write_bytes(b"there already")
+    assert [c.copy for c in Settling(work)()] == [b"a.conflict-here-20000101-2.txt"]
+    assert work.at(b"a.conflict-here-20000101.txt").read_bytes() == b"there already"
 
 
 def test_a_directory_swapped_for_a_link_leads_nowhere(
@@ -162,7 +162,7 @@ def test_a_directory_swapped_for_a_link_leads_nowhere(
         replace_all(work)
         b.write(b"late words")
     work.at(b"d").symlink_to(outside)
-    assert [c.copy for c in Settling(work)()] == [b"b.conflict.1"]
+    assert [c.copy for c in Settling(work)()] == [b"b.conflict-here-20000101"]
     assert os.listdir(outside) == []
 
 

@@ -17,6 +17,7 @@ from content_kit import FULL, IDS, NoSuchObject, blob, digest, file_entry, noise
 from fuzz.target import Target, certain, joined_parts, parts_of, replaced
 from metasync.codec import Reader, ascending, encode_tags, u16, u32, u64
 from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
+from metasync.merge import copies
 from metasync.objects import directory, file, model
 from metasync.objects import walk as walk_module
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind
@@ -130,6 +131,11 @@ def inner(level: int, *children: tuple[bytes, int]) -> bytes:
 
 def leaf(*entries: tuple[bytes, Entry]) -> bytes:
     return directory.encode_dir(entries, IDS)[-1][1]
+
+
+def conflict_seeds() -> list[bytes]:
+    one, two = copies.Side(b"a" * 16, 3, 1_700_000_000_000_000_000), copies.Side()
+    return [copies.encode_sides(copies.Sides(n, r, one, two)) for n, r in ((b"notes.txt", "why"), (b"\xff", ""))]
 
 
 def tree_seeds() -> list[bytes]:
@@ -426,6 +432,7 @@ CONTENT = (
     Target("tags", decode_tags, lambda: content_seeds("tags"), encode_tags),
     Target("dir", directory.decode_node, lambda: content_seeds("dir node"), encode_dir_node),
     Target("file", file.decode_node, lambda: content_seeds("file node"), encode_file_node),
+    Target("conflict-tag", copies.decode_sides, conflict_seeds, copies.encode_sides),
     Target("snapshot", model.decode_snapshot, lambda: content_seeds("snapshot"), model.encode_snapshot),
     Target("footer", packfile.decode_footer, lambda: content_seeds("pack footer"), packfile.encode_footer),
     Target("index-root", index.decode_root, lambda: content_seeds("index root"), index.encode_root),

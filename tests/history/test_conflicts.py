@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 from effort import few_and_many
-from test_restore import every_call, kept
-from workspace_kit import Lab, tree_of, write
+from test_restore import every_call
+from test_restore import kept as contents_kept
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.errors import UsageError
 from metasync.history import conflicts as conflicting
-from metasync.merge.trees import conflict_name, copied_from
 from metasync.sync.operations import settle_replaced
 from metasync.workspace import Workspace
 
@@ -34,60 +34,155 @@ def two(lab: Lab) -> tuple[Workspace, Workspace]:
     return w, c
 
 
-def test_recorded_conflicts(two: tuple[Workspace, Workspace]) -> None:
+NOTES, THING = "notes.conflict-desktop-20261122.txt", "thing.conflict-desktop-20261122"
+
+
+def short(
+    w: Workspace,
+) -> list[tuple[str, str, tuple[str | None, bool, int | None], tuple[str | None, bool, int | None]]]:
+    """Each conflict's paths and reason, and device, here, version of both sides."""
+    return [(os.fsdecode(c.kept), c.reason, *((x.device, x.here, x.version) for x in c.sides)) for c in w.conflicts()]  # type: ignore[misc]
+
+
+def test_both_sides_are_known_on_every_device(two: tuple[Workspace, Workspace], lab: Lab) -> None:
     w, c = two
-    notes, thing = c.conflicts()
-    assert (notes.path, notes.copy) == (b"notes.txt", b"notes.conflict.1.txt")
-    assert (thing.path, thing.copy) == (b"thing", b"thing.conflict.1")
-    assert (notes.recorded, notes.version, notes.device) == (True, 3, "laptop")
-    assert notes.time_ns == w.log()[0].time_ns
-    assert notes.reason == "edited on both sides"
+    kinds = "a file, a directory or a link on one side is something else on the other"
+    assert short(c) == [
+        (NOTES, "edited on both sides", ("laptop", False, 3), ("desktop", True, 2)),
+        (THING, kinds, ("laptop", False, 3), ("desktop", True, 2)),
+    ]
+    assert c.conflicts() == c.status().conflicts
+    assert c.conflicts()[0].sides[0].time_ns == w.log()[0].time_ns
     assert w.conflicts() == ()
-    (c.directory / "notes.conflict.1.txt").unlink()
-    assert [x.path for x in c.conflicts()] == [b"thing"]
-
-
-def test_conflicts_that_arrive_are_told_by_their_names(two: tuple[Workspace, Workspace], lab: Lab) -> None:
-    w, c = two
-    write(c.directory, {"a.conflict.1.txt": b"no original beside it", "x.conflict.0": b"", "conflict.1": b""})
     c.push("with conflicts")
-    w.pull()
-    found = {x.copy: x for x in w.conflicts()}
-    assert set(found) == {b"notes.conflict.1.txt", b"thing.conflict.1"}
-    notes = found[b"notes.conflict.1.txt"]
-    assert (notes.recorded, notes.version, notes.device) == (False, 4, "desktop")
-    assert notes.time_ns == w.log()[0].time_ns
-    assert w.status().conflicts == ()
-    ran = lab.cli("conflicts")
-    assert ran.code == 3
-    assert "notes.txt: also as notes.conflict.1.txt (found by its name" in ran.out
-    assert "desktop" in ran.out
-    w.resolve("notes.txt", "both")
-    assert {x.copy for x in w.conflicts()} == {b"thing.conflict.1"}
-    w.resolve("thing", "theirs")
-    assert w.conflicts() == ()
-    assert lab.cli("conflicts").code == 0
-    w.push("resolved")
+    pulled = w.pull()
+    assert pulled.conflicts == w.conflicts() == w.status().conflicts
+    assert short(w) == [
+        (NOTES, "edited on both sides", ("laptop", True, 3), ("desktop", False, 2)),
+        (THING, kinds, ("laptop", True, 3), ("desktop", False, 2)),
+    ]
+    assert w.pull().conflicts == (), "told once"
+    phone = Workspace.clone(
+        lab.root / "phone", name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE, device_name="phone"
+    )
+    with phone.workspace as p:
+        assert [(c.kept, c.sides[0].device, c.sides[1].device) for c in phone.conflicts] == [
+            (NOTES.encode(), "laptop", "desktop"), (THING.encode(), "laptop", "desktop"),
+        ]  # fmt: skip
+        assert p.conflicts() == phone.conflicts
+        for keep in ("ours", "theirs"):
+            with pytest.raises(UsageError, match=r"sides? of the conflict at notes\.txt") as e:
+                p.resolve("notes.txt", keep)  # type: ignore[arg-type]
+            assert e.value.next_step == f"Name the file to keep with --keep: notes.txt (laptop), {NOTES} (desktop)."
+        p.resolve("notes.txt", NOTES.encode())
+        p.push("resolved by a third")
+    assert w.pull().resolved == c.pull().resolved == (b"notes.txt",)
+    for x in (w, c):
+        assert [os.fsdecode(k.kept) for k in x.conflicts()] == [THING]
+        assert (x.directory / "notes.txt").read_bytes() == b"desktop\n"
+
+
+def test_who_agreed_what_among_many_versions(lab: Lab) -> None:
+    """The other side is of the version and device that changed this path last, not of the newest version."""
+    urls = lab.urls("a", "b", "c", kind="memory")
+    w, c, p = lab.init(urls), lab.clone(urls), lab.clone(urls, device="phone")
+    write(w.directory, {"one": b"\0base", "two": b"\0base"})
+    w.push()
+    c.pull(), p.pull()
+    write(c.directory, {"one": b"\0c", "two": b"\0c"})
+    write(w.directory, {"one": b"\0w"})
+    w.push()
+    p.pull()
+    write(p.directory, {"two": b"\0p"})
+    p.push()
+    write(w.directory, {"other": b"1"})
+    w.push()
     c.pull()
-    assert tree_of(w.directory) == tree_of(c.directory)
-    assert not (c.directory / "thing.conflict.1").exists()
+    assert [(x[2], x[3]) for x in short(c)] == [
+        (("laptop", False, 4), ("desktop", True, 3)),
+        (("phone", False, 5), ("desktop", True, 3)),
+    ]
+
+
+def test_a_dry_run_tells_conflicts_that_would_arrive(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    c.push()
+    told = w.pull(dry_run=True).conflicts
+    assert w.conflicts() == ()
+    assert w.pull().conflicts == told != ()
+
+
+def test_names_alone_are_no_conflicts(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", kind="memory"))
+    write(w.directory, {"f": b"0", "f.conflict-laptop-20261122": b"1"})
+    w.push()
+    assert w.conflicts() == ()
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed"])
+def test_resolved_by_hand(two: tuple[Workspace, Workspace], how: str) -> None:
+    w, c = two
+    c.push()
+    w.pull()
+    if how == "deleted":
+        (w.directory / NOTES).unlink()
+    else:
+        (w.directory / NOTES).rename(w.directory / "desktop's notes.txt")
+    assert [x.path for x in w.conflicts()] == [b"thing"]
+    w.push()
+    assert c.pull().resolved == (b"notes.txt",)
+    for x in (w, c):
+        assert [k.path for k in x.conflicts()] == [k.path for k in x.status().conflicts] == [b"thing"]
+
+
+def test_a_conflict_goes_with_its_directory(lab: Lab) -> None:
+    urls = lab.urls("a", kind="memory")
+    w, c = lab.init(urls), lab.clone(urls)
+    write(w.directory, {"d/f": b"\0w"})
+    write(c.directory, {"d/f": b"\0c"})
+    w.push()
+    c.push()
+    w.pull()
+    (w.directory / "d").rename(w.directory / "e")
+    w.push()
+    c.pull()
+    for x in (w, c):
+        assert [(k.path, k.kept) for k in x.conflicts()] == [(b"e/f", b"e/f.conflict-desktop-20261122")]
+    w.resolve("e/f", "theirs")
+    w.push()
+    c.pull()
+    assert w.conflicts() == c.conflicts() == ()
+    assert (c.directory / "e/f").read_bytes() == b"\0c"
+
+
+def test_an_edited_copy_is_a_conflict_still(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    c.push()
+    w.pull()
+    write(w.directory, {NOTES: b"edited by the laptop\n"})
+    w.push()
+    c.pull()
+    assert len(c.conflicts()) == len(w.conflicts()) == 2
+    c.resolve(NOTES, "ours")
+    assert (c.directory / "notes.txt").read_bytes() == b"edited by the laptop\n"
 
 
 @pytest.mark.parametrize("named", ["original", "copy"])
-@pytest.mark.parametrize("keep", ["mine", "theirs", "both"])
+@pytest.mark.parametrize("keep", ["ours", "theirs", "both"])
 def test_a_file(two: tuple[Workspace, Workspace], lab: Lab, keep: str, named: str) -> None:
     w, c = two
-    r = c.resolve("notes.txt" if named == "original" else "notes.conflict.1.txt", keep)  # type: ignore[arg-type]
-    assert (r.path, r.copies, r.keep) == (b"notes.txt", (b"notes.conflict.1.txt",), keep)
+    r = c.resolve("notes.txt" if named == "original" else "notes.conflict-desktop-20261122.txt", keep)  # type: ignore[arg-type]
+    kept = {"ours": NOTES.encode(), "theirs": b"notes.txt", "both": None}[keep]
+    assert (r.path, r.copies, r.kept) == (b"notes.txt", (NOTES.encode(),), kept)
     text = (c.directory / "notes.txt").read_bytes()
-    assert text == (b"desktop\n" if keep == "mine" else b"laptop\n")
-    assert (c.directory / "notes.conflict.1.txt").exists() == (keep == "both")
-    assert {b"desktop\n", b"laptop\n"} <= kept(c)
+    assert text == (b"desktop\n" if keep == "ours" else b"laptop\n")
+    assert (c.directory / "notes.conflict-desktop-20261122.txt").exists() == (keep == "both")
+    assert {b"desktop\n", b"laptop\n"} <= contents_kept(c)
     assert [x.path for x in c.conflicts()] == [x.path for x in c.status().conflicts] == [b"thing"]
     if keep != "both":
         (lost,) = r.replaced
-        assert (c.directory / lost.at).read_bytes() == (b"laptop\n" if keep == "mine" else b"desktop\n")
-        assert lost.path == (b"notes.txt" if keep == "mine" else b"notes.conflict.1.txt")
+        assert (c.directory / lost.at).read_bytes() == (b"laptop\n" if keep == "ours" else b"desktop\n")
+        assert lost.path == (b"notes.txt" if keep == "ours" else b"notes.conflict-desktop-20261122.txt")
     c.push("resolved")
     w.pull()
     assert tree_of(w.directory) == tree_of(c.directory)
@@ -95,87 +190,131 @@ def test_a_file(two: tuple[Workspace, Workspace], lab: Lab, keep: str, named: st
         c.resolve("notes.txt", keep)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("keep", ["mine", "theirs", "both"])
+@pytest.mark.parametrize("keep", ["ours", "theirs", "both"])
 def test_a_directory(two: tuple[Workspace, Workspace], keep: str) -> None:
     w, c = two
     c.resolve("thing", keep)  # type: ignore[arg-type]
     now = tree_of(c.directory)
     contents = {b"x", b"y", b"still a file, edited"}
-    assert contents <= kept(c)
-    if keep == "mine":
+    assert contents <= contents_kept(c)
+    if keep == "ours":
         assert now[b"thing/in/x"].data == b"x"
     else:
         assert now[b"thing"].data == b"still a file, edited"
-    assert (b"thing.conflict.1/in/x" in now) == (keep == "both")
+    assert (b"thing.conflict-desktop-20261122/in/x" in now) == (keep == "both")
     assert not any(x.path == b"thing" for x in c.conflicts())
     c.push("resolved")
     w.pull()
     assert tree_of(w.directory) == now
 
 
-MINE = {"both": b"mine", "same": b"s", "new/n": b"n"}
-
-
 def test_a_directory_in_place_of_one(lab: Lab) -> None:
-    """`mine` takes a directory's place: what only the other side has goes, what is in both is compared."""
-    w = lab.init(lab.urls("a", kind="memory"))
-    write(
-        w.directory,
-        {
-            "d/both": b"1",
-            "d/only": b"2",
-            "d/same": b"s",
-            "d.conflict.1/both": b"mine",
-            "d.conflict.1/same": b"s",
-            "d.conflict.1/new/n": b"n",
-        },
-    )
+    """The copy takes a directory's place: what only the other side has goes, what is in both is compared."""
+    urls = lab.urls("a", kind="memory")
+    w, c = lab.init(urls), lab.clone(urls)
+    write(w.directory, {"d": b"a file"})
+    write(c.directory, {"d/both": b"mine", "d/same": b"s", "d/new/n": b"n"})
     w.push()
-    assert [x.copy for x in w.conflicts()] == [b"d.conflict.1"]
-    r = w.resolve("d", "mine")
-    assert {p: n.data for p, n in tree_of(w.directory / "d").items() if n.kind == "file"} == {
+    c.pull()
+    (c.directory / "d").unlink()
+    write(c.directory, {"d/both": b"1", "d/only": b"2", "d/same": b"s"})
+    r = c.resolve("d", b"d.conflict-desktop-20261122")
+    assert {p: n.data for p, n in tree_of(c.directory / "d").items() if n.kind == "file"} == {
         b"both": b"mine", b"same": b"s", b"new/n": b"n",
     }  # fmt: skip
     assert {k.path for k in r.replaced} == {b"d/both", b"d/only"}
-    assert not (w.directory / "d.conflict.1").exists()
+    assert not (c.directory / "d.conflict-desktop-20261122").exists()
 
 
 def test_several_copies(lab: Lab) -> None:
-    w = lab.init(lab.urls("a", "b", "c"))
-    write(w.directory, {"f.txt": b"0", "f.conflict.1.txt": b"1", "f.conflict.2.txt": b"2", "f.conflict.3.txt": b"3"})
-    w.push()
-    with pytest.raises(UsageError, match="has 3 conflict copies") as e:
-        w.resolve("f.txt", "mine")
-    assert "f.conflict.2.txt" in e.value.next_step
-    w.resolve("f.conflict.2.txt", "mine")
+    urls = lab.urls("a", "b", "c", kind="memory")
+    w, c, p = lab.init(urls), lab.clone(urls), lab.clone(urls, device="phone")
+    write(w.directory, {"f.txt": b"0"})
+    write(c.directory, {"f.txt": b"1"})
+    write(p.directory, {"f.txt": b"2"})
+    w.push(), c.push(), p.push(), c.pull(), w.pull()
+    of_c, of_p = b"f.conflict-desktop-20261122.txt", b"f.conflict-phone-20261122.txt"
+    assert {x.kept for x in w.conflicts()} == {of_c, of_p}
+    with pytest.raises(UsageError, match=r"^2 sides of the conflict at f\.txt are another device's") as e:
+        w.resolve("f.txt", "theirs")
+    for name in ("f.txt (laptop)", f"{of_c.decode()} (desktop)", f"{of_p.decode()} (phone)"):
+        assert name in e.value.next_step
+    with pytest.raises(UsageError, match=r"other\.txt is no side of the conflict"):
+        w.resolve("f.txt", b"other.txt")
+    assert c.resolve(os.fsdecode(of_c), "theirs").kept == b"f.txt", "of one copy there are two sides"
+    assert {x.kept for x in c.conflicts()} == {of_p}
+    r = w.resolve("f.txt", of_p)
+    assert (r.kept, set(r.copies)) == (of_p, {of_c, of_p})
     assert (w.directory / "f.txt").read_bytes() == b"2"
-    assert {x.copy for x in w.conflicts()} == {b"f.conflict.1.txt", b"f.conflict.3.txt"}
-    w.resolve("f.conflict.1.txt", "both")
-    r = w.resolve("f.txt", "theirs")
-    assert r.copies == (b"f.conflict.3.txt",)
     assert w.conflicts() == ()
-    assert (w.directory / "f.conflict.1.txt").exists()
-    assert {b"0", b"2", b"3"} <= kept(w)
+    assert {b"0", b"1", b"2"} <= contents_kept(w)
+    w.push(), c.push(), p.pull(), w.pull()
+    assert w.conflicts() == c.conflicts() == p.conflicts() == ()
+    assert tree_of(w.directory) == tree_of(c.directory) == tree_of(p.directory)
+
+
+def test_ours_of_a_name_that_this_device_agreed(two: tuple[Workspace, Workspace]) -> None:
+    """On the device whose version has the name, `ours` is that version: it was the other one's before."""
+    w, c = two
+    c.push()
+    w.pull()
+    w.resolve("notes.txt", "ours")
+    assert (w.directory / "notes.txt").read_bytes() == b"laptop\n"
+    assert not (w.directory / NOTES).exists()
+    w.resolve("thing", "theirs")
+    assert (w.directory / "thing/in/x").read_bytes() == b"x"
+    w.push()
+    c.pull()
+    assert tree_of(w.directory) == tree_of(c.directory)
+    assert c.conflicts() == w.conflicts() == ()
+
+
+def test_both_holds_everywhere(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    c.push()
+    w.pull()
+    w.resolve("notes.txt", "both")
+    w.resolve(THING, "both")
+    assert w.conflicts() == w.status().conflicts == ()
+    assert w.push().version is not None
+    before = tree_of(c.directory)
+    assert c.pull().resolved == (b"notes.txt", b"thing")
+    assert c.conflicts() == ()
+    assert tree_of(c.directory) == before
+    assert c.push().version is None
+    assert w.push().version is None
+
+
+def test_resolved_on_two_devices_at_once(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    c.push()
+    w.pull()
+    w.resolve("notes.txt", "ours")
+    c.resolve("notes.txt", "ours")
+    w.push(), c.push(), w.pull()
+    assert tree_of(w.directory) == tree_of(c.directory)
+    assert [x.path for x in w.conflicts()] == [x.path for x in c.conflicts()] == [b"thing"]
+    assert (w.directory / "notes.txt").read_bytes() == b"desktop\n", "one side changed the file, the other nothing"
 
 
 def test_the_original_is_gone(two: tuple[Workspace, Workspace]) -> None:
     _, c = two
     (c.directory / "notes.txt").unlink()
     assert b"notes.txt" in {x.path for x in c.conflicts()}
-    c.resolve("notes.txt", "mine")
+    c.resolve("notes.txt", "ours")
     assert (c.directory / "notes.txt").read_bytes() == b"desktop\n"
 
 
 def test_unsaved_edits_of_both_sides_are_kept(two: tuple[Workspace, Workspace]) -> None:
     _, c = two
-    write(c.directory, {"notes.txt": b"edited since\n", "notes.conflict.1.txt": b"edited too\n"})
-    c.resolve("notes.txt", "mine")
+    write(c.directory, {"notes.txt": b"edited since\n", "notes.conflict-desktop-20261122.txt": b"edited too\n"})
+    c.resolve("notes.txt", "ours")
     assert (c.directory / "notes.txt").read_bytes() == b"edited too\n"
-    assert b"edited since\n" in kept(c)
+    assert b"edited since\n" in contents_kept(c)
     c.push()
     with c._session("test") as s:
         settle_replaced(s)
-    assert b"edited since\n" in kept(c), "no version holds it"
+    assert b"edited since\n" in contents_kept(c), "no version holds it"
 
 
 def test_saved_at_the_last_moment(two: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,35 +326,15 @@ def test_saved_at_the_last_moment(two: tuple[Workspace, Workspace], monkeypatch:
         write(c.directory, {"notes.txt": b"late\n"})
 
     monkeypatch.setattr(conflicting, "deliver", late)
-    r = c.resolve("notes.txt", "mine")
+    r = c.resolve("notes.txt", "ours")
     assert [x.path for x in r.conflicts] == [b"notes.txt"]
-    assert b"late\n" in kept(c)
+    assert b"late\n" in contents_kept(c)
     assert (c.directory / "notes.txt").read_bytes() == b"desktop\n"
     assert b"notes.txt" in {x.path for x in c.conflicts()}
 
 
-def test_both_is_forgotten_with_the_copy(lab: Lab) -> None:
-    w = lab.init(lab.urls("a", kind="memory"))
-    write(w.directory, {"f": b"0", "f.conflict.1": b"1"})
-    w.push()
-    w.resolve("f", "both")
-    assert w.conflicts() == ()
-    (w.directory / "f.conflict.1").unlink()
-    w.push()
-    write(w.directory, {"f.conflict.1": b"another"})
-    w.push()
-    assert w.conflicts() == ()  # nothing was resolved in between: the note is still of this name
-    write(w.directory, {"g": b"0", "g.conflict.1": b"1"})
-    w.push()
-    (w.directory / "f.conflict.1").unlink()
-    w.resolve("g", "both")
-    write(w.directory, {"f.conflict.1": b"another"})
-    w.push()
-    assert [x.copy for x in w.conflicts()] == [b"f.conflict.1"]
-
-
 @few_and_many("stride", 5, 1)
-@pytest.mark.parametrize("keep", ["mine", "theirs"])
+@pytest.mark.parametrize("keep", ["ours", "theirs"])
 def test_killed_at_every_call(
     two: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch, keep: str, stride: int
 ) -> None:
@@ -224,14 +343,14 @@ def test_killed_at_every_call(
     sides = {b"x", b"y", b"still a file, edited"}
 
     def check(w: Workspace) -> bool:
-        assert sides <= kept(w)
+        assert sides <= contents_kept(w)
         now = tree_of(w.directory)
         waiting = {x.path for x in w.conflicts()}
         if now == before:
             assert waiting == {b"notes.txt", b"thing"}
             return False
-        assert b"thing.conflict.1" not in now
-        assert (b"thing/in/x" in now) == (keep == "mine")
+        assert b"thing.conflict-desktop-20261122" not in now
+        assert (b"thing/in/x" in now) == (keep == "ours")
         assert waiting == {b"notes.txt"}
         assert {x.path for x in w.status().conflicts} == {b"notes.txt"}
         return True
@@ -240,34 +359,22 @@ def test_killed_at_every_call(
     assert min(outcomes.values()) > 5 // stride
 
 
-@pytest.mark.parametrize(
-    "path", [b"notes.txt", b"Makefile", b"a/b/c.tar.gz", b".profile", b"a.b/c", b"n\xc3\xa4.txt", b"\xff.x", b"no.ext."]
-)
-def test_the_name_of_a_copy_tells_its_original(path: bytes) -> None:
-    for n in (1, 7, 10_000):
-        assert copied_from(conflict_name(path, n)) == path
-    assert copied_from(path) is None
-
-
-def test_names_that_are_no_copies() -> None:
-    for name in (b"x.conflict.0", b"x.conflict.", b"conflict.1", b".conflict.1", b"x.conflict.01", b"x.conflict.1.a.b"):
-        assert copied_from(name) is None
-
-
 def test_odd_names_on_the_command_line(lab: Lab) -> None:
-    w = lab.init(lab.urls("a", "b", "c"))
-    top = os.fsencode(w.directory)
-    for name in (b"\x1b[31m\xff.txt", b"\x1b[31m\xff.conflict.1.txt"):
-        with open(os.path.join(top, name), "wb") as f:
-            f.write(name)
-    w.push()
-    for words in (("conflicts",), ("ls",), ("log", os.fsdecode(b"\x1b[31m\xff.txt")), ("diff", "0", "1", "--text")):
+    urls = lab.urls("a", "b", "c")
+    w, c = lab.init(urls), lab.clone(urls)
+    odd = b"\x1b[31m\xff.txt"
+    for x in (c, w):
+        with open(os.path.join(os.fsencode(x.directory), odd), "wb") as f:
+            f.write(bytes(str(x.directory), "utf-8"))
+    c.push()
+    w.pull()
+    for words in (("conflicts",), ("ls",), ("log", os.fsdecode(odd)), ("diff", "1", "2", "--text"), ("status",)):
         ran = lab.cli(*words)
         assert ran.code in (0, 3), ran
         assert "\\x1b[31m\\xff" in ran.out
         assert "\x1b" not in ran.out
     assert lab.cli("conflicts", "--json").json["conflicts"][0]["path"] == "\\x1b[31m\\xff.txt"
-    ran = lab.cli("resolve", os.fsdecode(b"\x1b[31m\xff.txt"), "--keep", "mine")
+    ran = lab.cli("resolve", os.fsdecode(odd), "--keep", "ours")
     assert ran.code == 0
     assert "\x1b" not in ran.out
     shutil.rmtree(lab.store("a"))

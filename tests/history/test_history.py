@@ -280,7 +280,7 @@ def test_what_a_merge_by_lines_replaced_is_in_the_log(lab: Lab) -> None:
     assert (c.directory / "d/t.txt").read_bytes() == mine
     c.restore("latest", ["d/t.txt"])
     for x in c.conflicts():
-        c.resolve(x.copy, "theirs")
+        c.resolve(x.kept, "theirs")
     c.push("merged")
     w.pull()
     items = w.log("d/t.txt")

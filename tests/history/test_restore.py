@@ -16,7 +16,7 @@ from metasync.checkout.plan import CHANGED_MEANWHILE, Plan, decode_plan, encode_
 from metasync.errors import DamagedError, NoQuorumError, UsageError, WorkspaceError
 from metasync.history import conflicts as conflicting
 from metasync.history import restore as restoring
-from metasync.local.state_keys import BOTH_KEY, RESTORED_KEY, RESTORED_ON_KEY
+from metasync.local.state_keys import CONFLICTS, RESTORED_KEY, RESTORED_ON_KEY, Conflict
 from metasync.objects.model import Entry, Kind
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
@@ -170,11 +170,11 @@ def test_unsaved_files_are_kept(lab: Lab, past: Workspace) -> None:
     assert {p: now[p] for p in one} == one
     copies = {c.path: c.kept for c in r.conflicts}
     assert now[copies[b"edited.txt"]].data == unsaved["edited.txt"]
-    assert copies[b"edited.txt"] == b"edited.conflict.1.txt"
+    assert copies[b"edited.txt"] == b"edited.conflict-laptop-20261122.txt"
     assert now[copies[b"kind"] + b"/mine"].data == unsaved["kind/mine"]
     assert now[b"added/a"].data == unsaved["added/a"]
     assert now[b"added/untracked"].data == unsaved["added/untracked"]
-    assert {c.copy for c in past.conflicts()} == set(copies.values())
+    assert {c.kept for c in past.conflicts()} == set(copies.values())
     assert {c.kept for c in past.status().conflicts} == set(copies.values())
     past.push()
     c = lab.clone(lab.urls("a", "b", "c"))
@@ -444,8 +444,8 @@ def test_a_path_of_thousands_of_names(past: Workspace) -> None:
         s.db.set(RESTORED_KEY, restoring._now_restored(here, {long: entry}))
         s.db.set(RESTORED_ON_KEY, base.state.master)
         assert restoring._restored(s, base) == {long: b""}
-        s.db.set(BOTH_KEY, frozenset([long]))
-        assert conflicting._decided_both(s) == set(), "it is not there"
+        s.db.put_records(CONFLICTS, [Conflict(long, long, "why", 1)])
+        assert conflicting.conflicts(s) == (), "it is not there"
 
 
 # --- ignore rules
@@ -487,7 +487,7 @@ def test_an_edit_of_an_ignored_file_is_not_replaced(lab: Lab) -> None:
     r = w.restore("1", ["notes.key"])
     assert (w.directory / "notes.key").read_bytes() == b"first"
     assert [c.path for c in r.conflicts] == [b"notes.key"]
-    assert (w.directory / "notes.conflict.1.key").read_bytes() == b"unsaved"
+    assert (w.directory / "notes.conflict-laptop-20261122.key").read_bytes() == b"unsaved"
     assert [s.path for s in r.skipped] == [b"notes.key"]
     assert w.push().version is None, "it is ignored"
     assert w.restore("2", ["notes.key"]).conflicts == ()
@@ -495,7 +495,7 @@ def test_an_edit_of_an_ignored_file_is_not_replaced(lab: Lab) -> None:
     (w.directory / "notes.key").unlink()
     w.restore("1", ["notes.key"])
     for keep, text in (("mine", b"unsaved"), ("theirs", b"first")):
-        assert [c.copy for c in w.conflicts()] == [b"notes.conflict.1.key"], "ignored like its original"
+        assert [c.kept for c in w.conflicts()] == [b"notes.conflict-laptop-20261122.key"], "ignored like its original"
         w.resolve("notes.key", keep)  # type: ignore[arg-type]
         assert (w.directory / "notes.key").read_bytes() == text
         assert w.conflicts() == ()

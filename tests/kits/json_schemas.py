@@ -39,7 +39,7 @@ COMMANDS: dict[str, Any] = {
     "diff": history.DiffReport,
     "ls": history.Listing,
     "restore": history.RestoreReport,
-    "conflicts": {"conflicts": tuple[history.ConflictItem, ...]},
+    "conflicts": {"conflicts": tuple[sync.ConflictReport, ...]},
     "resolve": history.ResolveReport,
     "check": backends.CheckReport,
     "backend list": backends.BackendList,

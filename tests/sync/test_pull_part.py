@@ -26,7 +26,7 @@ from metasync.worktree.tree import WorkTree
 
 LINES = b"".join(b"line %d\n" % i for i in range(30))
 # "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.
-NAMES = ["a", "a-", "a.txt", "a0", "b", "B", "c.conflict.1.txt", "c.txt", "d", "x", "y"]
+NAMES = ["a", "a-", "a.txt", "a0", "b", "B", "c.conflict-desktop-20261122.txt", "c.txt", "d", "x", "y"]
 
 
 HOT = [".", "d1", "d1/d2"]

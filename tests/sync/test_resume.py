@@ -142,10 +142,10 @@ def test_a_command_that_finishes_a_clone_tells_the_conflicts_of_that(lab: Lab, m
     write(folder, {"top1": b"the user's own"})
     told: list[Any] = []
     lab.keep(Workspace.open(folder, on_event=told.append)).pull()
-    assert (folder / "top1.conflict.1").read_bytes() == b"the user's own"
+    assert (folder / "top1.conflict-desktop-20261122").read_bytes() == b"the user's own"
     assert (folder / "top1").read_bytes() == (w.directory / "top1").read_bytes()
     warned = [e.text for e in told if isinstance(e, Notice) and e.warning]
-    assert warned == ["top1: yours is kept as top1.conflict.1 (added on both sides)"]
+    assert warned == ["top1: yours is kept as top1.conflict-desktop-20261122 (added on both sides)"]
 
 
 def test_a_clone_that_goes_on_names_a_store_that_is_away_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -507,7 +507,7 @@ class World:
         if not sick:
             assert not report.short
         self.did["versions"] = len(past.main)
-        self.did["conflicts"] = sum(b".conflict." in p for p in read_tree(self.devices[0].place))
+        self.did["conflicts"] = sum(b".conflict-" in p for p in read_tree(self.devices[0].place))
         self.did["second parents"] = len(past.snapshots) - len(past.main)
 
     def owner(self, kind: str, data: bytes) -> str:

@@ -359,8 +359,8 @@ def test_edits_on_both_sides(lab: Lab) -> None:
     assert "mine\n" in text
     assert "theirs\n" in text
     assert (w.directory / "notes.txt").read_bytes() == b"A\n"
-    assert (w.directory / "notes.conflict.1.txt").read_bytes() == b"B\n"
-    assert not (w.directory / "same.conflict.1.txt").exists()
+    assert (w.directory / "notes.conflict-desktop-20261122.txt").read_bytes() == b"B\n"
+    assert not (w.directory / "same.conflict-desktop-20261122.txt").exists()
 
 
 @pytest.mark.parametrize("here", ["file", "dir", "link", "gone"])

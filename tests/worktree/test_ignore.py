@@ -160,12 +160,19 @@ def test_our_own_temporaries_are_never_taken_in() -> None:
 
 
 @pytest.mark.parametrize(
-    "copy", ["key.conflict.1.pem", "key.conflict.2.pem", "secret.conflict.1", "secret.conflict.1.conflict.2", "k.1.pem"]
+    "copy",
+    [
+        "key.conflict-desktop-20261122.pem",
+        "key.conflict-desktop-20261122-2.pem",
+        "secret.conflict-desktop-20261122",
+        "secret.conflict-desktop-2026.conflict-desktop-20261122-2",
+        "k.1.pem",
+    ],
 )
 def test_copies_of_what_stays_at_home_stay_at_home(copy: str) -> None:
     rules = b"/key.pem\nsecret\n"
     assert ignores(rules, copy.encode()) == (copy != "k.1.pem")
-    assert not ignores(rules + b"!*.conflict.*\n", copy.encode())
+    assert not ignores(rules + b"!*.conflict-*\n", copy.encode())
     assert not ignores(b"other.pem", copy.encode())
 
 

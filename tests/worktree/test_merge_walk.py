@@ -28,7 +28,23 @@ from metasync.worktree.scan import Scan, scan, store_scan
 ROOT = b"\7" * 32
 RULES = b".metasyncignore"
 # "-" and "." come before "/" and "0" behind it: directories lie between their own name and what is in them.
-NAMES = ["a", "a-", "a.b", "a0", "b", "B", ".hidden", "Two", "~x", "ä", "z", "x.o", ".DS_Store", "~$a", "a.conflict.z"]
+NAMES = [
+    "a",
+    "a-",
+    "a.b",
+    "a0",
+    "b",
+    "B",
+    ".hidden",
+    "Two",
+    "~x",
+    "ä",
+    "z",
+    "x.o",
+    ".DS_Store",
+    "~$a",
+    "a.conflict-z-20261122",
+]
 PATTERNS = b"a *.o b/ /a !a a/b **/z z/* * !.* B/ !x.o ~x a-/ [0".split()
 
 

@@ -23,7 +23,7 @@ from workspace_kit import Lab, run_process
 from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import FormatError
 from metasync.local.state import LocalDb
-from metasync.merge.trees import conflict_name
+from metasync.merge.copies import conflict_name
 from metasync.objects import walk
 from metasync.objects.directory import decode_node, encode_dir, name_is_valid
 from metasync.objects.model import Entry, Ids, Kind, ObjectKind
@@ -92,8 +92,8 @@ def test_a_path_far_longer_than_any_system_call_takes(lab: Lab, names: list[byte
         os.close(file)
         os.close(fd)
         assert [c.path for c in one.pull().conflicts] == [path]  # beside it, at the same depth
-        assert one.push().changes.added == (conflict_name(path, 1),)
-        assert two.pull().changes.added == (conflict_name(path, 1),)
+        assert one.push().changes.added == (conflict_name(path, b"laptop-20261122", 1),)
+        assert two.pull().changes.added == (conflict_name(path, b"laptop-20261122", 1),)
         remove_deep(one.directory, names)
         assert len(one.push(force=True).changes.deleted) == 2
         two.pull(force=True)

@@ -328,12 +328,12 @@ def test_what_cannot_be_held_is_not_downloaded_again_and_again(pair: Make) -> No
 
 @pytest.mark.parametrize("disk", FOLDING)
 def test_a_conflict_copy_is_no_twin_of_a_file_that_is_here(pair: Make, disk: type[OtherDisk]) -> None:
-    p = pair(disk, {b"a": b"1", b"A.CONFLICT.1": b"a name like that of a copy"})
+    p = pair(disk, {b"a": b"1", b"A.CONFLICT-DESKTOP-20261122": b"a name like that of a copy"})
     p.linux.write(b"a", b"1, by linux")
     p.at_linux.push()
     p.other.write(b"a", b"1, by the other")
     pulled = p.at_other.pull()
-    assert [c.kept for c in pulled.conflicts] == [b"a.conflict.2"]
+    assert [c.kept for c in pulled.conflicts] == [b"a.conflict-desktop-20261122-2"]
     p.rest()
     assert sorted(filter(None, p.linux.tree().values())) == [
         b"1, by linux",

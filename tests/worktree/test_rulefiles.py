@@ -307,10 +307,10 @@ def test_an_agreed_path_that_becomes_ignored(lab: Lab) -> None:
     write(c.directory, {NAME: b"", "cfg/local.ini": b"2", "cfg/other.ini": b"2"})
     c.push()
     p = w.pull()
-    assert [(k.path, k.kept) for k in p.conflicts] == [(b"cfg/local.ini", b"cfg/local.conflict.1.ini")]
+    assert [(k.path, k.kept) for k in p.conflicts] == [(b"cfg/local.ini", b"cfg/local.conflict-laptop-20261122.ini")]
     assert (w.directory / "cfg/local.ini").read_bytes() == b"2"
     assert (w.directory / "cfg/other.ini").read_bytes() == b"2"
-    assert (w.directory / "cfg/local.conflict.1.ini").read_bytes() == b"laptop's own"
+    assert (w.directory / "cfg/local.conflict-laptop-20261122.ini").read_bytes() == b"laptop's own"
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -326,14 +326,14 @@ def test_a_pull_never_overwrites_unsaved_edits_of_an_ignored_file(lab: Lab, seen
     write(c.directory, {"a.ini": b"theirs"})
     c.push()
     p = w.pull()
-    assert [k.kept for k in p.conflicts] == [b"a.conflict.1.ini"]
+    assert [k.kept for k in p.conflicts] == [b"a.conflict-laptop-20261122.ini"]
     assert (w.directory / "a.ini").read_bytes() == b"theirs"
-    assert (w.directory / "a.conflict.1.ini").read_bytes() == b"mine"
+    assert (w.directory / "a.conflict-laptop-20261122.ini").read_bytes() == b"mine"
     s = w.status()
-    assert [k.kept for k in s.conflicts] == [b"a.conflict.1.ini"]
+    assert [k.kept for k in s.conflicts] == [b"a.conflict-laptop-20261122.ini"]
     w.push()
     c.pull()
-    assert "a.conflict.1.ini" not in paths(c)  # it stays at home, as the file would
+    assert "a.conflict-laptop-20261122.ini" not in paths(c)  # it stays at home, as the file would
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -368,9 +368,9 @@ def test_an_ignored_file_in_the_way_of_an_agreed_one(lab: Lab, seen: bool) -> No
     write(c.directory, {"key.pem": b"desktop's"})
     c.push()
     p = w.pull()
-    assert [(k.path, k.kept) for k in p.conflicts] == [(b"key.pem", b"key.conflict.1.pem")]
-    assert (w.directory / "key.conflict.1.pem").read_bytes() == b"secret"
-    assert w.status().ignored == (b"key.conflict.1.pem",)
+    assert [(k.path, k.kept) for k in p.conflicts] == [(b"key.pem", b"key.conflict-laptop-20261122.pem")]
+    assert (w.directory / "key.conflict-laptop-20261122.pem").read_bytes() == b"secret"
+    assert w.status().ignored == (b"key.conflict-laptop-20261122.pem",)
     w.push()
     c.pull()
     assert paths(c) == {NAME, "x", "key.pem"}

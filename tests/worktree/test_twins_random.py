@@ -26,7 +26,7 @@ STEPS = 14
 
 E = "\u00e9"
 PLAIN = [n.encode() for n in ("a", "A", "b", "B", "aa", "Aa", E, E.upper(), nfd(E), "ss", "\u00df")]
-ODD = [b"a:", b"b.", b"\xff", b"a.conflict.1", b"A.conflict.1", b"n" * 200, b"N" * 200]
+ODD = [b"a:", b"b.", b"\xff", b"a.conflict-desktop-20261122", b"A.conflict-desktop-20261122", b"n" * 200, b"N" * 200]
 
 
 class Device:
