@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+from metasync.merge.renames import may_be_renamed, renames
 from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import ChangeKind, Counts, Facts, NodeKind, PathChange
 
@@ -85,26 +86,7 @@ def _parents(paths: Iterable[bytes]) -> set[bytes]:
 
 
 def _renames(pairs: Sequence[Pair]) -> dict[bytes, bytes]:
-    """New path -> old path, of files whose bytes were at a path that is gone. Equal names are paired first."""
-    gone: dict[tuple[int, bytes], list[bytes]] = defaultdict(list)
-    for path, a, b in pairs:
-        if b is None and a is not None and a.kind is Kind.FILE and a.size:
-            gone[a.size, a.content].append(path)
-    new: dict[tuple[int, bytes], list[bytes]] = defaultdict(list)
-    for path, a, b in pairs:
-        if a is None and b is not None and b.kind is Kind.FILE and (b.size, b.content) in gone:
-            new[b.size, b.content].append(path)
-    out: dict[bytes, bytes] = {}
-    for key, paths in new.items():
-        left = dict.fromkeys(sorted(gone[key]))
-        by_name = {split(old)[1]: old for old in reversed(left)}
-        rest = []
-        for path in sorted(paths):
-            old = by_name.pop(split(path)[1], None)
-            if old is None:
-                rest.append(path)
-            else:
-                out[path] = old
-                del left[old]
-        out.update(zip(rest, left, strict=False))
-    return out
+    """New path -> old path, of files whose bytes were at a path that is gone."""
+    gone = ((path, a) for path, a, b in pairs if b is None and a is not None and may_be_renamed(a))
+    new = ((path, b) for path, a, b in pairs if a is None and b is not None and may_be_renamed(b))
+    return renames(gone, new, sure=False)

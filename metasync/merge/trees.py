@@ -12,6 +12,10 @@ all of one form: something survives below a path that is no directory in the res
     their file    they replaced a directory we changed inside our directory moves aside, with what survives in it
     our file      we replaced a directory they changed inside their directory takes its place, our file moves aside
 
+An edit follows a rename: where one side moved a file's bytes to another path, and the other changed the file at the old
+one, the change is made at the new one. A file counts as moved if its content is exactly what it was and says clearly
+where it came from (`renames`); so whoever merges finds the same. All else is a deletion and a new file.
+
 The work is proportional to the change. Everything the merge can alter is among the paths that a side changed: what
 lives below a directory that one side no longer has was deleted, and so changed, by that side. All else is looked up by
 name. Moving is only ever needed at a path that both sides have, so its parents are directories on both sides and stay.
@@ -19,16 +23,18 @@ name. Moving is only ever needed at a path that both sides have, so its parents 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from metasync.codec import TAGS_MAX, Tags
 from metasync.merge.copies import conflict_name
 from metasync.merge.lines import TEXT_BYTES_MAX
+from metasync.merge.renames import may_be_renamed, renames
 from metasync.objects.model import Entry, Kind
+from metasync.reports.sync import Met
 
 __all__ = [
     "TEXT_BYTES_MAX",
@@ -43,6 +49,8 @@ __all__ = [
 ]
 
 Tree: TypeAlias = Mapping[bytes, Entry]
+
+RENAME_MODIFY: Final = "rename/modify"
 
 
 class Reason(StrEnum):
@@ -76,11 +84,17 @@ class Merge:
 
     `changes` turns ours into the merged tree: path to its new entry, or to None where a path goes; ascending, so
     parents come before what is in them. `conflicts` ascend by path. `text` lists the requests that were merged cleanly.
+    `met`: changes that were put together, ascending by kind and path.
     """
 
     changes: dict[bytes, Entry | None]
     conflicts: tuple[Conflict, ...]
     text: tuple[TextMerge, ...]
+    met: tuple[Met, ...] = ()
+
+    def followed(self) -> set[bytes]:
+        """The new paths at which our edits of renamed files are."""
+        return {m.path for m in self.met if m.kind == RENAME_MODIFY and m.here == "modified"}
 
 
 MergeTask: TypeAlias = Generator[tuple[TextMerge, ...], Mapping[bytes, Entry | None], Merge]
@@ -94,6 +108,7 @@ def merge(
     label: bytes,
     paths: Iterable[bytes] | None = None,
     is_taken: Callable[[bytes], bool] = lambda _: False,
+    stay: Collection[bytes] = (),
 ) -> MergeTask:
     """Merges what ours and theirs did since base. A task without contents: texts are merged by who drives it.
 
@@ -105,11 +120,13 @@ def merge(
 
     `paths` holds at least every path at which ours or theirs differs from base; then the trees are only ever asked by
     `get`, so they may be backed lazily. None: found by comparing the whole trees. `is_taken` tells of names that no
-    copy can have though no tree has them: what our disk takes for another name.
+    copy can have though no tree has them: what our disk takes for another name. `stay`: new paths of files that the
+    other side renamed, to which no edit of ours follows: our disk cannot hold them.
 
     on one side      on the other      result
     nothing          any change        the change
     deleted          changed           the change
+    renamed          changed           the change, at the new path
     the same bytes   the same bytes    the newer mtime; modes and tags three-way
     new bytes        metadata only     the new bytes with their mtime; modes and tags three-way
     another kind     metadata only     the other kind
@@ -122,16 +139,24 @@ def merge(
 
     Nothing that a side wrote is dropped: each content that is new on a side is in the merged tree or went into a text
     merge. With the merged tree as agreed, every other device reaches the same tree. Merging its result again, with the
-    old base or with theirs as base, changes nothing (with the old base: as far as the text merges are repeatable).
+    old base or with theirs as base, changes nothing (with the old base: as far as the text merges are repeatable, and no
+    edit of ours followed a rename).
     """
     if paths is None:
         paths = {*diff(base, ours), *diff(base, theirs)}
     joint = _Joint(base, ours, theirs, label, is_taken)
-    requests = tuple(filter(None, [joint.decide(path) for path in sorted(set(paths))]))
+    ordered = sorted(set(paths))
+    joint.follow(ordered, stay)
+    requests = tuple(filter(None, [joint.decide(path) for path in ordered]))
     answers = (yield requests) if requests else {}
     merged = tuple(request for request in requests if joint.settle(request, answers.get(request.path)))
     joint.mend()
-    return Merge(joint.changes(), tuple(sorted(joint.conflicts)), merged)
+    return Merge(
+        joint.changes(),
+        tuple(sorted(joint.conflicts)),
+        merged,
+        tuple(sorted(joint.met, key=lambda m: (m.kind, m.path))),
+    )
 
 
 def diff(a: Tree, b: Tree) -> dict[bytes, tuple[Entry | None, Entry | None]]:
@@ -193,6 +218,34 @@ def _joined_tags(base: Tags, ours: Tags, theirs: Tags) -> Tags:
     return tuple(tags) if len(tags) <= TAGS_MAX else theirs  # more could not be encoded
 
 
+def _renamed(base: Tree, side: Tree, paths: Sequence[bytes]) -> dict[bytes, bytes]:
+    """New path -> old path, of the files that a side renamed for sure."""
+    gone = [(p, e) for p in paths if (e := base.get(p)) is not None and may_be_renamed(e) and side.get(p) is None]
+    if not gone:
+        return {}
+    new = ((p, e) for p in paths if base.get(p) is None and (e := side.get(p)) is not None and may_be_renamed(e))
+    return renames(gone, new, sure=True)
+
+
+class _Changed(Mapping[bytes, Entry]):
+    """A tree with other entries at some paths. Only ever asked by name."""
+
+    def __init__(self, tree: Tree, changes: Mapping[bytes, Entry | None]) -> None:
+        self.tree, self.changes = tree, changes
+
+    def __getitem__(self, path: bytes) -> Entry:
+        entry = self.changes[path] if path in self.changes else self.tree.get(path)
+        if entry is None:
+            raise KeyError(path)
+        return entry
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (path for path in {*self.tree, *self.changes} if path in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class _Joint:
     """The merged tree in the making: what is decided where either side changed something; elsewhere all are equal."""
 
@@ -200,6 +253,8 @@ class _Joint:
         self, base: Tree, ours: Tree, theirs: Tree, label: bytes, taken_elsewise: Callable[[bytes], bool]
     ) -> None:
         self.base, self.ours, self.theirs = base, ours, theirs
+        self.before = self.base, self.ours, self.theirs  # as they are, where an edit is followed to a new path
+        self.met: list[Met] = []
         self.label = label
         self.taken_elsewise = taken_elsewise
         self.decided: dict[bytes, Entry | None] = {}
@@ -207,12 +262,62 @@ class _Joint:
         self.conflicts: list[Conflict] = []
         self.homes: dict[bytes, bytes] = {b"": b""}  # directories that stand, by their path in the sides' trees
 
+    def follow(self, paths: Sequence[bytes], stay: Collection[bytes]) -> None:
+        """Has the changes of files that the other side renamed stand at the new paths, as if they were made there."""
+        base, ours, theirs = self.before
+        by_us, by_them = _renamed(base, ours, paths), _renamed(base, theirs, paths)
+        moved: dict[bytes, Entry | None] = {}
+        here: dict[bytes, Entry | None] = {}
+        there: dict[bytes, Entry | None] = {}
+        for new, old in by_them.items():
+            if new not in stay and self.is_followed(ours, old, new):
+                moved |= {old: None, new: base[old]}
+                here |= {old: None, new: ours[old]}
+                self.met.append(Met(RENAME_MODIFY, new, "modified", old))
+        for new, old in by_us.items():
+            if self.is_followed(theirs, old, new):
+                moved |= {old: None, new: base[old]}
+                there |= {old: None, new: theirs[old]}
+                self.met.append(Met(RENAME_MODIFY, new, "renamed", old))
+        if moved:
+            self.base, self.ours, self.theirs = _Changed(base, moved), _Changed(ours, here), _Changed(theirs, there)
+        self.tell_renames(by_us, by_them)
+
+    def is_followed(self, editor: Tree, old: bytes, new: bytes) -> bool:
+        """Whether a side that did not rename a file changed it, and has room for that at the new path."""
+        entry = editor.get(old)
+        if entry is None or entry.kind is not Kind.FILE or entry == self.before[0].get(old) or editor.get(new):
+            return False
+        above = new.rpartition(b"/")[0]
+        while above:
+            if (parent := editor.get(above)) is not None:
+                return parent.kind is Kind.DIR
+            above = above.rpartition(b"/")[0]
+        return True
+
+    def tell_renames(self, by_us: Mapping[bytes, bytes], by_them: Mapping[bytes, bytes]) -> None:
+        """Notes renames that met a deletion or another rename."""
+        _, ours, theirs = self.before
+        to_ours, to_theirs = ({old: new for new, old in side.items()} for side in (by_us, by_them))
+        for new, old in by_us.items():
+            other = to_theirs.get(old)
+            if other is not None and other != new:
+                self.met.append(Met("rename/rename", new, "renamed", old, other))
+            elif other is None and theirs.get(old) is None and theirs.get(new) is None:
+                self.met.append(Met("rename/delete", new, "renamed", old))
+        for new, old in by_them.items():
+            if old not in to_ours and ours.get(old) is None and ours.get(new) is None:
+                self.met.append(Met("rename/delete", new, "deleted", old))
+
     def decide(self, path: bytes) -> TextMerge | None:
         """Decides one path, or returns the text merge that will (`settle`)."""
         base, ours, theirs = self.base.get(path), self.ours.get(path), self.theirs.get(path)
         choice = _decide(base, ours, theirs)
         if not isinstance(choice, Reason):
             self.decided[path] = choice
+            if choice is not None and base is not None and (ours is None or theirs is None):
+                if Kind.DIR not in (base.kind, choice.kind):
+                    self.met.append(Met("modify/delete", path, "deleted" if ours is None else "modified"))
             return None
         self.decided[path] = theirs
         if choice is Reason.EDITED and base is not None and ours is not None and theirs is not None:
@@ -244,7 +349,7 @@ class _Joint:
 
     def is_taken(self, name: bytes) -> bool:
         """Whether a name has ever been used: what is decided stems from ours or theirs."""
-        if any(name in self.kept or tree.get(name) is not None for tree in (self.ours, self.theirs, self.base)):
+        if any(name in self.kept or tree.get(name) is not None for tree in self.before):
             return True
         return self.taken_elsewise(name)
 
@@ -294,6 +399,6 @@ class _Joint:
     def changes(self) -> dict[bytes, Entry | None]:
         """From ours to the merged tree."""
         changes: dict[bytes, Entry | None] = {
-            path: entry for path, entry in self.decided.items() if entry != self.ours.get(path)
+            path: entry for path, entry in self.decided.items() if entry != self.before[1].get(path)
         }
         return dict(sorted([*changes.items(), *self.kept.items()]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 def path_str(path: bytes) -> str:
@@ -62,6 +63,36 @@ class ConflictReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Met:
+    """Two changes that met in one file and were put together: nothing waits for a choice.
+
+    kind   what git calls it: `modify/delete`, `rename/modify`, `rename/delete`, `rename/rename`
+    path   where the file is now; with `rename/rename` under this device's name
+    here   what this device did: `modified`, `deleted` or `renamed`. The other side did the other
+    was    the path before a rename
+    other  with `rename/rename`: the name that the other side gave it, which stays too
+    """
+
+    kind: Literal["modify/delete", "rename/modify", "rename/delete", "rename/rename"]
+    path: bytes
+    here: Literal["modified", "deleted", "renamed"]
+    was: bytes | None = None
+    other: bytes | None = None
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def was_str(self) -> str | None:
+        return path_str(self.was) if self.was is not None else None
+
+    @property
+    def other_str(self) -> str | None:
+        return path_str(self.other) if self.other is not None else None
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """A path that was left out, and why; nothing about it was changed."""
 
@@ -99,11 +130,15 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class PullReport:
-    """`before` and `version`: the agreed version this folder was at, and is at now. `warnings`: sentences: what is
-    wrong with ignore rules, and in a dry run why the pull would stop.
+    """The outcome of a pull.
 
-    `conflicts`: those that this pull found, and those that came with what it brought. `resolved`: paths whose conflict
-    another device has resolved. `unplaced`: what is agreed and cannot be held here; it stays as it is for the others.
+    before, version  the agreed version this folder was at, and is at now
+    conflicts        those that this pull found, and those that came with what it brought
+    merged           texts that were merged by their lines
+    unplaced         what is agreed and cannot be held here; it stays as it is for the others
+    warnings         sentences: what is wrong with ignore rules, and in a dry run why the pull would stop
+    resolved         paths whose conflict another device has resolved
+    met              changes on both sides that were put together
     """
 
     before: int
@@ -117,6 +152,7 @@ class PullReport:
     down: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     resolved: tuple[bytes, ...] = ()
+    met: tuple[Met, ...] = ()
 
     @property
     def resolved_str(self) -> tuple[str, ...]:
@@ -137,6 +173,7 @@ def together(pulls: Sequence[PullReport]) -> PullReport:
         changes=Changes(*(tuple(sorted({p for r in pulls for p in getattr(r.changes, k)})) for k in kinds)),
         conflicts=tuple(c for r in pulls for c in r.conflicts),
         resolved=tuple(sorted({p for r in pulls for p in r.resolved})),
+        met=tuple(m for r in pulls for m in r.met),
         merged=tuple(sorted({p for r in pulls for p in r.merged})),
         warnings=last.warnings,
         unplaced=last.unplaced,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
-from metasync.checkout.plan import replaceable
+from metasync.checkout.plan import replaceable, unfit
 from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
 from metasync.events import Phase
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
@@ -156,6 +156,7 @@ def _integrate_once(
         before=base.state.v,
         version=target.state.v,
         changes=summary((p, plan.scan.tree.get(p), e) for p, e in plan.merge.changes.items()),
+        met=plan.merge.met,
         merged=tuple(sorted(plan.texts)),
         unreadable=noted(plan.scan.unreadable),
         skipped=noted(plan.scan.skipped),
@@ -202,14 +203,21 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
     seen, theirs, base_tree = here.seen, here.theirs, here.seen.base
     paths = {*changed(seen.tree), *news}
     maker = sides.origin(s)
-    task = merge(base_tree, seen.tree, theirs, maker.label, sorted(paths), case.taken(s.tree, seen.tree, theirs))
-    texts: dict[bytes, MergedText] = {}
-    try:
-        requests = next(task)
-        texts = merge_texts(requests, lambda p, e: read_here(s, p, e), lambda es: whole(s, contents, es), ingest)
-        task.send({path: text.entry for path, text in texts.items()})
-    except StopIteration as stop:
-        result: Merge = stop.value
+    is_taken = case.taken(s.tree, seen.tree, theirs)
+    stay: set[bytes] = set()
+    while True:
+        task = merge(base_tree, seen.tree, theirs, maker.label, sorted(paths), is_taken, stay)
+        texts: dict[bytes, MergedText] = {}
+        try:
+            requests = next(task)
+            texts = merge_texts(requests, lambda p, e: read_here(s, p, e), lambda es: whole(s, contents, es), ingest)
+            task.send({path: text.entry for path, text in texts.items()})
+        except StopIteration as stop:
+            result: Merge = stop.value
+        unheld = _unheld(s, result)
+        if not unheld:
+            break
+        stay |= unheld  # grows each time, so that this ends
     sides.tag_copies(s, result, base, target, contents, maker)
     outgoing = {p: result.changes.get(p, seen.tree.get(p)) for p in paths | result.changes.keys()}
     left = guard.loss(theirs, {p: e for p, e in outgoing.items() if e != theirs.get(p)})
@@ -220,6 +228,16 @@ def _plan(s: Session, base: Agreed, target: Agreed, news: Mapping[bytes, walk.Ch
     return Plan(
         seen, rows_at(s.db, {b"", *asked}), theirs, touched if here.is_settled else None, result, left, maker, merged
     )
+
+
+def _unheld(s: Session, merged: Merge) -> set[bytes]:
+    """Which of the paths that edits of this device follow to cannot be held here: the edits are nowhere else yet."""
+    followed = merged.followed()
+    if not followed:
+        return set()
+    rows = rows_at(s.db, merged.changes)
+    changes = tuple(Change(p, e, rows.get(p)) for p, e in sorted(merged.changes.items()))
+    return followed & {changes[i].path for i in unfit(s.tree, s.db, changes)}
 
 
 def _sources(s: Session, seen: Scan, wanted: Iterable[Entry]) -> dict[bytes, bytes]:

@@ -18,7 +18,7 @@ from metasync.terminal.text import (
 )
 
 if TYPE_CHECKING:
-    from metasync.reports.sync import Changes, ConflictReport, ConflictSide, PullReport, PushReport, Skipped
+    from metasync.reports.sync import Changes, ConflictReport, ConflictSide, Met, PullReport, PushReport, Skipped
 
 
 def changes(c: Changes) -> list[str]:
@@ -46,6 +46,28 @@ def _brought_by(side: ConflictSide) -> str:
 
 def _kept(c: ConflictReport) -> str:
     return f"{c.whose} is kept as {text(c.kept)}"
+
+
+def met(items: Sequence[Met]) -> list[str]:
+    """Changes on both sides that were put together, in git's words."""
+    return ["Changed on both sides:", *[f"  {text(m.path)} ({m.kind}): {_met(m)}" for m in items]] if items else []
+
+
+def _met(m: Met) -> str:
+    was = text(m.was or b"")
+    if m.kind == "modify/delete":
+        return {
+            "modified": "modified here, deleted on the other side; it stays",
+            "deleted": "deleted here, modified on the other side; it is back",
+        }.get(m.here, "")
+    if m.kind == "rename/rename":
+        return f"renamed from {was} here, to {text(m.other or b'')} on the other side; both stay"
+    if m.kind == "rename/delete":
+        here = "renamed here, deleted on the other side" if m.here == "renamed" else "deleted here, renamed there"
+        return f"was {was}: {here}; it stays"
+    if m.here == "renamed":
+        return f"renamed from {was} here; the other side's edit follows"
+    return f"renamed from {was} on the other side; your edit follows"
 
 
 def left_out(items: Sequence[Skipped], head: str) -> list[str]:
@@ -85,6 +107,7 @@ def pull(r: PullReport, *, dry_run: bool = False) -> list[str]:
         )
         lines = [f"{now}: {changes_line(r.changes)}.", *changes(r.changes)]
     lines += listed("*", r.merged) and ["Merged line by line:", *listed("*", r.merged)]
+    lines += met(r.met)
     lines += conflicts(r.conflicts)
     lines += listed("*", r.resolved) and ["Conflicts that another device has resolved:", *listed("*", r.resolved)]
     lines += left_out(r.unreadable, "Could not be read here, so left as they are:")
