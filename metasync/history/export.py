@@ -85,7 +85,7 @@ def extract(
         version=found.number,
         snapshot=found.id,
         to=str(where),
-        changes=summary((path, None, entry) for path, entry in new.items()),
+        changes=summary(new, lambda _: None, new.get),
         size_written=sum(e.size for e in new.values() if e.kind is Kind.FILE),
         unchanged=sum(p not in new and p not in failures for p in tree),
         failed=failures.listed(),

@@ -144,7 +144,7 @@ def _restore_once(
     for path in s.db.unplaced():  # what this disk could not take is tried again
         if target.get(path) is not None and path not in plan.new and any(is_below(path, top) for top in tops):
             plan.new[path] = target[path]
-    changes = summary((p, here.scan.tree.get(p), e) for p, e in plan.new.items())
+    changes = summary(plan.new, here.scan.tree.get, plan.new.get)
     size = sum(e.size for e in plan.new.values() if e is not None and e.kind is Kind.FILE)
     report = RestoreReport(
         version=version.number,

@@ -15,6 +15,7 @@ from metasync.members.devices import withdrawals
 from metasync.merge import guard
 from metasync.reports.backends import BackendState, Status
 from metasync.reports.members import Withdrawal
+from metasync.reports.sync import Changes
 from metasync.session import agreement, evidence, health
 from metasync.session.connections import REMOVED
 from metasync.session.session import Session
@@ -46,7 +47,7 @@ def status(s: Session) -> Status:
     except MetaSyncError as e:
         backends = backend_states.states_of(s, names, answers, None)
         return Status(
-            s.name, base.v, None, base.fingerprint, summary(()), tuple(backends), problem=e.message, error=e,
+            s.name, base.v, None, base.fingerprint, Changes(), tuple(backends), problem=e.message, error=e,
             survives=survives(s.config), evidence=evidence.of(s.db, names),
         )  # fmt: skip
     try:
@@ -73,7 +74,7 @@ def status(s: Session) -> Status:
         version=base.v,
         newest=newest,
         fingerprint=base.fingerprint,
-        changes=summary((p, before.get(p), seen.tree.get(p)) for p in differing),
+        changes=summary(differing, before.get, seen.tree.get),
         backends=tuple(backends),
         conflicts=sides.told(s, agreed, waiting),
         unreadable=noted(seen.unreadable),

@@ -139,8 +139,8 @@ def merge(
 
     Nothing that a side wrote is dropped: each content that is new on a side is in the merged tree or went into a text
     merge. With the merged tree as agreed, every other device reaches the same tree. Merging its result again, with the
-    old base or with theirs as base, changes nothing (with the old base: as far as the text merges are repeatable, and no
-    edit of ours followed a rename).
+    old base or with theirs as base, changes nothing (with the old base: as far as the text merges are repeatable, and
+    where no edit of ours followed a rename).
     """
     if paths is None:
         paths = {*diff(base, ours), *diff(base, theirs)}
@@ -315,9 +315,9 @@ class _Joint:
         choice = _decide(base, ours, theirs)
         if not isinstance(choice, Reason):
             self.decided[path] = choice
-            if choice is not None and base is not None and (ours is None or theirs is None):
-                if Kind.DIR not in (base.kind, choice.kind):
-                    self.met.append(Met("modify/delete", path, "deleted" if ours is None else "modified"))
+            is_file = base is not None and choice is not None and Kind.DIR not in (base.kind, choice.kind)
+            if is_file and None in (ours, theirs):  # changed on one side, deleted on the other
+                self.met.append(Met("modify/delete", path, "deleted" if ours is None else "modified"))
             return None
         self.decided[path] = theirs
         if choice is Reason.EDITED and base is not None and ours is not None and theirs is not None:

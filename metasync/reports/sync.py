@@ -104,13 +104,33 @@ class Skipped:
         return path_str(self.path)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Renamed:
+    """A file that is at `path` with the bytes that it had at `was`, where nothing is any more."""
+
+    path: bytes
+    was: bytes
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+    @property
+    def was_str(self) -> str:
+        return path_str(self.was)
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Paths by what happened to them, sorted: tuples, or where they are very many what is equal to one."""
+    """Paths by what happened to them, sorted: tuples, or where they are very many what is equal to one.
+
+    A renamed file is neither among the added nor among the deleted ones.
+    """
 
     added: Sequence[bytes] = ()
     modified: Sequence[bytes] = ()
     deleted: Sequence[bytes] = ()
+    renamed: Sequence[Renamed] = ()
 
     @property
     def added_str(self) -> tuple[str, ...]:
@@ -125,7 +145,7 @@ class Changes:
         return tuple(map(path_str, self.deleted))
 
     def __len__(self) -> int:
-        return len(self.added) + len(self.modified) + len(self.deleted)
+        return len(self.added) + len(self.modified) + len(self.deleted) + len(self.renamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +186,7 @@ class PullReport:
 def together(pulls: Sequence[PullReport]) -> PullReport:
     """Several pulls, one after the other, as one report."""
     first, last = pulls[0], pulls[-1]
-    kinds = ("added", "modified", "deleted")
+    kinds = ("added", "modified", "deleted", "renamed")
     return PullReport(
         before=first.before,
         version=last.version,

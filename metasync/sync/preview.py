@@ -21,7 +21,7 @@ def preview(s: Session) -> PushReport:
     base = s.base()
     here = scan_folder(s, walk(s, base), s.ingest())
     seen, before = here.seen, here.before
-    changes = summary((p, before.get(p), seen.tree.get(p)) for p in here.differing)
+    changes = summary(here.differing, before.get, seen.tree.get)
     stop = guard.stop("push", guard.loss(before, Some(here.differing, seen.tree)))
     files = [seen.tree[p].size for p in (*changes.added, *changes.modified) if seen.tree[p].kind is Kind.FILE]
     shares = space.shares_of(s, sum(files))

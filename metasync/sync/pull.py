@@ -155,7 +155,7 @@ def _integrate_once(
     report = PullReport(
         before=base.state.v,
         version=target.state.v,
-        changes=summary((p, plan.scan.tree.get(p), e) for p, e in plan.merge.changes.items()),
+        changes=summary(coming, seen.get, coming.get),
         met=plan.merge.met,
         merged=tuple(sorted(plan.texts)),
         unreadable=noted(plan.scan.unreadable),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from metasync.local.spill import Large, Paths
 from metasync.local.state_keys import CONFLICTS
+from metasync.merge.renames import may_be_renamed, renames
 from metasync.objects.model import Entry, Kind
-from metasync.reports.sync import Changes, PushReport, Skipped
+from metasync.reports.sync import Changes, PushReport, Renamed, Skipped
 from metasync.session.session import Agreed, Session
 from metasync.worktree.ingest import Ingest
 from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
@@ -49,7 +50,7 @@ class Here:
     def changes(self) -> Changes:
         """The differing paths, for people."""
         before, tree = self.before, self.seen.tree
-        return summary((p, before.get(p), tree.get(p)) for p in self.differing) if before else summary_of_new(tree.put)
+        return summary(self.differing, before.get, tree.get) if before else summary_of_new(tree.put)
 
     @property
     def unportable(self) -> tuple[Skipped, ...]:
@@ -79,19 +80,22 @@ def scan_folder(s: Session, walked: Walk, ingest: Ingest, reading: Reading | Non
 def summary_of_new(tree: Mapping[bytes, Entry]) -> Changes:
     """The same where nothing was there before."""
     if not isinstance(tree, Large):
-        return summary((path, None, entry) for path, entry in tree.items())
+        return summary(tree, lambda _: None, tree.get)
     above = {path.rpartition(b"/")[0] for path in tree}  # no parent of these is not among them: it is in the tree
     return Changes(added=Paths(path for path in tree if path not in above))
 
 
-def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Changes:
-    """Changes for people, from (path, before, after). Directories only where nothing inside them is named."""
+def summary(
+    paths: Iterable[bytes], before: Callable[[bytes], Entry | None], after: Callable[[bytes], Entry | None]
+) -> Changes:
+    """Changes for people, of what was and is at these paths. Directories only where nothing inside them is named."""
     added: list[bytes] = []
     modified: list[bytes] = []
     deleted: list[bytes] = []
     parents: set[bytes] = set()
     dirs: set[bytes] = set()
-    for path, a, b in pairs:  # no list of all: an entry is large
+    for path in paths:  # no list of all entries: they are large
+        a, b = before(path), after(path)
         if a == b:
             continue
         (added if a is None else deleted if b is None else modified).append(path)
@@ -103,7 +107,25 @@ def summary(pairs: Iterable[tuple[bytes, Entry | None, Entry | None]]) -> Change
                 break
             parents.add(path)
     dirs &= parents
-    return Changes(*(tuple(sorted(p for p in paths if p not in dirs)) for paths in (added, modified, deleted)))
+    renamed = _renamed(added, deleted, before, after) if added and deleted else {}
+    left_out = {*dirs, *renamed, *renamed.values()}
+    return Changes(
+        added=tuple(sorted(p for p in added if p not in left_out)),
+        modified=tuple(sorted(p for p in modified if p not in left_out)),
+        deleted=tuple(sorted(p for p in deleted if p not in left_out)),
+        renamed=tuple(Renamed(path, was) for path, was in sorted(renamed.items())),
+    )
+
+
+def _renamed(
+    added: Iterable[bytes],
+    deleted: Iterable[bytes],
+    before: Callable[[bytes], Entry | None],
+    after: Callable[[bytes], Entry | None],
+) -> dict[bytes, bytes]:
+    gone = ((p, e) for p in deleted if (e := before(p)) is not None and may_be_renamed(e))
+    new = ((p, e) for p in added if (e := after(p)) is not None and may_be_renamed(e))
+    return renames(gone, new, sure=False)
 
 
 def noted(items: Iterable[tuple[bytes, str]]) -> tuple[Skipped, ...]:

@@ -17,7 +17,7 @@ from metasync.reports.history import (
     TextDiff,
 )
 from metasync.terminal.style import Role, Safe, signed, styled
-from metasync.terminal.sync_text import changes_line, down, left_out
+from metasync.terminal.sync_text import changes, changes_line, down, left_out
 from metasync.terminal.text import LISTED_MAX, RESOLVE, count, listed, size, text, when
 
 SIGNS = {"added": "+", "modified": "~", "deleted": "-", "renamed": ">", "mode": "m", "type": "T", "time": "t"}
@@ -127,7 +127,7 @@ def restore(r: RestoreReport, *, dry_run: bool) -> list[str]:
         lines += [f"{count(r.unchanged, 'path')} there already."] if r.unchanged else []
     elif len(r.changes) or r.conflicts or r.failed:
         lines.append(f"{verb} {what}: {changes_line(r.changes)}.")
-        lines += [*listed("+", r.changes.added), *listed("~", r.changes.modified), *listed("-", r.changes.deleted)]
+        lines += changes(r.changes)
     else:
         lines.append(f"All is as in {what}.")
     if r.conflicts:

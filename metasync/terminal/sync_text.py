@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from metasync.terminal.backends_text import trailing
+from metasync.terminal.style import signed
 from metasync.terminal.text import (
     EXAMPLES_MAX,
     LISTED_MAX,
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
 
 
 def changes(c: Changes) -> list[str]:
-    return [*listed("+", c.added), *listed("~", c.modified), *listed("-", c.deleted)]
+    moved: list[str] = ["  " + signed(">", f"{text(r.was)} -> {text(r.path)}") for r in c.renamed[:LISTED_MAX]]
+    if len(c.renamed) > LISTED_MAX:
+        moved.append("  " + signed(">", f"... and {len(c.renamed) - LISTED_MAX:,} more"))
+    return [*listed("+", c.added), *listed("~", c.modified), *listed("-", c.deleted), *moved]
 
 
 def changes_line(c: Changes) -> str:
-    return f"{len(c.added):,} added, {len(c.modified):,} modified, {len(c.deleted):,} deleted"
+    renamed = f", {len(c.renamed):,} renamed" if c.renamed else ""
+    return f"{len(c.added):,} added, {len(c.modified):,} modified, {len(c.deleted):,} deleted{renamed}"
 
 
 def conflicts(items: Sequence[ConflictReport]) -> list[str]:
@@ -151,7 +156,7 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
 def _would_send(r: PushReport) -> list[str]:
     """How much would be read, and how much would go where."""
     if not r.files_to_read:
-        return []
+        return ["To send: 0 B of content: what was renamed is stored already."] if r.changes.renamed else []
     shares = ", ".join(f"{size(most)} to {name}" for name, most in r.to_send.items())
     return [
         f"To read: {count(r.files_to_read, 'file')}, {size(r.size_to_read)}. To send: at most"
