@@ -317,14 +317,18 @@ class Workspace:
         with self._session("conflicts") as s:
             return conflicts.conflicts(s)
 
-    def resolve(self, path: TreePath, keep: Literal["ours", "theirs", "both"] | bytes) -> reports.ResolveReport:
+    def resolve(self, path: TreePath, keep: reports.Keep) -> reports.ResolveReport:
         """Ends the conflict at `path`, the original or a copy, for all devices with the next push.
 
-        `keep`: this device's side, the other's, both, or the side that stands at this path (bytes). What loses is kept
-        until an agreed version holds it. `UsageError`: there is no conflict, or the word does not say which side.
+        `keep`: "ours", "theirs", "both"; the side that stands at a path, as bytes; or `reports.Merged`. What loses is
+        kept until an agreed version holds it. `UsageError`: there is no conflict, or the word does not say which side.
         """
+        return self.resolve_all([path], keep)[0]
+
+    def resolve_all(self, paths: Sequence[TreePath], keep: reports.Keep) -> tuple[reports.ResolveReport, ...]:
+        """Ends several conflicts at once: all of them, or none where one cannot be."""
         with self._operation("resolve") as s:
-            return conflicts.resolve(s, tree_path(path), keep)
+            return conflicts.resolve(s, [tree_path(path) for path in paths], keep)
 
     def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> reports.BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.

@@ -9,8 +9,8 @@ version holds it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.errors import UsageError, WorkspaceError
@@ -19,8 +19,8 @@ from metasync.history.log import History, is_below
 from metasync.history.restore import Here, look, mark_agreed, sources, take_in
 from metasync.local.state_keys import CONFLICTS, REPLACED
 from metasync.merge.copies import unmarked
-from metasync.objects.model import Entry
-from metasync.reports.history import Kept, ResolveReport
+from metasync.objects.model import Entry, Kind
+from metasync.reports.history import Keep, Kept, Merged, ResolveReport
 from metasync.reports.sync import ConflictReport
 from metasync.session.session import Session
 from metasync.sync import sides
@@ -29,9 +29,8 @@ from metasync.sync.pull import ROUNDS_MAX
 from metasync.sync.scanned import noted
 from metasync.worktree.index import rows_at, store_rows
 
-Keep: TypeAlias = Literal["ours", "theirs", "both"] | bytes
-"""Which side is kept: this device's, the other's, both; or the one that stands at this path."""
-
+NESTED_MAX: Final = 400  # paths of conflicts that are compared with each other; more are resolved one by one
+DEFAULT_MODE: Final = 0o644
 LATE: Final = "changed here while a conflict was resolved"
 
 
@@ -43,28 +42,55 @@ def conflicts(s: Session) -> tuple[ConflictReport, ...]:
 # ---- the choice
 
 
-def resolve(s: Session, path: bytes, keep: Keep) -> ResolveReport:
-    """Ends the conflict at `path`: of the original with all its copies, or of one copy.
+class _Choice(NamedTuple):
+    """The conflict at `original` with these copies. `winner`: the path of the side that is kept; None: all are."""
+
+    original: bytes
+    copies: tuple[bytes, ...]
+    winner: bytes | None
+    merged: bytes | None = None
+
+    @property
+    def paths(self) -> tuple[bytes, ...]:
+        return (self.original, *self.copies)
+
+
+def resolve(s: Session, paths: Sequence[bytes], keep: Keep) -> tuple[ResolveReport, ...]:
+    """Ends the conflicts at these paths, each of an original with all its copies, or of one copy.
 
     The side that is kept has the original's path then, and the other sides go; `both`: all stay where they are, and it
-    is no conflict any more. The next push tells the others. `UsageError`: there is no conflict, or it must be said by
-    path which of several sides is meant.
+    is no conflict any more. The next push tells the others. `UsageError`, before anything is changed: there is no
+    conflict, or it must be said by path which of several sides is meant.
     """
-    named = [c for c in conflicts(s) if path in (c.kept, c.path)]
-    items = [c for c in named if c.kept == path] or named
-    if not items:
-        raise UsageError(f"there is no conflict at {os.fsdecode(path)}", next_step="`metasync conflicts` lists them.")
-    original = items[0].path
-    winner = None if keep == "both" else _winner(items, keep)
-    for _ in range(ROUNDS_MAX):
-        try:
-            return _resolve_once(s, original, tuple(c.kept for c in items), winner)
-        except ChangedMeanwhile:
-            continue
-    raise WorkspaceError(
-        f"{os.fsdecode(original)} changed again and again while the conflict was resolved; nothing was changed",
-        next_step="Run again when the programs that write there are quiet.",
-    )
+    choices = _choices(conflicts(s), paths, keep)
+    tops = [path for choice in choices for path in choice.paths]
+    is_nested = len(tops) > NESTED_MAX or any(a != b and is_below(a, b) for a in tops for b in tops)
+    inside_first = sorted(choices, key=lambda c: -c.original.count(b"/"))
+    batches = [[c] for c in inside_first] if is_nested else [choices]
+    return tuple(sorted((r for batch in batches for r in _resolve(s, batch)), key=lambda r: r.path))
+
+
+def _choices(waiting: Sequence[ConflictReport], paths: Sequence[bytes], keep: Keep) -> list[_Choice]:
+    """What is to be done with each conflict."""
+    if isinstance(keep, str) and keep not in ("ours", "theirs", "both"):
+        raise UsageError(f"{keep!r} names no side", next_step="Keep ours, theirs or both, or name a file.")
+    wanted: dict[bytes, dict[bytes, ConflictReport]] = {}
+    for path in paths:
+        named = [c for c in waiting if path in (c.kept, c.path)]
+        items = [c for c in named if c.kept == path] or named
+        if not items:
+            raise UsageError(
+                f"there is no conflict at {os.fsdecode(path)}", next_step="`metasync conflicts` lists them."
+            )
+        wanted.setdefault(items[0].path, {}).update((c.kept, c) for c in items)
+    out = []
+    for original, items_of in sorted(wanted.items()):
+        if isinstance(keep, Merged):
+            out.append(_Choice(original, tuple(items_of), original, keep.data))
+        else:
+            winner = None if keep == "both" else _winner([*items_of.values()], keep)
+            out.append(_Choice(original, tuple(items_of), winner))
+    return out
 
 
 def _winner(items: Sequence[ConflictReport], keep: Keep) -> bytes:
@@ -86,47 +112,102 @@ def _winner(items: Sequence[ConflictReport], keep: Keep) -> bytes:
     return found[0].path
 
 
-def _resolve_once(s: Session, original: bytes, copies: tuple[bytes, ...], winner: bytes | None) -> ResolveReport:
+def _resolve(s: Session, choices: Sequence[_Choice]) -> list[ResolveReport]:
+    for _ in range(ROUNDS_MAX):
+        try:
+            return _resolve_once(s, choices)
+        except ChangedMeanwhile:
+            continue
+    raise WorkspaceError(
+        f"{os.fsdecode(choices[0].original)} changed again and again while the conflict was resolved; nothing was "
+        "changed",
+        next_step="Run again when the programs that write there are quiet.",
+    )
+
+
+def _resolve_once(s: Session, choices: Sequence[_Choice]) -> list[ResolveReport]:
     history = History(s, ask=False)
     base = s.base()
     here = look(s, base, history)
-    if winner is None:
-        with s.db.transaction():
-            rows = {p: row._replace(entry=unmarked(row.entry)) for p, row in rows_at(s.db, copies).items()}
-            store_rows(s.db, rows.items())
-            sides.forget_gone(s, copies)
-        return ResolveReport(original, None, copies)
-    for copy in copies:
-        if copy not in here.scan.tree and not take_in(s, here, copy):
+    tree = here.scan.tree
+    stay = [copy for c in choices if c.winner is None for copy in c.copies]
+    with s.db.transaction():
+        rows = {p: row._replace(entry=unmarked(row.entry)) for p, row in rows_at(s.db, stay).items()}
+        store_rows(s.db, rows.items())
+        sides.forget_gone(s, stay)
+    chosen = [c for c in choices if c.winner is not None]
+    new: dict[bytes, Entry | None] = {}
+    texts: dict[bytes, bytes] = {}
+    for choice in chosen:
+        new.update(_changes(s, here, choice))
+        if choice.merged is not None:
+            texts[choice.original] = choice.merged
+    new = {p: e for p, e in new.items() if e != tree.get(p)}
+    if not chosen:
+        return [ResolveReport(c.original, None, c.copies) for c in choices]
+    applied_before = {r.n for r in s.db.records(REPLACED)}
+    copies = [copy for c in chosen for copy in c.copies]
+    applied = _carried_out(history, here, new, texts, base.state.v, copies)
+    lost = [r for r in s.db.records(REPLACED) if r.n not in applied_before]
+    found = sides.told(s, base, applied.conflicts)
+    left = noted(applied.kept) + noted(applied.unplaced)
+
+    def of(choice: _Choice, path: bytes) -> bool:
+        return any(is_below(path, top) for top in choice.paths)
+
+    return [
+        ResolveReport(
+            path=c.original,
+            kept=c.winner,
+            copies=c.copies,
+            replaced=tuple(
+                Kept(r.path, f".metasync/replaced/{r.n}")
+                for r in lost
+                if of(c, r.path) and (c.merged is not None or c.winner is None or not is_below(r.path, c.winner))
+            ),
+            conflicts=tuple(x for x in found if of(c, x.path)),
+            skipped=tuple(x for x in left if of(c, x.path)),
+            merged=c.merged is not None,
+        )
+        for c in choices
+    ]
+
+
+def _changes(s: Session, here: Here, choice: _Choice) -> dict[bytes, Entry | None]:
+    """What one choice does to the folder."""
+    tree, original, winner = here.scan.tree, choice.original, choice.winner
+    assert winner is not None
+    for copy in choice.copies:
+        if copy not in tree and not take_in(s, here, copy):
             raise WorkspaceError(
                 f"{os.fsdecode(copy)} is there, but is not taken in, or cannot be read",
                 next_step="`metasync status --verbose` says why. Move or delete it by hand.",
             )
     new: dict[bytes, Entry | None] = {}
-    for copy in copies:
-        new.update((p, None) for p in here.scan.tree if is_below(p, copy))
-    if winner != original:
-        new.update((p, None) for p in here.scan.tree if is_below(p, original))
-        new.update((original + p[len(winner) :], e) for p, e in here.scan.tree.items() if is_below(p, winner))
-        new[original] = unmarked(here.scan.tree[winner])
-    new = {p: e for p, e in new.items() if e != here.scan.tree.get(p)}
-    applied_before = {r.n for r in s.db.records(REPLACED)}
-    applied = _carried_out(history, here, new, base.state.v, copies)
-    lost = [r for r in s.db.records(REPLACED) if r.n not in applied_before]
-    return ResolveReport(
-        path=original,
-        kept=winner,
-        copies=copies,
-        replaced=tuple(Kept(r.path, f".metasync/replaced/{r.n}") for r in lost if not is_below(r.path, winner)),
-        conflicts=sides.told(s, base, applied.conflicts),
-        skipped=noted(applied.kept) + noted(applied.unplaced),
-    )
+    for copy in choice.copies:
+        new.update((p, None) for p in tree if is_below(p, copy))
+    if choice.merged is not None:
+        was = tree.get(original) or tree[choice.copies[0]]
+        mode = was.mode if was.kind is Kind.FILE else DEFAULT_MODE
+        size, content, root = s.ingest().of_bytes(choice.merged)
+        new.update((p, None) for p in tree if is_below(p, original))
+        new[original] = Entry(Kind.FILE, mode, s.wall_ns(), size, content, root)
+    elif winner != original:
+        new.update((p, None) for p in tree if is_below(p, original))
+        new.update((original + p[len(winner) :], e) for p, e in tree.items() if is_below(p, winner))
+        new[original] = unmarked(tree[winner])
+    return new
 
 
 def _carried_out(
-    history: History, here: Here, new: dict[bytes, Entry | None], version: int, copies: tuple[bytes, ...]
+    history: History,
+    here: Here,
+    new: Mapping[bytes, Entry | None],
+    texts: Mapping[bytes, bytes],
+    version: int,
+    copies: Sequence[bytes],
 ) -> Applied:
-    """Checks the choice out as changes of this device's own; the bytes are all here."""
+    """Checks the choices out as changes of this device's own. The bytes are all here, or in `texts`."""
     s = history.s
     s.listener(Phase("checkout"))
     changes = [Change(p, e, here.rows.get(p) if p in here.scan.tree else None) for p, e in new.items()]
@@ -134,7 +215,9 @@ def _carried_out(
     checkout = Checkout(s.db, s.tree)
     wanted = checkout.begin(changes, version=version, own=True, reason=LATE, origin=sides.origin(s))
     try:
-        entries = {p: e for p in wanted if (e := new[p]) is not None}
+        for path in texts.keys() & {*wanted}:
+            checkout.stage_whole(path, texts[path])
+        entries = {p: e for p in wanted if p not in texts and (e := new[p]) is not None}
         deliver(s, checkout, entries, sources(here.scan), history.contents)
     except BaseException:
         checkout.abandon()

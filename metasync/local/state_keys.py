@@ -111,9 +111,6 @@ TEXT: Final = Codec[str](str.encode, lambda data: data.decode("utf-8", "replace"
 FLAG: Final = Codec[bool](lambda _: b"1", lambda _: True)  # there or absent
 COUNT: Final = Codec[int](u64, _count)
 INODES: Final = Codec[tuple[int, ...]](lambda inodes: struct.pack(f"<{len(inodes)}Q", *inodes), _inodes)
-PATHS: Final = Codec[frozenset[bytes]](
-    lambda paths: b"".join(map(bytes32, sorted(paths))), lambda data: frozenset(_items(data, lambda _: None))
-)
 TEXTS: Final = Codec[dict[bytes, bytes]](
     lambda texts: b"".join(bytes32(k) + bytes32(v) for k, v in sorted(texts.items())),
     lambda data: _items(data, lambda r: r.bytes32(BYTES_MAX)),

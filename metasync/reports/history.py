@@ -205,12 +205,24 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Merged:
+    """A choice of neither side: the file gets these bytes."""
+
+    data: bytes
+
+
+Keep: TypeAlias = Literal["ours", "theirs", "both"] | bytes | Merged
+"""Which side is kept: this device's, the other's, both; the one that stands at this path; or bytes in place of both."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResolveReport:
     """The outcome of a choice.
 
     kept      the path of the side that has `path` now; None: both stay
     copies    the conflict copies it was about
     replaced  what went, and where it is
+    merged    `path` has bytes in place of both sides
     """
 
     path: bytes
@@ -219,6 +231,7 @@ class ResolveReport:
     replaced: tuple[Kept, ...] = ()
     conflicts: tuple[ConflictReport, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    merged: bool = False
 
     @property
     def path_str(self) -> str:

@@ -235,6 +235,7 @@ class PushReport:
     to_send      in a dry run: how many bytes of content would go to each backend at most, by name: less of what
                  is stored already or compresses
     tight        in a dry run: backends whose space may not be enough
+    live         databases and repositories that are new in this push, which other programs write to, with advice
     unportable   names that are new in this push and that other systems can't hold
     trailing     with `durability`: copies that were still to be made when it was agreed, by backend; else those of
                  earlier pushes that are still to be made: in the background with `durability`, or not now
@@ -260,3 +261,4 @@ class PushReport:
     files_to_read: int = 0
     to_send: Mapping[str, int] = field(default_factory=dict)
     trailing: tuple[Trailing, ...] = ()
+    live: tuple[Skipped, ...] = ()

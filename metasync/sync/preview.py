@@ -34,6 +34,7 @@ def preview(s: Session) -> PushReport:
         to_send=shares,
         copies=policy.copies if isinstance(policy, Replicate) else policy.total,
         unportable=here.unportable,
+        live=here.live,
         tight=space.tight(s, base.index, shares),
         warnings=report.warnings if stop is None else (*report.warnings, guard.warning(stop)),
     )

@@ -274,7 +274,9 @@ class _Push:
             return s.load(decided.state) if asked else agreement.newest(s)
         self.record(base, decided.state, here, upload, tree_root)
         version = decided.state.v if master is not None else None
-        return self._report_of(base, upload, replace(self._report(here.seen, version, changes), unportable=odd))
+        return self._report_of(
+            base, upload, replace(self._report(here.seen, version, changes), unportable=odd, live=here.live)
+        )
 
     # --- the steps
 

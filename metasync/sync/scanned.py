@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from metasync.local.spill import Large, Paths
 from metasync.local.state_keys import CONFLICTS
@@ -16,6 +17,9 @@ from metasync.worktree.merge_walk import Walk, walk_folder, walk_index
 from metasync.worktree.names import unportable
 from metasync.worktree.overlay import Tree, changed
 from metasync.worktree.scan import Reading, Scan, scan
+
+LIVE_ENDS: Final = (b"HEAD", b"PG_VERSION", b"ibdata1", b"CURRENT", b"-wal", b"-journal", b"-shm")
+"""How paths end by which `live_data` finds what it looks for: of most pushes nothing more need be known."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,23 @@ class Here:
         before, tree = self.before, self.seen.tree
         if isinstance(tree.put, Large) and not before:
             return noted(unportable(tree.put, tree.put, ascending=True))
-        fresh = [p for p in self.differing if p in tree and p not in before] if before else list(tree.put)
+        fresh = self._fresh
         return noted(unportable(fresh, tree.near(fresh)))
+
+    @property
+    def live(self) -> tuple[Skipped, ...]:
+        """New databases and repositories that other programs write to, with what is said of them."""
+        if not any(path.endswith(LIVE_ENDS) for path in self._fresh):
+            return ()
+        from metasync.worktree.live_data import live_data, warning
+
+        return tuple(Skipped(found.path, warning(found)) for found in live_data(self._fresh))
+
+    @property
+    def _fresh(self) -> Collection[bytes]:
+        """New paths."""
+        before, tree = self.before, self.seen.tree
+        return [p for p in self.differing if p in tree and p not in before] if before else tree.put.keys()
 
 
 def walk(s: Session, base: Agreed) -> Walk:

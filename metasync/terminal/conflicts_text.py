@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metasync.reports.history import ResolveReport
+from metasync.reports.history import ResolveReport, TextDiff
 from metasync.reports.sync import ConflictReport, ConflictSide
+from metasync.terminal.history_text import text_diff
 from metasync.terminal.sync_text import left_out
 from metasync.terminal.text import LISTED_MAX, RESOLVE, count, text, when
 
 
-def conflicts(items: Sequence[ConflictReport]) -> list[str]:
+def conflicts(items: Sequence[ConflictReport], texts: Sequence[TextDiff] = ()) -> list[str]:
     if not items:
         return ["No conflicts."]
     lines = [f"{count(len(items), 'conflict')}:"]
@@ -21,7 +22,7 @@ def conflicts(items: Sequence[ConflictReport]) -> list[str]:
         for side in c.sides:
             word = ("ours    " if side.here else "theirs  ") if is_ours else ""
             lines.append(f"    {word}{text(side.path):{width}}  {_whose(side, is_copy=side is c.sides[1])}".rstrip())
-    return [*lines, RESOLVE]
+    return [*lines, *(line for one in texts for line in text_diff(one)), RESOLVE]
 
 
 def _whose(side: ConflictSide, *, is_copy: bool) -> str:
@@ -33,8 +34,15 @@ def _whose(side: ConflictSide, *, is_copy: bool) -> str:
     return ", ".join(known)
 
 
-def resolve(r: ResolveReport) -> list[str]:
-    if r.kept is None:
+def resolved(reports: Sequence[ResolveReport]) -> list[str]:
+    lines = [line for r in reports for line in _resolved(r)]
+    return [*lines, "`metasync push` tells the others."] if lines else ["Nothing to resolve."]
+
+
+def _resolved(r: ResolveReport) -> list[str]:
+    if r.merged:
+        lines = [f"{text(r.path)} is merged; gone: {', '.join(map(text, r.copies))}."]
+    elif r.kept is None:
         lines = [f"{text(r.path)} and {', '.join(map(text, r.copies))} all stay: no conflict any more."]
     elif r.kept == r.path:
         lines = [f"{text(r.path)} stays; gone: {', '.join(map(text, r.copies))}."]
@@ -47,5 +55,4 @@ def resolve(r: ResolveReport) -> list[str]:
         lines += [f"  {text(k.path)}: {k.at}" for k in r.replaced[:LISTED_MAX]]
         lines += [f"  ... and {len(r.replaced) - LISTED_MAX:,} more"] if len(r.replaced) > LISTED_MAX else []
     lines += [f"{text(c.path)}: {c.reason}; that is kept as {text(c.kept)}" for c in r.conflicts]
-    lines += left_out(r.skipped, "Left as they are:")
-    return [*lines, "`metasync push` tells the others."]
+    return lines + left_out(r.skipped, "Left as they are:")

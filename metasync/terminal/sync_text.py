@@ -150,6 +150,7 @@ def push(r: PushReport, *, dry_run: bool) -> list[str]:
     lines += left_out(r.unreadable, "Could not be read, so not pushed:")
     lines += left_out(r.skipped, "Left out:")
     lines += unportable(r.unportable)
+    lines += warnings([found.reason for found in r.live])
     return lines + warnings(r.warnings) + down(r.down)
 
 

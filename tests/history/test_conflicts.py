@@ -13,6 +13,7 @@ from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.errors import UsageError
 from metasync.history import conflicts as conflicting
+from metasync.reports.history import Merged
 from metasync.sync.operations import settle_replaced
 from metasync.workspace import Workspace
 
@@ -283,6 +284,63 @@ def test_both_holds_everywhere(two: tuple[Workspace, Workspace]) -> None:
     assert tree_of(c.directory) == before
     assert c.push().version is None
     assert w.push().version is None
+
+
+def test_all_or_none(two: tuple[Workspace, Workspace]) -> None:
+    _, c = two
+    before = tree_of(c.directory)
+    with pytest.raises(UsageError, match="no conflict at other"):
+        c.resolve_all(["notes.txt", "other"], "ours")
+    with pytest.raises(UsageError, match="names no side"):
+        c.resolve("notes.txt", "mine")  # type: ignore[arg-type]
+    assert tree_of(c.directory) == before
+    assert [r.path for r in c.resolve_all(["thing", NOTES, "notes.txt"], "ours")] == [b"notes.txt", b"thing"]
+    assert c.conflicts() == ()
+    assert (c.directory / "notes.txt").read_bytes() == b"desktop\n"
+    assert (c.directory / "thing/in/x").read_bytes() == b"x"
+    assert b"laptop\n" in contents_kept(c)
+
+
+def test_conflicts_inside_the_copy_of_another(two: tuple[Workspace, Workspace]) -> None:
+    """What is inside is resolved first: its paths are others afterwards."""
+    w, c = two
+    c.push()
+    w.pull()
+    write(w.directory, {f"{THING}/y": b"\0by w"})
+    write(c.directory, {f"{THING}/y": b"\0by c"})
+    w.push()
+    c.pull()
+    inner = f"{THING}/y.conflict-desktop-20261122".encode()
+    assert inner in {x.kept for x in c.conflicts()}
+    assert len(c.resolve_all([x.path for x in c.conflicts()], "ours")) == 3
+    assert c.conflicts() == ()
+    assert (c.directory / "thing/y").read_bytes() == b"\0by c"
+    assert not (c.directory / THING).exists()
+    c.push()
+    w.pull()
+    assert tree_of(w.directory) == tree_of(c.directory)
+    assert w.conflicts() == ()
+
+
+def test_bytes_in_place_of_both(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    r = c.resolve("notes.txt", Merged(b"merged by hand\n"))
+    assert (r.merged, r.kept) == (True, b"notes.txt")
+    assert {k.path for k in r.replaced} == {b"notes.txt", NOTES.encode()}
+    assert (c.directory / "notes.txt").read_bytes() == b"merged by hand\n"
+    assert {b"laptop\n", b"desktop\n"} <= contents_kept(c)
+    c.push()
+    assert w.pull().changes.modified == (b"notes.txt",)
+    assert (w.directory / "notes.txt").read_bytes() == b"merged by hand\n"
+
+
+def test_large_bytes_in_place_of_both(two: tuple[Workspace, Workspace]) -> None:
+    w, c = two
+    data = bytes(range(256)) * 20_000
+    c.resolve("notes.txt", Merged(data))
+    c.push()
+    w.pull()
+    assert (w.directory / "notes.txt").read_bytes() == data
 
 
 def test_resolved_on_two_devices_at_once(two: tuple[Workspace, Workspace]) -> None:

@@ -494,7 +494,7 @@ def test_an_edit_of_an_ignored_file_is_not_replaced(lab: Lab) -> None:
     assert (w.directory / "notes.key").read_bytes() == b"second", "looked at, though it is ignored"
     (w.directory / "notes.key").unlink()
     w.restore("1", ["notes.key"])
-    for keep, text in (("mine", b"unsaved"), ("theirs", b"first")):
+    for keep, text in (("ours", b"unsaved"), ("theirs", b"first")):
         assert [c.kept for c in w.conflicts()] == [b"notes.conflict-laptop-20261122.key"], "ignored like its original"
         w.resolve("notes.key", keep)  # type: ignore[arg-type]
         assert (w.directory / "notes.key").read_bytes() == text

@@ -276,7 +276,7 @@ def test_what_is_new_is_told_alike_for_many_and_few() -> None:
     tree = {b"d": DIR, b"d/e": DIR, b"d/f": file_entry(1), b"d-": DIR, b"x": file_entry(2), b"d/e/g": DIR}
     many = Large(pack_entry, unpack_entry, tree.items())
     told = summary_of_new(many)
-    assert told == summary_of_new(tree) == summary((p, None, e) for p, e in tree.items())
+    assert told == summary_of_new(tree) == summary(tree, lambda _: None, tree.get)
     assert told.added == (b"d-", b"d/e/g", b"d/f", b"x")
 
 

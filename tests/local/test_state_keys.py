@@ -29,7 +29,6 @@ VALUES: dict[str, Any] = {
     "NAME_KEY": "d\u00f6cs",
     "RETIRED_KEY": 7,
     "RULES_KEY": {b"": b"*.tmp\n", b"d/\xff": b""},
-    "BOTH_KEY": frozenset({b"a", b"b/c"}),
     "RESTORED_KEY": {b"path": b"content"},
     "CLONING_KEY": True,
     "INODES_KEY": (0, 1, (1 << 64) - 1),

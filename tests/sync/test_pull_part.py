@@ -16,9 +16,11 @@ from workspace_kit import Lab, tree_of, write
 from metasync.errors import GuardError
 from metasync.local.state import LocalDb
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, REPLACED, TREE_KEY
-from metasync.reports.sync import Changes
+from metasync.merge.copies import Origin
+from metasync.reports.sync import Changes, Renamed
 from metasync.session.folder import BASE_KEY
 from metasync.sync import pull as pulling
+from metasync.sync import sides
 from metasync.workspace import Workspace
 from metasync.worktree import index, merge_walk, overlay
 from metasync.worktree.index import load_rows
@@ -160,7 +162,9 @@ def state_of(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", first(3, range(16)))
-def test_it_comes_to_what_a_look_at_everything_comes_to(lab: Lab, looks: Looks, seed: int) -> None:
+def test_it_comes_to_what_a_look_at_everything_comes_to(
+    lab: Lab, looks: Looks, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     rng = random.Random(seed)
     hand = Hand(rng)
     urls = lab.urls("one")
@@ -169,6 +173,7 @@ def test_it_comes_to_what_a_look_at_everything_comes_to(lab: Lab, looks: Looks, 
     write(author.directory, {"d1/d2/file.txt": LINES, "d1/x.text": LINES, "y.text": LINES})
     author.push()
     some, whole = lab.clone(urls, device="some"), lab.clone(urls, device="whole")
+    monkeypatch.setattr(sides, "origin", lambda _: Origin(b"one-20261122", b"d" * 16))  # conflict copies tell it
     some.pull()  # that the other one is a device now is a version
     both = [some.directory, whole.directory]
     looks.whole.add(b"whole")
@@ -210,7 +215,9 @@ def test_what_lies_elsewhere_in_the_folder_is_not_fetched(lab: Lab, looks: Looks
     (author.directory / "c/moved").rename(author.directory / "b/here")
     author.push()
     lab.counts["one"].take()
-    assert reader.pull().changes.added == (b"b/copy", b"b/here")
+    changes = reader.pull().changes
+    assert changes.added == (b"b/copy",)
+    assert changes.renamed == (Renamed(b"b/here", b"c/moved"),)
     assert looks.by_stats == [b"desktop"]
     assert (reader.directory / "b/copy").read_bytes() == data
     assert (reader.directory / "b/here").read_bytes() == data[::-1]

@@ -55,7 +55,12 @@ def cloned(lab: Lab, told: list[str] | None = None) -> CloneReport[Workspace]:
             told.append(event.text)
 
     report = Workspace.clone(
-        lab.root / "desktop", name="docs", backends=lab.urls("a", "b", "c"), passphrase=PASSPHRASE, on_event=listen
+        lab.root / "desktop",
+        name="docs",
+        backends=lab.urls("a", "b", "c"),
+        passphrase=PASSPHRASE,
+        device_name="desktop",
+        on_event=listen,
     )
     lab.keep(report.workspace)
     return report

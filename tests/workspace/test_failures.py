@@ -380,7 +380,7 @@ def test_what_was_packed_and_never_agreed_is_kept(lab: Lab, monkeypatch: pytest.
         if self.s.tree.root == os.fsencode(w.directory):
             tries.append("a try")
             if len(tries) == 2:
-                (Path(w.directory) / "f.conflict-desktop-20261122").unlink()
+                (Path(w.directory) / "f.conflict-laptop-20261122").unlink()
         return attempt(self, base)
 
     def late(self: Session, *change: Any) -> Any:

@@ -165,7 +165,7 @@ def test_our_own_temporaries_are_never_taken_in() -> None:
         "key.conflict-desktop-20261122.pem",
         "key.conflict-desktop-20261122-2.pem",
         "secret.conflict-desktop-20261122",
-        "secret.conflict-desktop-2026.conflict-desktop-20261122-2",
+        "secret.conflict-desktop-20261122.conflict-phone-20261122-2",
         "k.1.pem",
     ],
 )
