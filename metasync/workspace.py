@@ -148,6 +148,7 @@ class Workspace:
         invite: str | None = None,
         expect: str | None = None,
         device_name: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
         on_event: Listener = ignore,
     ) -> reports.CloneReport[Workspace]:
         """Brings the workspace `name` into a new or empty folder, as a new device.
@@ -156,6 +157,7 @@ class Workspace:
         where the inviter's do not lead. `expect`: refuse unless the newest version has this fingerprint (`status` shows
         it). A clone that was interrupted goes on when run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
+        preferences.check(settings)
         folder, heard = absolute(directory), Sheltered(lambda: on_event)
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
@@ -166,6 +168,8 @@ class Workspace:
                 opened = clone_passphrase.begin(folder, *words, expect, heard, again=again)
             workspace = cls._open_at(folder, on_event, opened)
             try:
+                for key, value in settings.items():
+                    workspace.configure(key, value)
                 return workspace._finish_clone()
             except BaseException as e:
                 workspace.close()

@@ -44,6 +44,27 @@ def config_list(options: Options) -> None:
     console.report("config list", _lines(r), r)
 
 
+@config.command("get")
+@click.argument("key")
+@common
+@click.pass_obj
+def config_get(options: Options, key: str) -> None:
+    """Prints the value of KEY. Exit code 1 if it is not set.
+
+    \b
+    Example:
+      metasync config get limit.up
+    """
+    from metasync.runtime import limits
+
+    console = Console(options)
+    limits.check_key(key)
+    with opened(options, console) as w:
+        value = w.settings().settings.get(key)
+    lines = [value] if value is not None else []
+    console.report("config get", lines, {"key": key, "value": value}, [] if value is not None else [1])
+
+
 @config.command("set")
 @click.argument("key")
 @click.argument("value")

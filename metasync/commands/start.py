@@ -12,7 +12,7 @@ from metasync.config import byzantine_f, quorum
 from metasync.errors import UsageError
 from metasync.terminal import prompt, sync_text
 from metasync.terminal import text as _text
-from metasync.terminal.console import Console, Options, common
+from metasync.terminal.console import Console, Options, common, program_in
 from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
@@ -123,7 +123,7 @@ def init(
         "Recovery phrase: opens the workspace if the passphrase is lost. Write it down; it is not shown again.",
         f"  {report.recovery_phrase}",
         "",
-        "Next: metasync push",
+        f"Next: {program_in(options.directory / directory)} push",
     ]
     report.workspace.close()
     console.report("init", lines, report, once=report.recovery_phrase)
@@ -139,6 +139,8 @@ def init(
 @click.option(
     "--expect", default=None, metavar="FINGERPRINT", help="Stop unless the newest version has this fingerprint."
 )
+@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE",
+              help="A setting that holds from the first file on, such as limit.down=2M.")  # fmt: skip
 @common
 @click.pass_obj
 def clone(
@@ -149,6 +151,7 @@ def clone(
     invite: str | None,
     expect: str | None,
     device_name: str | None,
+    settings: tuple[str, ...],
 ) -> None:
     """Copies a workspace into a new folder, on this device.
 
@@ -176,9 +179,11 @@ def clone(
             invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
             expect=expect,
             device_name=device_name,
+            settings=_settings(settings),
             on_event=console.event,
         )
 
+    run = program_in(options.directory / directory)
     report = begun("") if invite is not None else tried(begun)
     lines = [
         f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
@@ -186,8 +191,8 @@ def clone(
     ]
     if report.problem:
         lines.append(f"There may be newer versions; this is the newest that could be proven: {report.problem}")
-        lines.append("Run `metasync pull` when more backends are reachable.")
-    lines += [f"Not linked here: {n}. Link it: metasync backend link {n} URL" for n in report.unlinked]
+        lines.append(f"Run `{run} pull` when more backends are reachable.")
+    lines += [f"Not linked here: {n}. Link it: {run} backend link {n} URL" for n in report.unlinked]
     if report.read_only:
         lines.append("This device has a way to fewer backends than a quorum: it can read, but not push.")
     lines += sync_text.conflicts(report.conflicts)
@@ -197,6 +202,14 @@ def clone(
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
     console.report("clone", lines, report, codes)
+
+
+def _settings(words: tuple[str, ...]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise UsageError(f"--config {key} has no value", next_step="Give it as KEY=VALUE, such as limit.down=2M.")
+    return {key: value for key, _, value in pairs}
 
 
 def _check_words(name: str | None, backends: tuple[str, ...], invite: str | None, other: str | None) -> None:

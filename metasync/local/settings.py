@@ -105,6 +105,14 @@ def report(path: Path) -> SettingsReport:
     return _told(read(path))
 
 
+def check(values: Mapping[str, str]) -> None:
+    """`UsageError` where one of these is no setting, or no value of it. Which backends there are is not asked."""
+    for key, value in values.items():
+        from metasync.runtime import limits
+
+        limits.check(key, value)
+
+
 def configure(path: Path, key: str, value: str | None, backends: Collection[str]) -> SettingsReport:
     """Sets one key of `limits`, or takes it back (None). `backends`: names that may stand in a key.
 

@@ -145,15 +145,19 @@ def parse_duration(text: str) -> float:
     return float(seconds)
 
 
+def check_key(key: str) -> None:
+    """`UsageError` if there is no such setting."""
+    if key not in NUMBERS and _KEY.fullmatch(key) is None:
+        raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
+
+
 def check(key: str, value: str) -> None:
     """`UsageError` if there is no such setting, or it does not take this value."""
-    if key in NUMBERS:
-        _number(key, value, *NUMBERS[key])
-        return
+    check_key(key)
     match = _KEY.fullmatch(key)
     if match is None:
-        raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
-    if match[1] == "connections":
+        _number(key, value, *NUMBERS[key])
+    elif match[1] == "connections":
         _number(key, value, 1, CALLS_MAX)
     else:
         parse_schedule(value)

@@ -134,6 +134,9 @@ def folder_above(directory: str | os.PathLike[str]) -> Path:
     for folder in (start, *start.parents):
         if (folder / STATE_DIR / DB_FILE).is_file():
             return folder
+    if not start.is_dir():
+        why = "it is no directory" if start.exists() else "there is no such directory"
+        raise WorkspaceError(f"{start} is not in a MetaSync workspace: {why}", next_step="Check the path.")
     raise WorkspaceError(
         f"{start} is not in a MetaSync workspace",
         next_step="`metasync init` makes one here; `metasync clone` brings one here.",

@@ -97,6 +97,15 @@ class Finish(Exception):  # noqa: N818 - not an error: the end of a command with
         self.code = code
 
 
+def program_in(directory: Path) -> str:
+    """What to type before a command for that folder, from where the user stands: `metasync`, or `metasync -C DIR`."""
+    if directory.resolve() == Path.cwd():
+        return "metasync"
+    import shlex
+
+    return f"metasync -C {shlex.quote(str(directory))}"
+
+
 def worst(codes: Sequence[int]) -> int:
     """The exit code to return where several hold."""
     return next((c for c in EXIT_ORDER if c in codes), 0)

@@ -56,6 +56,7 @@ COMMANDS: dict[str, Any] = {
     "key change-passphrase": members.PassphraseReport,
     "key rotate": members.RotationReport,
     **dict.fromkeys(("config list", "config set", "config unset", "pause", "resume"), settings.SettingsReport),
+    "config get": {"key": str, "value": str | None},
     "completion": {"shell": str, "script": str},
     "backend check": {"url": str, "folder": str, **typing.get_type_hints(contract.Report)},
 }
