@@ -28,9 +28,12 @@ _PURPOSES: dict[str, dict[str, str]] = {
     },
     "History and conflicts": {
         "log": "history",
+        "show": "history",
         "diff": "history",
         "ls": "history",
+        "cat": "history",
         "restore": "history",
+        "undelete": "history",
         "conflicts": "conflicts",
         "resolve": "conflicts",
     },

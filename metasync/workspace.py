@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
 
 from metasync.errors import ExcludedError
 from metasync.events import Listener, Sheltered, ignore
@@ -60,8 +59,7 @@ else:
     first_checkout, push = _lazy("sync", "first_checkout", "push")
 
 Folder: TypeAlias = str | os.PathLike[str]
-Opened: TypeAlias = "Mapping[str, Backend]"
-NOTHING: Final[Opened] = MappingProxyType({})
+Opened: TypeAlias = "Mapping[str, Backend] | None"
 JOINS_MAX: Final = 3  # times that a clone begins anew because the keys were changed meanwhile
 
 
@@ -74,15 +72,14 @@ class Workspace:
     """
 
     def __init__(
-        self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None, opened: Opened = NOTHING
+        self, directory: Path, db: LocalDb, on_event: Listener, machine: Machine | None = None, opened: Opened = None
     ) -> None:
         self.directory = directory
         self.on_event = on_event
         self._db = db
         self._machine = machine or Machine()
-        self._connections = Connections(directory, db, self._machine, opened)
+        self._connections = Connections(directory, db, self._machine, opened or {})
         self._work = Operations(self._connections, lambda: self.on_event)
-        self._settings_path = self._work.settings_path
         self._locked, self._session = self._work.locked, self._work.session
 
     @classmethod
@@ -96,10 +93,10 @@ class Workspace:
         return workspace
 
     @classmethod
-    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = NOTHING) -> Workspace:
+    def _open_at(cls, folder: Path, on_event: Listener, opened: Opened = None) -> Workspace:
         """`opened`: linked backends that are open already, by name. They are the workspace's to close."""
         with ExitStack() as stack:
-            for backend in opened.values():
+            for backend in (opened or {}).values():
                 stack.callback(backend.close)
             db = stack.enter_context(closing(LocalDb.open(folder / STATE_DIR / DB_FILE)))
             workspace = cls(folder, db, on_event, opened=opened)
@@ -186,9 +183,9 @@ class Workspace:
     ) -> reports.PushReport:
         """Has what changed here agreed as a new version; merges first when others were faster.
 
-        Not retried: each call is a new version, if anything changed. Raises `NoQuorumError` when the outcome is not
-        known; the next push finds out. Unless `force`, `GuardError` before anything is changed: more than half of a
-        tree of more than 20 files would be deleted, or every file of a smaller one.
+        Not retried: each call is a new version, if anything changed. `NoQuorumError` when the outcome is not known; the
+        next push finds out. Unless `force`, `GuardError` before anything is changed: more than half of a tree of more
+        than 20 files would be deleted, or every file of a smaller one.
 
         `durability`: of so many copies of everything it is waited for, 1 to as many as are promised; the others are
         made in the background (`finish_copies` waits for them), or by whatever pushes next from this folder, and until
@@ -251,16 +248,20 @@ class Workspace:
     # --- versions: named as on the command line (`history.versions`); paths are relative to `directory`
 
     def log(
-        self, path: TreePath | None = None, limit: int | None = None, *, with_counts: bool = False
+        self, path: TreePath | None = None, limit: int | None = None, **options: Unpack[log.Options]
     ) -> list[reports.LogItem]:
         """The agreed history, newest first, as of the newest version this device can learn of.
 
         With a path (of a file or a directory, a deleted one too): the versions in which it changed, each with what
-        changed there, and what merges by lines replaced of it. `with_counts`: how much changed in each version; that
-        reads the trees of all of them.
+        changed there, and what merges by lines replaced of it. `options`: see `history.log.Options`.
         """
         with self._session("log") as s:
-            return log.log(s, None if path is None else tree_path(path), limit=limit, with_counts=with_counts)
+            return log.log(s, None if path is None else tree_path(path), limit, **options)
+
+    def show(self, version: str, paths: Sequence[TreePath] = (), *, text: bool = False) -> reports.ShowReport:
+        """One version, and what it changed. `paths`, `text`, errors: as for `diff`."""
+        with self._session("show") as s:
+            return diff.show(s, version, [tree_path(p) for p in paths], text=text)
 
     def diff(
         self, a: str | None = None, b: str | None = None, paths: Sequence[TreePath] = (), *, text: bool = False
@@ -284,11 +285,7 @@ class Workspace:
         return b"".join(pieces)
 
     def cat(self, path: TreePath, version: str, write: Callable[[bytes], object]) -> reports.CatReport:
-        """Gives the bytes of a file in a version to `write`, in order; each piece was checked before.
-
-        `UsageError`: no such version, or no file there. `DamagedError`, `NoQuorumError`: it cannot be had, or not from
-        some byte on.
-        """
+        """Gives the bytes of a file in a version to `write`, in order, each piece checked: see `history.read`."""
         with self._session("cat") as s:
             return read.read(s, version, tree_path(path), write)
 
@@ -316,6 +313,11 @@ class Workspace:
                 return export.extract(s, version, wanted, to, dry_run=dry_run)
             return restore.restore(s, version, wanted, delete=delete, dry_run=dry_run)
 
+    def undelete(self, path: TreePath, *, dry_run: bool = False) -> reports.RestoreReport:
+        """Restores what the newest version that has anything at `path` has there. `UsageError`: something is there."""
+        with self._operation("restore") as s:
+            return restore.undelete(s, tree_path(path), dry_run=dry_run)
+
     def conflicts(self) -> tuple[reports.ConflictReport, ...]:
         """The conflicts that wait: those that this device found, and those that came from other devices."""
         with self._session("conflicts") as s:
@@ -337,10 +339,9 @@ class Workspace:
     def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> reports.BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.
 
-        `replaces`: takes this backend out in the same step, one that is dead, say (`backend_remove` tells more).
-        New packs go there as it is due; what is stored already stays where it is until it is moved. `UsageError`: it is
-        one of them already, lies inside the workspace, or the last change is not moved yet. `BackendError`,
-        `NoQuorumError`.
+        `replaces`: takes this backend out in the same step, one that is dead, say. New packs go there as it is due;
+        what is stored stays where it is until it is moved. `UsageError`: it is one of them already, lies inside the
+        workspace, or the last change is not moved yet. `BackendError`, `NoQuorumError`.
         """
         with self._changing("backend add") as s:
             return add_backend.add(s, url, replaces=replaces, dry_run=dry_run)
@@ -375,6 +376,11 @@ class Workspace:
         with self._session("device list") as s:
             return devices.listing(s)
 
+    def device_rename(self, device: str, name: str, *, dry_run: bool = False) -> reports.RenameReport:
+        """Has a device, by name or the beginning of its id, called `name`. `UsageError`: none such, or it is taken."""
+        with self._operation("device rename") as s:
+            return devices.rename(s, device, name, dry_run=dry_run)
+
     def device_revoke(
         self,
         names: Sequence[str],
@@ -386,9 +392,8 @@ class Workspace:
     ) -> reports.RotationReport:
         """Revokes devices, by name or by the beginning of their id: new keys, sealed to the others alone.
 
-        `new_passphrase` None keeps the passphrase. What the revoked devices had read they still have, and their logins
-        at the providers too: those are listed, here and by `status`, until `device_confirm`. `UsageError` for this
-        device itself.
+        `new_passphrase` None keeps the passphrase. What they had read they still have, and their logins at the
+        providers: those are listed until `device_confirm`. `UsageError` for this device itself.
         """
         with self._operation("device revoke") as s:
             return rotation.revoke(s, names, passphrase, new_passphrase=new_passphrase, dry_run=dry_run, cost=kdf)
@@ -430,8 +435,7 @@ class Workspace:
 
         `confirm`: the workspace's name, as a sign that this is meant. What only the lost backends held survives on the
         devices that have it: they merge it when they meet the new era. `UsageError` where `backend_remove` is enough;
-        `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice. Run again
-        after a failure.
+        `NoQuorumError` when a backend that is kept does not answer; `ForkError`: it was restarted twice.
         """
         with self._operation("recover") as s:
             return recover.recover(s, without, passphrase, confirm=confirm, dry_run=dry_run)
@@ -457,22 +461,22 @@ class Workspace:
 
     def settings(self) -> reports.SettingsReport:
         """What is set. `WorkspaceError` if that cannot be read."""
-        return preferences.report(self._settings_path)
+        return preferences.report(self._work.settings_path)
 
     def configure(self, key: str, value: str | None) -> reports.SettingsReport:
         """Sets one of the settings of `limits`, or takes it back (None). `UsageError`: no such one, or value."""
-        return preferences.configure(self._settings_path, key, value, self._connections.agreed_names)
+        return preferences.configure(self._work.settings_path, key, value, self._connections.agreed_names)
 
     def pause(self, seconds: float | None = None) -> reports.SettingsReport:
         """Has all transfers of this workspace rest on this device: so long, or until `resume`.
 
         What is being agreed on is finished; calls that have begun end.
         """
-        return preferences.pause(self._settings_path, seconds)
+        return preferences.pause(self._work.settings_path, seconds)
 
     def resume(self) -> reports.SettingsReport:
         """Ends a pause. Nothing happens where there is none."""
-        return preferences.resume(self._settings_path)
+        return preferences.resume(self._work.settings_path)
 
     def _operation(self, what: str) -> AbstractContextManager[Session]:
         """A session that may change things."""
@@ -483,16 +487,13 @@ class Workspace:
         return operations.changing(self._work, what, reopen=True)
 
     def cancel(self) -> None:
-        """Ends the operation that another thread has under way here, soon, with `CancelledError`; nothing if none is.
-
-        As after a kill: what was agreed stays, and what was begun is gone on with by the next operation.
-        """
+        """Ends what another thread has under way here, soon, with `CancelledError`. As after a kill: run again."""
         self._work.cancel()
 
     def close(self) -> None:
         """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated.
 
-        From another thread it cancels what is under way (see `cancel`), and waits up to 30 s for its end.
+        What another thread has under way is cancelled first, and its end is waited for.
         """
         self._work.close()
 

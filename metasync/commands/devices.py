@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
 @click.group()
 @common
 def device() -> None:
-    """Lists and revokes devices.
+    """Lists, renames and revokes devices.
 
     \b
     Example:
@@ -34,7 +34,8 @@ def device() -> None:
 def device_list(options: Options) -> None:
     """Lists devices, open invitations, and logins to be withdrawn.
 
-    A revoked device still has its logins at the providers. They are listed until `metasync device confirm`.
+    Beside each device stands the version that it pushed last, and when: a device that only pulls leaves no trace for
+    the others. A revoked device still has its logins at the providers. They are listed until `metasync device confirm`.
 
     \b
     Example:
@@ -93,6 +94,28 @@ def device_revoke(
             current = checked(lambda given: w.device_revoke(names, given, dry_run=True))
             r = w.device_revoke(names, current, new_passphrase=new_passphrase(anyway=anyway))
     console.report("device revoke", devices_text.rotation(r), r, devices_text.codes(r), once=r.recovery_phrase)
+
+
+@device.command("rename")
+@click.argument("name")
+@click.argument("new_name")
+@click.option("--dry-run", is_flag=True, help="Only check the names.")
+@common
+@click.pass_obj
+def device_rename(options: Options, name: str, new_name: str, dry_run: bool) -> None:
+    """Gives a device another name.
+
+    NAME is its name, or the beginning of its id. All devices use the new name from then on, in `metasync log` for its
+    earlier versions too. Needs no passphrase.
+
+    \b
+    Example:
+      metasync device rename laptop old-laptop
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.device_rename(name, new_name, dry_run=dry_run)
+    console.report("device rename", devices_text.renamed(r), r)
 
 
 @device.command("confirm")

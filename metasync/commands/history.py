@@ -1,18 +1,21 @@
-"""`log`, `diff`, `ls` and `restore`: what was agreed before, and how to get back to it."""
+"""`log`, `show`, `diff`, `ls`, `cat`, `restore` and `undelete`: what was agreed before, and how to get back to it."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from metasync.errors import UsageError
 from metasync.terminal import history_text
-from metasync.terminal.console import Console, Options, common, opened, passes_pause, path_in
+from metasync.terminal import text as _text
+from metasync.terminal.console import Console, Finish, Options, common, opened, passes_pause, path_in
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
-    from metasync.reports.history import Listing
+    from metasync.reports.history import Listing, RestoreReport
     from metasync.workspace import Workspace
 
 CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what could not be restored: exit codes
@@ -20,27 +23,138 @@ CAUSES = {"damaged": 7, "unreachable": 5, "refused": 1, "disk": 1}  # of what co
 TYPE = click.Path(path_type=str)
 
 
+class Filters(TypedDict):
+    """What `log` is asked to leave out, or to take in."""
+
+    device: str | None
+    since: str | None
+    until: str | None
+    grep: str | None
+    everything: bool
+
+
 @click.command()
 @click.argument("path", type=TYPE, required=False)
 @click.option("-n", "--limit", type=click.IntRange(1), default=None, help="Show at most this many versions.")
+@click.option("--device", metavar="NAME", default=None, help="Show only versions of this device.")
+@click.option("--since", metavar="TIME", default=None, help="Show only versions of that time or later.")
+@click.option("--until", metavar="TIME", default=None, help="Show only versions of that time or earlier.")
+@click.option("--grep", metavar="PATTERN", default=None, help="Show only versions whose message matches.")
+@click.option("--all", "everything", is_flag=True, help="Show also what changed of devices, keys and backends.")
 @common
 @click.pass_obj
-def log(options: Options, path: str | None, limit: int | None) -> None:
+def log(options: Options, path: str | None, limit: int | None, **filters: Unpack[Filters]) -> None:
     """Lists the versions, newest first.
 
     With PATH, lists only the versions that changed this file or directory, and how; it may be deleted by now. With
     --verbose, every version shows how much it changed.
 
+    TIME is `2026-11-20` (that day), `2026-11-20T14:00`, `today`, `yesterday`, `now`, or `2 days ago`: seconds, minutes,
+    hours, days, weeks, months or years. It is compared with the clock of the device that pushed. PATTERN is a regular
+    expression of Python's. NAME is a device's name or the beginning of its id; a revoked device has its name still.
+
     \b
     Example:
       metasync log -n 10
       metasync log letters/2026.txt
+      metasync log --device desktop --since '2 days ago'
     """
     console = Console(options)
     with opened(options, console) as w:
         where = path_in(options, w, path) if path is not None else None
-        items = w.log(where, limit, with_counts=options.verbose)
-    console.report("log", history_text.log(items), {"versions": items})
+        items = w.log(where, limit, with_counts=options.verbose, **filters)
+    console.report("log", history_text.log(items, some=any(filters.values())), {"versions": items})
+
+
+@click.command()
+@click.argument("version")
+@click.option("--text", is_flag=True, help="Show which lines of text files differ.")
+@click.option("-p", "--path", "paths", type=TYPE, multiple=True, metavar="PATH",
+              help="Show only this path and what is below it.")  # fmt: skip
+@common
+@click.pass_obj
+def show(options: Options, version: str, text: bool, paths: tuple[str, ...]) -> None:
+    """Shows a version: who made it and when, and what it changed.
+
+    VERSION is named as for `metasync diff`. One that is no push shows what changed of devices, keys and backends.
+
+    \b
+    Example:
+      metasync show latest --text
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.show(version, [path_in(options, w, p) for p in paths], text=text)
+    console.report("show", history_text.show(r), r)
+
+
+@click.command()
+@click.argument("version")
+@click.argument("path", type=TYPE)
+@passes_pause
+@common
+@click.pass_obj
+def cat(options: Options, version: str, path: str) -> None:
+    """Prints a file of a version.
+
+    Every byte is checked before it is printed. If the file is damaged, or cannot be reached, from some byte on, what
+    is printed ends there, and the exit code is 7 or 5. With --json, the content is in base64.
+
+    \b
+    Example:
+      metasync cat latest~1 letters/2026.txt
+      metasync cat @yesterday photo.jpg > photo.jpg
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        pieces: list[bytes] = []
+        write: Callable[[bytes], object] = pieces.append if options.json else _stdout(console)
+        r = w.cat(path_in(options, w, path), version, write)
+    if not options.json:
+        console.clear()
+        raise Finish(0)
+    from base64 import b64encode
+
+    console.report("cat", (), {**_text.value(r), "base64": b64encode(b"".join(pieces)).decode()})
+
+
+def _stdout(console: Console) -> Callable[[bytes], object]:
+    """Writes bytes to stdout as they are; what has been written has left this process."""
+    out = sys.stdout.buffer
+
+    def write(data: bytes) -> None:
+        if sys.stdout.isatty():
+            console.clear()  # the line of progress is on the same terminal
+        out.write(data)
+        out.flush()
+
+    return write
+
+
+@click.command()
+@click.argument("path", type=TYPE)
+@click.option("--dry-run", is_flag=True, help="Only show what would come back.")
+@passes_pause
+@common
+@click.pass_obj
+def undelete(options: Options, path: str, dry_run: bool) -> None:
+    """Brings a deleted file or directory back.
+
+    It comes from the last version that has it. This changes the folder only, as `metasync restore` does: `metasync
+    push` gives it to the others.
+
+    \b
+    Example:
+      metasync undelete letters/2026.txt
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = w.undelete(path_in(options, w, path), dry_run=dry_run)
+    console.report("undelete", history_text.restore(r, dry_run=dry_run), r, _codes(r))
+
+
+def _codes(r: RestoreReport) -> list[int]:
+    return [CAUSES[f.cause] for f in r.failed] + ([3] if r.conflicts else [])
 
 
 @click.command()
@@ -155,5 +269,4 @@ def restore(
             delete=not no_delete,
             dry_run=dry_run,
         )
-    codes = [CAUSES[f.cause] for f in r.failed] + ([3] if r.conflicts else [])
-    console.report("restore", history_text.restore(r, dry_run=dry_run), r, codes)
+    console.report("restore", history_text.restore(r, dry_run=dry_run), r, _codes(r))

@@ -10,7 +10,7 @@ from metasync.config import Config
 from metasync.consensus import learner, reconfigure
 from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys
 from metasync.consensus.eras import over_eras
-from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, write_head, write_hints
+from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, read_heads, write_head, write_hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import (
     META_BYTES_MAX,
@@ -249,11 +249,11 @@ class Group:
         state: State = yield from self.state_at(latest, journal.v)
         return state.op_id == journal.op_id
 
-    def state_at(self, latest: State, v: int) -> Task:
-        """-> State v of the chain that ends with `latest`, proven by hash."""
+    def state_at(self, latest: State, v: int, via: State | None = None) -> Task:
+        """-> State v of the chain that ends with `latest`, proven by hash. `via`: a state on the way that is known."""
         instance = yield from self.enter(latest)
         self.participant.remember_state(latest)
-        digest = yield from ancestor(self.participant, instance, latest, v)
+        digest = yield from ancestor(self.participant, instance, via or latest, v)
         return (yield from fetch_state(self.participant, instance, v, digest, latest.epoch))
 
     # meta objects
@@ -346,6 +346,11 @@ class Group:
         """-> the newest Head of a device on `backends`, or None. `state` names the device set that judges it."""
         instance = yield from self.enter(state)
         return (yield from read_head(self.participant, instance, device_id, backends))
+
+    def read_heads(self, state: State, devices: Sequence[bytes], backends: Sequence[str]) -> Task:
+        """-> {device id: its newest Head, or None}, all in one round trip."""
+        instance = yield from self.enter(state)
+        return (yield from read_heads(self.participant, instance, devices, backends))
 
     def check_heads(self, state: State, backends: Sequence[str]) -> Task:
         """Compares the heads of devices with the newest decided `state`.

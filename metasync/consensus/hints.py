@@ -96,6 +96,12 @@ def read_head(m: Participant, instance: Instance, device_id: bytes, backends: Se
     return max(heads, key=lambda h: h.v, default=None)
 
 
+def read_heads(m: Participant, instance: Instance, devices: Sequence[bytes], backends: Sequence[str]) -> Task:
+    """-> {device id: its newest Head, or None}, of at most HEADS_MAX devices."""
+    got = yield Gather({d.hex(): read_head(m, instance, d, backends) for d in devices[:HEADS_MAX]})
+    return {bytes.fromhex(d): head for d, head in got.items()}
+
+
 def check_heads(m: Participant, instance: Instance, backends: Sequence[str]) -> Task:
     """-> (heads of versions after the instance's base, heads of versions that are not in its chain)."""
     others = [c.device_id for c in instance.devices.certificates if c.device_id != m.identity.device_id]

@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
 from metasync.errors import DamagedError, UnreachableError, UsageError
-from metasync.history.log import History, is_below
+from metasync.history.log import History, Moment, is_below, item_of, last_with
 from metasync.history.versions import Version, required, resolve
 from metasync.merge.changes import Pair, counts, described, facts
 from metasync.merge.lines import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind
-from metasync.reports.history import DiffReport, Listed, Listing, PathChange, TextDiff
+from metasync.reports.backends import LogItem
+from metasync.reports.history import DiffReport, Listed, Listing, PathChange, ShowReport, TextDiff
 from metasync.session.session import Session
 from metasync.sync.fetch import read_here, whole
+from metasync.sync.packing import version_of
 from metasync.sync.scanned import noted
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed
@@ -23,6 +26,7 @@ from metasync.worktree.scan import Scan, scan
 
 TEXTS_BATCH_BYTES = 8 << 20  # of texts in memory at a time, each side
 HERE = "the folder"
+LOOK_BACK = 1000  # versions in which a path is looked for that the one asked for lacks: `undelete` looks in all
 
 
 def top_paths(paths: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -65,6 +69,43 @@ def diff(s: Session, a: str | None, b: str | None, paths: Sequence[bytes], *, te
         busy=noted((p, "being written to") for p in seen.busy) if seen is not None else (),
         warnings=tuple(seen.warnings) if seen is not None else (),
     )
+
+
+def show(s: Session, version: str, paths: Sequence[bytes], *, text: bool) -> ShowReport:
+    """One version, and what it changed at these paths and below. `UsageError`: there is no such version or path."""
+    history = History(s)
+    spec = required(version)
+    new = resolve(history, spec)
+    if new.snapshot is None or (spec.kind == "number" and not spec.back and version_of(new.snapshot) != new.number):
+        from metasync.history.membership import events
+
+        v = new.number or 0
+        told = events(s, history.newest.state, max(v - 1, 0), [v])
+        return ShowReport(LogItem(v, b"", "", 0, "", events=told.get(v, ())), None)
+    shown = new.snapshot
+    new = Version(version_of(shown) or None, new.id, shown)  # the push that `latest` has its files from
+    item = item_of(history, Moment(new.id, shown), kept=new.number is None)
+    parent = next(iter(shown.parents), None)
+    if parent is None:
+        root, title = None, "nothing"
+    elif parent in history.contents:
+        before = history.snapshot(parent)
+        root, title = before.root, Version(version_of(before) or None, parent, before).title
+    else:
+        raise UsageError(
+            f"what {new.title} changed cannot be told: the version before it is no longer kept",
+            next_step="`metasync ls -r VERSION` lists what it holds.",
+        )
+    tops = top_paths(paths)
+    pairs = history.pairs(root, new.root, tops)
+    for path in tops:
+        found = history.find(new.root, path)
+        if found.entry is None and path and history.find(root, path).entry is None:
+            raise nothing_there(history, new, path, found.reached)
+    changes = described(pairs)
+    entries = {path: (x, y) for path, x, y in pairs}
+    texts = tuple(_texts(history, changes, entries, in_folder=False)) if text else ()
+    return ShowReport(item, DiffReport(title, new.title, changes, counts(changes), texts))
 
 
 def _against_folder(history: History, old: Version, tops: Sequence[bytes]) -> tuple[Scan, list[Pair]]:
@@ -179,8 +220,13 @@ def nothing_there(history: History, version: Version, path: bytes, reached: byte
         names = [os.fsdecode(name) + ("/" if e.kind is Kind.DIR else "") for name, e in listed[:6]]
         names += ["..."] if len(listed) > len(names) else []
     where = os.fsdecode(reached) + "/" if reached else "the root"
-    return UsageError(
-        f"{version.title} has nothing at {os.fsdecode(path)}",
-        next_step=f"Nearest to it is {where}, with {', '.join(names) or 'nothing in it'}."
-        " `metasync log PATH` tells in which versions a path changed.",
-    )
+    near = f"Nearest to it is {where}, with {', '.join(names) or 'nothing in it'}."
+    message = f"{version.title} has nothing at {os.fsdecode(path)}"
+    with contextlib.suppress(DamagedError, UnreachableError):
+        if (there := last_with(history, path, LOOK_BACK)) is not None:
+            v = version_of(there.snapshot)
+            return UsageError(
+                f"{message}; the last that has it is version {v}",
+                next_step=f"`metasync restore {v} PATH` brings that back, and so does `metasync undelete PATH`. {near}",
+            )
+    return UsageError(message, next_step=f"{near} `metasync log PATH` tells in which versions a path changed.")

@@ -8,13 +8,17 @@ merge by lines replaced (`texts.kept_snapshot`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypedDict, Unpack
 
 from metasync.consensus import ZERO_HASH
 from metasync.errors import BackendError, DamagedError, NoQuorumError, UnreachableError, UsageError
 from metasync.events import Notice
+from metasync.history.times import WAYS, span
+from metasync.keys.device_set import names_of
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
@@ -69,8 +73,8 @@ class History:
 
     @cached_property
     def devices(self) -> dict[bytes, str]:
-        """Names of devices by id."""
-        return {c.device_id: c.name for c in self.newest.devices.certificates}
+        """Names of devices by id, revoked ones too."""
+        return names_of(self.newest.devices)
 
     def author(self, snapshot: Snapshot) -> str:
         return self.devices.get(snapshot.device, snapshot.device.hex()[:8])
@@ -211,21 +215,145 @@ def _join(path: bytes, name: bytes) -> bytes:
 # ---- the log
 
 
-def log(s: Session, path: bytes | None, *, limit: int | None, with_counts: bool = False) -> list[LogItem]:
+OLDER_IN_A_ROW: Final = 32  # versions before `since`, one after the other: clocks of devices differ by less than that
+ID_DIGITS_LEAST: Final = 4  # of a device's id given in place of its name
+
+
+class Wanted(NamedTuple):
+    """Which versions a log is to list: by whom, from when to when (ns since 1970), with what in the message."""
+
+    devices: Callable[[bytes], bool] | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+    message: re.Pattern[str] | None = None
+
+    def has(self, snapshot: Snapshot) -> bool:
+        return (
+            (self.devices is None or self.devices(snapshot.device))
+            and (self.since_ns is None or snapshot.time_ns >= self.since_ns)
+            and (self.until_ns is None or snapshot.time_ns <= self.until_ns)
+            and (self.message is None or self.message.search(snapshot.message) is not None)
+        )
+
+
+ALL: Final = Wanted()
+
+
+def wanted(history: History, options: Options) -> Wanted:
+    """What filters ask for. `UsageError`: a device that never was, no time, no pattern."""
+    grep, device = options.get("grep"), options.get("device")
+    try:
+        pattern = None if grep is None else re.compile(grep)
+    except re.error as e:
+        raise UsageError(
+            f"{grep!r} is no pattern: {e}", next_step="It is a regular expression: a backslash makes `(` a bracket."
+        ) from e
+    since, until = options.get("since"), options.get("until")
+    return Wanted(
+        None if device is None else _by(history, device),
+        None if since is None else _time(since)[0],
+        None if until is None else _time(until)[1],
+        pattern,
+    )
+
+
+def _time(text: str) -> tuple[int, int]:
+    try:
+        return span(text)
+    except ValueError as e:
+        raise UsageError(f"{text!r} is no date or time", next_step=f"Write {WAYS}.") from e
+
+
+def _by(history: History, word: str) -> Callable[[bytes], bool]:
+    """Whether a device id is one that a name, or the beginning of an id, means."""
+    ids = {device_id for device_id, name in history.devices.items() if name == word}
+    if ids:
+        return ids.__contains__
+    if len(word) >= ID_DIGITS_LEAST and re.fullmatch("[0-9a-fA-F]+", word):
+        return lambda device_id: device_id.hex().startswith(word.lower())
+    names = ", ".join(sorted(set(history.devices.values())))
+    raise UsageError(f"no device of this workspace is or was called {word!r}", next_step=f"They are: {names}.")
+
+
+class Options(TypedDict, total=False):
+    """Which versions a log lists, and what of them.
+
+    with_counts  how much changed in each version; that reads the trees of all of them
+    device       only versions of this device, by its name or the beginning of its id; a revoked one too
+    since, until  only versions of that time or later, or earlier, by the clock of who pushed: see `history.times`
+    grep         only versions with a match of this regular expression (`re`) in their message
+    everything   also versions that are no pushes, and what any of them changed of devices, keys and backends
+    """
+
+    with_counts: bool
+    device: str | None
+    since: str | None
+    until: str | None
+    grep: str | None
+    everything: bool
+
+
+def log(s: Session, path: bytes | None, limit: int | None, **options: Unpack[Options]) -> list[LogItem]:
     """Agreed versions, newest first; with a path those in which it changed, and what was kept of it beside them."""
     history = History(s)
-    history.whole = limit is None
+    chosen, everything = wanted(history, options), options.get("everything", False)
+    if everything and (path is not None or chosen != ALL):
+        raise UsageError("all versions were asked for, and some of them", next_step="Leave --all out, or what filters.")
+    history.whole = limit is None and chosen.since_ns is None
     if path is not None:
-        return _log_of(history, path, limit)
+        return _log_of(history, path, limit, chosen)
     out: list[LogItem] = []
-    for moment in history.line():
+    above, last = history.newest.state.v + 1, None
+    for moment in _near(history, chosen):
         if limit is not None and len(out) >= limit:
-            break
-        out.append(_item(history, moment, counts=_counted(history, moment) if with_counts else None))
-    return out
+            return _with_events(history, out, ended=False)[:limit] if everything else out
+        last = moment
+        if chosen.has(moment.snapshot):
+            item = item_of(history, moment, counts=_counted(history, moment) if options.get("with_counts") else None)
+            others = max(above - item.version - 1, 0) if item.version and chosen == ALL else 0
+            out.append(replace(item, others_after=others))
+        above = version_of(moment.snapshot) or above
+    if last is not None and chosen == ALL:
+        out[-1] = replace(out[-1], begins=begins(history, last.snapshot))
+    return _with_events(history, out, ended=True)[:limit] if everything else out
 
 
-def _item(
+def _with_events(history: History, items: list[LogItem], *, ended: bool) -> list[LogItem]:
+    """The same with what versions changed of devices, keys and backends. `ended`: these items reach the beginning."""
+    from metasync.history.membership import events
+
+    newest = history.newest.state
+    first = items[-1].version if items else newest.v + 1
+    gaps = [range(item.version + 1, item.version + item.others_after + 1) for item in items]
+    gaps += [range(first)] if ended else []
+    told = events(history.s, newest, 0 if ended else first - 1, [v for gap in gaps for v in gap if v])
+    out = [replace(item, events=told.get(item.version, ())) for item in items]
+    out += [LogItem(v, b"", "", 0, "", events=told.get(v, ())) for gap in gaps for v in gap]
+    return sorted(out, key=lambda item: -item.version)
+
+
+def _near(history: History, chosen: Wanted) -> Iterator[Moment]:
+    """The line of versions, as far back as `since` may reach."""
+    older = 0
+    for moment in history.line():
+        older = older + 1 if chosen.since_ns is not None and moment.snapshot.time_ns < chosen.since_ns else 0
+        if older > OLDER_IN_A_ROW:
+            return
+        yield moment
+
+
+def begins(history: History, oldest: Snapshot) -> str:
+    """Why history begins where it does."""
+    v = version_of(oldest)
+    if oldest.parents and oldest.parents[0] not in history.contents:
+        return f"History begins with version {v}: older ones are no longer kept."
+    if v <= 1:
+        return f"History begins with version {v or 1}, the first push."
+    earlier = "version 1" if v == 2 else f"versions 1 to {v - 1}"
+    return f"History begins with version {v}, the first push; {earlier} changed devices, keys or backends."
+
+
+def item_of(
     history: History,
     moment: Moment,
     changes: tuple[PathChange, ...] | None = None,
@@ -238,6 +366,19 @@ def _item(
     return LogItem(version, moment.id, history.author(s), s.time_ns, s.message, changes, counts, kept)
 
 
+def last_with(history: History, path: bytes, most: int | None = None) -> Moment | None:
+    """The newest version that has something at a path, looked for in the `most` newest; None: none of them."""
+    trail: walk.Trail = {}
+    for steps, moment in enumerate(history.line()):
+        if most is not None and steps >= most:
+            break
+        found = history.find(moment.snapshot.root, path, trail)
+        if found.entry is not None:
+            return moment
+        trail = found.trail
+    return None
+
+
 def _root_before(history: History, snapshot: Snapshot) -> bytes | None:
     """The root of the version before; None: this is the first, or the one before is no longer kept."""
     first = next(iter(snapshot.parents), None)
@@ -248,32 +389,31 @@ def _counted(history: History, moment: Moment) -> Counts:
     return counts(described(history.pairs(_root_before(history, moment.snapshot), moment.snapshot.root)))
 
 
-def _log_of(history: History, path: bytes, limit: int | None) -> list[LogItem]:
-    out: list[LogItem] = [
-        item for moment in history.staged() if (item := _kept_item(history, moment, path)) is not None
-    ]
+def _log_of(history: History, path: bytes, limit: int | None, chosen: Wanted) -> list[LogItem]:
+    staged = (_kept_item(history, moment, path) for moment in history.staged() if chosen.has(moment.snapshot))
+    out: list[LogItem] = [item for item in staged if item is not None]
     versions, seen = 0, bool(out)
     trail: walk.Trail = {}
     later: Moment | None = None
     after: Entry | None = None
-    for moment in history.line():
+    for moment in _near(history, chosen):
         found = history.find(moment.snapshot.root, path, trail)
         trail = found.trail
-        if later is not None and found.entry != after:
-            out.append(_item(history, later, _changes_at(history, moment.snapshot.root, later.snapshot.root, path)))
+        if later is not None and found.entry != after and chosen.has(later.snapshot):
+            out.append(item_of(history, later, _changes_at(history, moment.snapshot.root, later.snapshot.root, path)))
             versions += 1
-        if later is not None:
+        if later is not None and chosen.has(later.snapshot):
             out += _kept_items(history, later, path)
         seen = seen or found.entry is not None or bool(out)
         if limit is not None and versions >= limit:
             return out
         later, after = moment, found.entry
-    if later is not None and after is not None:
+    if later is not None and after is not None and chosen.has(later.snapshot):
         before = _root_before(history, later.snapshot)
-        out.append(_item(history, later, _changes_at(history, before, later.snapshot.root, path)))
-    if later is not None:
+        out.append(item_of(history, later, _changes_at(history, before, later.snapshot.root, path)))
+    if later is not None and chosen.has(later.snapshot):
         out += _kept_items(history, later, path)
-    if not out and not seen:
+    if not out and not seen and chosen.since_ns is None:
         raise UsageError(
             f"nothing was ever agreed at {path.decode('utf-8', 'surrogateescape')}",
             next_step="`metasync ls -r` lists the newest version; `metasync log` all versions.",
@@ -306,4 +446,4 @@ def _kept_item(history: History, kept: Moment, path: bytes) -> LogItem | None:
         return None
     root = _root_before(history, kept.snapshot)
     pairs = [(p, history.find(root, p).entry, e) for p, e in held.items()]
-    return _item(history, kept, described(pairs), kept=True)
+    return item_of(history, kept, described(pairs), kept=True)

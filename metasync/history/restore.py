@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.plan import replaceable
-from metasync.errors import NoQuorumError, UnreachableError, WorkspaceError
+from metasync.errors import NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Phase
 from metasync.history.diff import nothing_there, top_paths
-from metasync.history.log import History, is_below
+from metasync.history.log import History, is_below, last_with
 from metasync.history.versions import Version, required, resolve
 from metasync.local.state_keys import RESTORED_KEY, RESTORED_ON_KEY
 from metasync.merge.changes import same_bytes
@@ -85,6 +85,36 @@ def restore(s: Session, version: str, paths: Sequence[bytes], *, delete: bool, d
         f"files in {os.fsdecode(s.tree.root)} changed again and again while they were copied; nothing was replaced",
         next_step="Run again when the programs that write there are quiet.",
     )
+
+
+def undelete(s: Session, path: bytes, *, dry_run: bool) -> RestoreReport:
+    """Restores what the newest version that has something at `path` has there.
+
+    `UsageError`: something is there now, or no version that is kept has it. Else as `restore`.
+    """
+    history = History(s)
+    history.whole = True
+    name = os.fsdecode(path)
+    if _is_here(s, path):
+        raise UsageError(
+            f"{name or 'the folder'} is not deleted",
+            next_step="`metasync restore VERSION PATH` brings back what a version has there.",
+        )
+    there = last_with(history, path)
+    if there is None:
+        raise UsageError(
+            f"no version that is kept has anything at {name}",
+            next_step="`metasync ls -r VERSION` lists a version; `metasync diff A B` says what changed.",
+        )
+    return restore(s, there.id.hex(), [path], delete=True, dry_run=dry_run)
+
+
+def _is_here(s: Session, path: bytes) -> bool:
+    parent, name = split(path)
+    try:
+        return not path or s.tree.disk.look(name, s.tree.dir(parent)) is not None
+    except OSError:
+        return False
 
 
 def look(s: Session, base: Agreed, history: History) -> Here:

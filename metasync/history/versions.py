@@ -4,13 +4,12 @@
 latest, base         the newest agreed version; the one this folder is at
 ab12cd34             a snapshot by the beginning of its id, as `metasync log` shows it
 @2026-11-20          the newest version of that day or before, by the authors' clocks, in local time
-@2026-11-20T14:00    the newest version at or before that time
+@2026-11-20T14:00    the newest version at or before that time; `@yesterday`, `@2 days ago` and others (`history.times`)
 latest~3             so many steps back in the log from any of these; `~` is one
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +17,7 @@ from typing import Literal
 from metasync.consensus import ZERO_HASH
 from metasync.errors import NoQuorumError, UsageError
 from metasync.history.log import History
+from metasync.history.times import WAYS, span
 from metasync.objects.model import Snapshot
 from metasync.sync.packing import version_of
 
@@ -92,14 +92,9 @@ def required(text: str) -> Spec:
 def _until_ns(text: str) -> int:
     """The last nanosecond that a date (its whole day) or a time (its whole second) takes in."""
     try:
-        when = dt.datetime.fromisoformat(text)
-        if "T" not in text and " " not in text and ":" not in text:
-            last = (when + dt.timedelta(days=1)).astimezone() - dt.timedelta(seconds=1)
-        else:
-            last = when.replace(microsecond=0).astimezone()
-        return int(last.timestamp()) * 10**9 + 10**9 - 1
-    except (ValueError, OverflowError, OSError) as e:
-        raise UsageError(f"@{text} is no date or time", next_step="Write @2026-11-20 or @2026-11-20T14:00.") from e
+        return span(text)[1]
+    except ValueError as e:
+        raise UsageError(f"@{text} is no date or time", next_step=f"Write @ and one of {WAYS}.") from e
 
 
 def resolve(history: History, spec: Spec) -> Version:

@@ -6,7 +6,8 @@ set's admin key. A device set is refused unless every certificate in it verifies
 Its tags say more. A revoked device still has the logins of the providers: those that a user has not withdrawn yet are
 agreed, so that every device shows them until somebody confirms. An invitation is a device whose keys were drawn and
 certified before anybody holds them: the set says which are open, so that each is used once, may expire and can be taken
-back.
+back. A device may have another name than its certificate says, which only the admin key could change; and one that was
+revoked keeps its name, for the versions that are its own.
 
 Every key epoch has an admin key of its own, certified by the one before it, back to the key whose hash is the
 workspace's id. Keyrings and device sets carry this chain, so either can be checked with nothing but `ns_id`.
@@ -14,7 +15,7 @@ workspace's id. Keyrings and device sets carry this chain, so either can be chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -330,6 +331,7 @@ def _bounded(r: Reader, most: int, least_bytes_each: int) -> int:
 
 LOGINS_TAG: Final = 1
 INVITATIONS_TAG: Final = 2
+NAMES_TAG: Final = 3
 EXPIRES_AFTER: Final = 1000  # versions, unless the user says otherwise: weeks for people, a day for a busy daemon
 BACKEND_NAME_BYTES_MAX: Final = 255
 UNUSED: Final = bytes(32)
@@ -388,6 +390,30 @@ def with_logins(devices: DeviceSet, logins: Iterable[OpenLogins]) -> DeviceSet:
         if item.backends
     )
     return _tagged(devices, LOGINS_TAG, data, "`metasync device confirm` those whose logins you have withdrawn.")
+
+
+def given_names(devices: DeviceSet) -> dict[bytes, str]:
+    """Names by device id that hold in place of those in certificates, and those of revoked devices. Nothing for what
+    breaks the rules."""
+    out: dict[bytes, str] = {}
+    with suppress(FormatError):
+        r = Reader(_tag(devices, NAMES_TAG), "names of devices")
+        while r.pos < len(r.data):
+            device_id = r.take(16)
+            out[device_id] = r.text16(DEVICE_NAME_BYTES_MAX)
+    return out
+
+
+def with_names(devices: DeviceSet, names: Mapping[bytes, str]) -> DeviceSet:
+    """The same set with these given names."""
+    data = b"".join(device_id + text16(names[device_id]) for device_id in sorted(names))
+    return _tagged(devices, NAMES_TAG, data, "Rename devices back to what they were called first.")
+
+
+def names_of(devices: DeviceSet) -> dict[bytes, str]:
+    """What devices are called, by id: those in the set, and revoked ones as far as their names are known."""
+    revoked = {item.device_id: item.name for item in open_logins(devices)}
+    return {**revoked, **{c.device_id: c.name for c in devices.certificates}, **given_names(devices)}
 
 
 def invitations(devices: DeviceSet) -> tuple[Invitation, ...]:

@@ -1,27 +1,34 @@
-"""Lists devices, invitations, and logins that the user has still to withdraw (architecture.md, D11)."""
+"""Lists and renames devices, and notes what became of invitations and of revoked devices' logins (architecture.md,
+D11)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from metasync.consensus import JOURNAL_KEY, Change, State
-from metasync.errors import NoQuorumError, UsageError, WorkspaceError
+from metasync.errors import MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.keys.device_set import (
+    DEVICE_NAME_BYTES_MAX,
     Certificate,
     DeviceSet,
     Invitation,
     OpenLogins,
+    given_names,
     invitations,
+    names_of,
     open_logins,
     with_logins,
+    with_names,
     without_invitations,
 )
 from metasync.keys.invitation import invitation_name
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_store
-from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, Withdrawal
+from metasync.objects.model import ObjectKind, decode_snapshot
+from metasync.reports.members import DeviceInfo, DeviceList, InvitationInfo, NoteReport, RenameReport, Withdrawal
 from metasync.runtime.sizes import LOST_ROUNDS_MAX
 from metasync.session import agreement
 from metasync.session.folder import BASE_KEY
@@ -58,7 +65,7 @@ def listing(s: Session) -> DeviceList:
     return DeviceList(
         version=state.v,
         epoch=state.epoch,
-        devices=_infos(s, devices),
+        devices=_infos(s, devices, _seen(s, state, devices)),
         invitations=tuple(
             InvitationInfo(i.invitation_id.hex(), i.name, i.expires or None)
             for i in invitations(devices)
@@ -69,12 +76,36 @@ def listing(s: Session) -> DeviceList:
     )
 
 
-def _infos(s: Session, devices: DeviceSet) -> tuple[DeviceInfo, ...]:
+Seen: TypeAlias = "tuple[int | None, int | None]"
+
+
+def _seen(s: Session, state: State, devices: DeviceSet) -> dict[bytes, Seen]:
+    """Of each device the version that it pushed last, by its own signed word, and when that was made.
+
+    One round trip: a small object for each device on each backend. None where nothing was found.
+    """
     mine = s.device.device_id
-    out = [DeviceInfo(c.device_id.hex(), c.name, c.device_id == mine, "admitted") for c in devices.certificates]
+    others = [c.device_id for c in devices.certificates if c.device_id != mine]
+    heads = s.runtime.run(s.group.read_heads(state, others, sorted(s.names.values())))
+    times: dict[bytes, int] = {}
+    with contextlib.suppress(MetaSyncError):  # for people: a list without times is better than none
+        contents = s.contents(s.load(state))
+        wanted = {head.head for head in heads.values() if head is not None and head.head in contents}
+        times = {i: decode_snapshot(d).time_ns for i, d in contents.load(ObjectKind.SNAPSHOT, wanted).items()}
+    seen: dict[bytes, Seen] = {i: (h.v, times.get(h.head)) for i, h in heads.items() if h is not None}
+    return seen | {mine: (s.base_state().v, s.wall_ns())}
+
+
+def _infos(s: Session, devices: DeviceSet, seen: Mapping[bytes, Seen]) -> tuple[DeviceInfo, ...]:
+    mine = s.device.device_id
+    called = names_of(devices)
+    out = [
+        DeviceInfo(c.device_id.hex(), called[c.device_id], c.device_id == mine, "admitted", *seen.get(c.device_id, ()))
+        for c in devices.certificates
+    ]
     if devices.get(mine) is None:
         out.append(DeviceInfo(mine.hex(), s.device.name, True, "revoked" if mine in devices.revoked_ids else "joining"))
-    names = {item.device_id: item.name for item in open_logins(devices)}
+    names = {item.device_id: called[item.device_id] for item in open_logins(devices)}
     out += [DeviceInfo(i.hex(), names[i], False, "revoked") for i in devices.revoked_ids if i in names and i != mine]
     return tuple(sorted(out, key=lambda d: (d.state != "admitted", d.name, d.device_id)))
 
@@ -94,21 +125,28 @@ def chosen(s: Session, devices: DeviceSet, words: Sequence[str]) -> tuple[Certif
     """The admitted devices that these names or ids mean. `UsageError` for none, several, or this one."""
     out: dict[bytes, Certificate] = {}
     for word in words:
-        found = [c for c in devices.certificates if c.name == word] or [
-            c for c in devices.certificates if _is_id(word, c.device_id)
-        ]
-        if not found:
-            raise _unknown(devices, word)
-        if len(found) > 1:
-            ids = ", ".join(c.device_id.hex()[:8] for c in found)
-            raise UsageError(f"{len(found)} devices are called {word!r}", next_step=f"Give the id of one: {ids}.")
-        if found[0].device_id == s.device.device_id:
+        found = _meant(devices, word)
+        if found.device_id == s.device.device_id:
             raise UsageError(
                 f"{word} is this device, and it can't revoke itself: nobody would be left here to have that agreed",
                 next_step="Run this on another device. To stop using this one, delete its folder and its logins.",
             )
-        out[found[0].device_id] = found[0]
+        out[found.device_id] = found
     return tuple(out.values())
+
+
+def _meant(devices: DeviceSet, word: str) -> Certificate:
+    """The admitted device that a name or the beginning of an id means. `UsageError` for none, or several."""
+    names = names_of(devices)
+    found = [c for c in devices.certificates if names[c.device_id] == word] or [
+        c for c in devices.certificates if _is_id(word, c.device_id)
+    ]
+    if not found:
+        raise _unknown(devices, word)
+    if len(found) > 1:
+        ids = ", ".join(c.device_id.hex()[:8] for c in found)
+        raise UsageError(f"{len(found)} devices are called {word!r}", next_step=f"Give the id of one: {ids}.")
+    return found[0]
 
 
 def _unknown(devices: DeviceSet, word: str) -> UsageError:
@@ -118,7 +156,8 @@ def _unknown(devices: DeviceSet, word: str) -> UsageError:
             next_step="`metasync device list` shows what is still to be withdrawn at the providers; "
             "`metasync key rotate` gives a new recovery phrase if you did not see it.",
         )
-    names = ", ".join(sorted({c.name for c in devices.certificates}))
+    called = names_of(devices)
+    names = ", ".join(sorted({called[c.device_id] for c in devices.certificates}))
     return UsageError(f"no device of this workspace is called {word!r}", next_step=f"They are: {names}.")
 
 
@@ -188,6 +227,45 @@ def confirm(s: Session, word: str, backends: Sequence[str] = (), *, dry_run: boo
     return NoteReport(
         state.v if state is not None else None, (done[0].name,), withdrawals(left[0], [done[0].device_id])
     )
+
+
+def check_free(devices: DeviceSet, name: str, v: int) -> None:
+    """`UsageError` where a device, or an open invitation, has this name."""
+    names = names_of(devices)
+    if any(names[c.device_id] == name for c in devices.certificates):
+        raise UsageError(f"a device is called {name} already", next_step="Choose another name.")
+    if any(i.name == name and i.is_open(v) for i in invitations(devices)):
+        raise UsageError(
+            f"there is an open invitation for {name} already",
+            next_step=f"metasync device revoke {name} takes it back.",
+        )
+
+
+def rename(s: Session, word: str, name: str, *, dry_run: bool = False) -> RenameReport:
+    """Has a device called `name` from now on, in all that is listed of it, its versions of before too.
+
+    The name is agreed as a given one: its certificate, which the admin key signed, stays. `UsageError`: there is no
+    such device, or the name is taken, or none.
+    """
+    if not name.strip() or not name.isprintable() or len(name.encode("utf-8", "replace")) > DEVICE_NAME_BYTES_MAX:
+        raise UsageError(
+            f"{name!r} is no name for a device",
+            next_step=f"A name has 1 to {DEVICE_NAME_BYTES_MAX} bytes, all of them printable.",
+        )
+    found: list[tuple[bytes, str]] = []
+
+    def renamed(state: State, devices: DeviceSet) -> DeviceSet:
+        certificate = _meant(devices, word)
+        found[:] = [(certificate.device_id, names_of(devices)[certificate.device_id])]
+        check_free(devices, name, state.v)
+        given = {**given_names(devices), certificate.device_id: name}
+        if name == certificate.name:
+            del given[certificate.device_id]
+        return with_names(devices, given)
+
+    state = change_devices(s, renamed, dry_run=dry_run)
+    (device_id, before), *_ = found
+    return RenameReport(state.v if state is not None else None, device_id.hex(), before, name)
 
 
 def change_devices(s: Session, make: Callable[[State, DeviceSet], DeviceSet], *, dry_run: bool = False) -> State | None:

@@ -29,7 +29,7 @@ from metasync.keys.device_set import (
 from metasync.keys.invitation import SECRET_BYTES, Code, Invite, Way, invitation_name, seal_invite
 from metasync.local.state_keys import INVITED_KEY
 from metasync.members import key_store
-from metasync.members.devices import change_devices
+from metasync.members.devices import change_devices, check_free
 from metasync.reports.members import InviteReport
 from metasync.session import agreement
 from metasync.session.session import Session
@@ -57,7 +57,7 @@ def invite(
     after = EXPIRES_AFTER if expires_after is None else expires_after
     _check_allowed(s, name, after)
     state = agreement.ask_newest(s)
-    _check_free(s.devices_of(state), name, state.v)
+    check_free(s.devices_of(state), name, state.v)
     opened = key_store.open_admin_key(s, state, passphrase)
     device = new_device(name, s.entropy(DEVICE_ENTROPY_BYTES))
     drawn = _Drawn(s.entropy(ID_BYTES), s.entropy(SECRET_BYTES), device)
@@ -91,7 +91,7 @@ def _agree(
             raise WorkspaceError(
                 "another device changed the keys meanwhile; nothing was changed by this one", next_step="Run again."
             )
-        _check_free(devices, name, base.v)
+        check_free(devices, name, base.v)
         expires = base.v + 1 + after if after else 0
         item = Invitation(drawn.invitation_id, drawn.device.device_id, certificate.sign_public, name, expires)
         return with_invitations(devices, (*invitations(devices), item))
@@ -127,16 +127,6 @@ def _check_allowed(s: Session, name: str, after: int) -> None:
             "invitations need a quorum of backends with an atomic create: with the others, an invited device could not "
             "enter by itself",
             next_step="Clone with the passphrase there; the next push on a device that is in takes it in.",
-        )
-
-
-def _check_free(devices: DeviceSet, name: str, v: int) -> None:
-    if any(c.name == name for c in devices.certificates):
-        raise UsageError(f"a device is called {name} already", next_step="Choose another name for the new one.")
-    if any(i.name == name and i.is_open(v) for i in invitations(devices)):
-        raise UsageError(
-            f"there is an open invitation for {name} already",
-            next_step=f"metasync device revoke {name} takes it back; then make a new one.",
         )
 
 

@@ -27,12 +27,15 @@ from metasync.keys.device_set import (
     Certificate,
     DeviceSet,
     OpenLogins,
+    given_names,
     invitations,
     make_device_set,
+    names_of,
     open_logins,
     recertified,
     with_invitations,
     with_logins,
+    with_names,
 )
 from metasync.keys.invitation import invitation_name
 from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
@@ -162,13 +165,17 @@ def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificat
         (*devices.revoked_keys, *(c.sign_public for c in gone)),
         devices.tags,
     )
-    made = with_logins(made, (*open_logins(devices), *_logins(gone, config)))
+    logins = _logins(devices, gone, config)
+    made = with_logins(made, (*open_logins(devices), *logins))
+    with contextlib.suppress(UsageError):  # of very many revoked devices: versions show their ids then
+        made = with_names(made, {**given_names(devices), **{item.device_id: item.name for item in logins}})
     return _Made(ring, with_invitations(made, ()), tuple(gone))
 
 
-def _logins(gone: Sequence[Certificate], config: Config) -> list[OpenLogins]:
-    """What these devices may still log in to: every backend."""
-    return [OpenLogins(c.device_id, c.name, tuple((b.name, b.scheme) for b in config.backends)) for c in gone]
+def _logins(devices: DeviceSet, gone: Sequence[Certificate], config: Config) -> list[OpenLogins]:
+    """What revoked devices still have at the providers."""
+    names, stores = names_of(devices), tuple((b.name, b.scheme) for b in config.backends)
+    return [OpenLogins(c.device_id, names[c.device_id], stores) for c in gone]
 
 
 def _propose(s: Session, base: State, made: _Made, op_id: bytes) -> Decided:
@@ -215,12 +222,13 @@ def _finish(
     old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}
     left = key_store.remove(s, old)
     old_slots = tuple(sorted({*left, *opened.files.failed}))
+    names = names_of(opened.devices) | names_of(made.devices)
     key_copies.note(s, state.epoch, {*old_slots, *(name for name, _ in missing)})
     return RotationReport(
         version=state.v,
         epoch=state.epoch,
-        revoked=tuple(c.name for c in made.gone),
-        devices=tuple(sorted(c.name for c in made.devices.certificates)),
+        revoked=tuple(names[c.device_id] for c in made.gone),
+        devices=tuple(sorted(names[c.device_id] for c in made.devices.certificates)),
         recovery_phrase=slots.phrase,
         new_passphrase=new_passphrase,
         withdraw=withdrawals(made.devices, [c.device_id for c in made.gone]),
@@ -233,12 +241,13 @@ def _finish(
 
 def _preview(s: Session, opened: Opened, revoke: Sequence[str], new_passphrase: str | None) -> RotationReport:
     gone = chosen(s, opened.devices, revoke)
-    logins = _logins(gone, s.config_of(opened.state))
+    names = names_of(opened.devices)
+    logins = _logins(opened.devices, gone, s.config_of(opened.state))
     return RotationReport(
         version=None,
         epoch=opened.state.epoch + 1,
-        revoked=tuple(c.name for c in gone),
-        devices=tuple(sorted(c.name for c in opened.devices.certificates if c not in gone)),
+        revoked=tuple(names[c.device_id] for c in gone),
+        devices=tuple(sorted(names[c.device_id] for c in opened.devices.certificates if c not in gone)),
         new_passphrase=new_passphrase is not None,
         withdraw=withdrawals(with_logins(opened.devices, logins), [c.device_id for c in gone]),
         invitations=tuple(i.name for i in invitations(opened.devices) if i.is_open(opened.state.v)),

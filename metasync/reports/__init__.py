@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PathChange,
         ResolveReport,
         RestoreReport,
+        ShowReport,
         TextDiff,
     )
     from metasync.reports.members import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         KeyReport,
         NoteReport,
         PassphraseReport,
+        RenameReport,
         RotationReport,
         SlotInfo,
         Withdrawal,
@@ -102,11 +104,13 @@ __all__ = [
     "PullReport",
     "PushReport",
     "RecoverReport",
+    "RenameReport",
     "Renamed",
     "ResolveReport",
     "RestoreReport",
     "RotationReport",
     "SettingsReport",
+    "ShowReport",
     "Skipped",
     "SlotInfo",
     "Status",
@@ -121,8 +125,7 @@ _MODULES = ("sync", "history", "backends", "members", "settings", "start")
 
 def __getattr__(name: str) -> Any:
     """Loads the module of a report when that is asked for: a push does not pay for the reports of a check."""
-    for module in map(import_module, (f"{__name__}.{one}" for one in _MODULES if not name.startswith("_"))):
-        value = getattr(module, name, None)
-        if getattr(value, "__module__", "") == module.__name__:  # and not what it imports
-            return value
+    for module in map(import_module, (f"{__name__}.{one}" for one in _MODULES if name in __all__)):
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,11 @@ class LogItem:
     changes  in the log of a path: what changed there; None in the log of all
     counts   how much changed, if that was asked for
     kept     not a version (`version` is 0): what a merge by lines replaced, kept beside the version it came with
+    others_after  in the log of all: how many versions directly after this one are no pushes: they changed devices,
+             keys or backends
+    begins   in the log of all, of the oldest: why nothing older is listed, in a sentence
+    events   in the log of everything: what this version changed of devices, keys and backends. A version that is no
+             push has nothing else: no snapshot (b""), no device (""), and no time (0)
     """
 
     version: int
@@ -39,6 +44,9 @@ class LogItem:
     changes: tuple[PathChange, ...] | None = None
     counts: Counts | None = None
     kept: bool = False
+    others_after: int = 0
+    begins: str = ""
+    events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

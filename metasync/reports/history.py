@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from metasync.reports.sync import Changes, ConflictReport, Skipped, path_str
+
+if TYPE_CHECKING:
+    from metasync.reports.backends import LogItem
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]
 
@@ -101,6 +104,17 @@ class DiffReport:
     skipped: tuple[Skipped, ...] = ()
     busy: tuple[Skipped, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShowReport:
+    """One version, as `log` has it, and what it changed against the version before it (as `diff` has that).
+
+    `diff` is None of a version that is no push.
+    """
+
+    version: LogItem
+    diff: DiffReport | None
 
 
 @dataclass(frozen=True, slots=True)

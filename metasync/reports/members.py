@@ -17,12 +17,29 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One device, by its id in hex. `state`: `admitted`, `revoked`, or `joining` (this one, not yet agreed)."""
+    """One device, by its id in hex. `state`: `admitted`, `revoked`, or `joining` (this one, not yet agreed).
+
+    version  that it pushed last, by its own signed word; None where it has not, or no backend tells. Of this device:
+             that its folder is at
+    seen_ns  when that was, by the clock of who pushed. Of this device: now
+    """
 
     device_id: str
     name: str
     this: bool
     state: str
+    version: int | None = None
+    seen_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RenameReport:
+    """A device, by its id in hex, that was called `before` and is called `name`. `version`: None in a dry run."""
+
+    version: int | None
+    device_id: str
+    before: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Runtime:
         self._connections = (min(connections_per_backend, connections_max), connections_max)
         self._listener: Listener | None = None
         self._governor: Governor | None = None
-        self._check: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = lambda: None  # called several times a second by who waits, and may end that
         self.on_wait: Callable[[], None] | None = None  # called several times a second while a task's end is waited for
         self._channels = {name: self._channel(name) for name in self._backends}
         self._calls: dict[int, tuple[Channel, Call]] = {}  # by token
@@ -141,10 +141,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def beside(self, task: Task, deadline_s: float | None = None) -> Iterator[Callable[[], Any]]:
-        """Runs a task beside the caller, who gets what waits for its result; one that is left early is closed.
-
-        `deadline_s` counts from the wait on.
-        """
+        """Runs a task beside the caller, who gets what waits for its result. One that is left early is closed."""
         run = self._started(task)
         try:
             yield lambda: self._awaited(run, deadline_s)
@@ -156,20 +153,16 @@ class Runtime:
     def _awaited(self, run: _Run, deadline_s: float | None) -> Any:
         future = run.future
         assert future is not None
-        ends = None if deadline_s is None else time.monotonic() + deadline_s
-        while True:
-            left = WAIT_STEP_S if ends is None else min(WAIT_STEP_S, max(ends - time.monotonic(), 0.0))
-            done, _ = wait([future], timeout=left)
-            if done:
-                return future.result()
-            self._check()
+        ends = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        while not self.wait([future], min(WAIT_STEP_S, max(ends - time.monotonic(), 0.0))):
             if self.on_wait is not None:
                 self.on_wait()
-            if ends is not None and time.monotonic() >= ends:
+            if time.monotonic() >= ends:
                 raise NoQuorumError(
                     f"not finished within {deadline_s:g} s; what was sent may be committed",
                     next_step="run again: it will be found out",
                 )
+        return future.result()
 
     def submit_work(self, function: Callable[[], _T]) -> Future[_T]:
         """Runs a function on the workers."""
@@ -187,7 +180,7 @@ class Runtime:
         enough = len(futures) if for_all else min(1, len(futures))
         while sum(future.done() for future in futures) < enough and (left := ends - time.monotonic()) > 0:
             wait(futures, min(left, WAIT_STEP_S), ALL_COMPLETED if for_all else FIRST_COMPLETED)
-            self._check()
+            self.check()
         return [future for future in futures if future.done()]
 
     def add_backend(self, name: str, backend: Calls) -> None:
@@ -206,10 +199,6 @@ class Runtime:
         self._governor = governor
         for channel in list(self._channels.values()):
             channel.govern(governor)
-
-    def heed(self, check: Callable[[], None]) -> None:
-        """Has whoever waits here call `check` several times a second: what it raises ends the wait."""
-        self._check = check
 
     def _channel(self, name: str) -> Channel:
         channel = Channel(name, *self._connections, self.clock, self._moved)

@@ -11,6 +11,7 @@ from metasync.consensus import Ref, Standing, State, birth_matches, birth_path
 from metasync.consensus.objects import META_BYTES_MAX, const_path, meta_path
 from metasync.consensus.records.entry import Head
 from metasync.errors import HeldBackError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.keys.device_set import names_of
 from metasync.runtime.effects import Now, Op, OpKind, Reply, Task, each, patience_s, together
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
 from metasync.session import agreement
@@ -118,7 +119,7 @@ def check_heads(s: Session, newest: State, heads: Heads | None = None) -> tuple[
         with contextlib.suppress(NoQuorumError):
             newest = agreement.ask_newest(s, deadline_s=LOOK_S)
         ahead = [head for head in ahead if head.v > newest.v]
-    names = {c.device_id: c.name for c in s.devices_of(newest).certificates}
+    names = names_of(s.devices_of(newest))
     told = [f"version {h.v}, which no quorum of backends shows: some hide it, or were rolled back" for h in ahead]
     told += [f"another version {h.v} than the one here: backends show devices different histories" for h in apart]
     return tuple(

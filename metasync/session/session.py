@@ -429,7 +429,7 @@ class Operations:
                 s = Session(c, tree, self.tell)
                 s.check = self._under_way.check
                 s.runtime.listen(self._on_event)
-                s.runtime.heed(s.check)
+                s.runtime.check = s.check
                 s.runtime.govern(self._governed())
                 yield s
             finally:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from metasync.errors import MetaSyncError
+from metasync.keys.device_set import names_of
 from metasync.local.state_keys import CONFLICTS, Conflict
 from metasync.merge.copies import NOBODY, Origin, Side, Sides, label_of, marked, record_of, sides_in, sides_of
 from metasync.merge.trees import Merge
@@ -142,7 +143,7 @@ def in_changes(changes: Mapping[bytes, Entry | None], known: Collection[bytes] =
 
 def told(s: Session, agreed: Agreed, records: Iterable[Conflict]) -> tuple[ConflictReport, ...]:
     """Conflicts for people, ascending by path. `agreed` knows the names of devices."""
-    names = {c.device_id: c.name for c in agreed.devices.certificates}
+    names = names_of(agreed.devices)
     names[s.device.device_id] = s.certificate.name
 
     def side(path: bytes, device: bytes, version: int, time_ns: int) -> ConflictSide:

@@ -11,21 +11,25 @@ from metasync.reports.members import (
     KeyReport,
     NoteReport,
     PassphraseReport,
+    RenameReport,
     RotationReport,
     Withdrawal,
 )
 from metasync.terminal.style import alarm
-from metasync.terminal.text import count
+from metasync.terminal.text import count, when
 
 
 def devices(r: DeviceList) -> list[str]:
-    rows = [("device", "id", "")]
+    rows = [("device", "id", "version", "last seen", "")]
     for d in r.devices:
-        rows.append((d.name, d.device_id[:8], "this device" if d.this else ""))
-        if d.state != "admitted":
-            rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}, {d.state}".lstrip(", "))
-    width = max(len(name) for name, _, _ in rows)
-    lines = [f"{name.ljust(width)}  {device_id.ljust(8)}  {note}".rstrip() for name, device_id, note in rows]
+        notes = ["this device"] * d.this + [d.state] * (d.state != "admitted")
+        seen = when(d.seen_ns) if d.seen_ns is not None and not d.this else "now" if d.this else "-"
+        rows.append((d.name, d.device_id[:8], "-" if d.version is None else str(d.version), seen, ", ".join(notes)))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = [
+        f"{n:{widths[0]}}  {i:{widths[1]}}  {v:>{widths[2]}}  {t:{widths[3]}}  {note}".rstrip()
+        for n, i, v, t, note in rows
+    ]
     if r.invitations:
         lines += ["", "Open invitations:"]
         lines += [
@@ -36,6 +40,12 @@ def devices(r: DeviceList) -> list[str]:
     lines += ["", *to_withdraw(r.withdraw)] if r.withdraw else []
     lines += ["", f"Version {r.version}, keys of epoch {r.epoch}."]
     return lines + ([f"There may be newer ones: {r.problem}"] if r.problem else [])
+
+
+def renamed(r: RenameReport) -> list[str]:
+    if r.version is None:
+        return [f"Would call {r.before} {r.name} from now on."]
+    return [f"{r.before} is called {r.name} now, as of version {r.version}."]
 
 
 def to_withdraw(items: Sequence[Withdrawal]) -> list[str]:

@@ -14,6 +14,7 @@ from metasync.reports.history import (
     NotRestored,
     PathChange,
     RestoreReport,
+    ShowReport,
     TextDiff,
 )
 from metasync.terminal.style import Role, Safe, signed, styled
@@ -25,19 +26,45 @@ HEAD_LINES = 2  # of a unified diff: `---` and `+++`
 NAMES = {"file": "a file", "dir": "a directory", "link": "a link"}
 
 
-def log(items: Sequence[LogItem]) -> list[str]:
+def log(items: Sequence[LogItem], *, some: bool = False) -> list[str]:
+    """`some`: only versions were asked for that fit."""
     lines: list[str] = []
     for item in items:
-        what = "replaced by a merge" if item.kept else f"version {item.version}"
-        lines.append(styled("head", what) + f"  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}")
-        lines += [f"    {line}" for line in item.message.splitlines()]
-        if item.counts is not None:
-            lines.append(f"    {counts(item.counts)}")
-        if item.changes is not None:
-            lines += ["    " + change(c) for c in item.changes[:LISTED_MAX]]
-            if len(item.changes) > LISTED_MAX:
-                lines.append(f"    ... and {len(item.changes) - LISTED_MAX:,} more")
-    return lines or ["Nothing has been pushed yet."]
+        if item.others_after and not any(other.version == item.version + 1 for other in items):
+            first, last = item.version + 1, item.version + item.others_after
+            what = (
+                f"version {first}"
+                if first == last
+                else f"versions {first} {'and' if last - first == 1 else 'to'} {last}"
+            )
+            lines.append(styled("head", what) + "  changed devices, keys or backends: metasync log --all")
+        lines += _item(item)
+    lines += [item.begins for item in items if item.begins]
+    return lines or ["No version fits." if some else "Nothing has been pushed yet."]
+
+
+def _item(item: LogItem) -> list[str]:
+    what = "replaced by a merge" if item.kept else f"version {item.version}"
+    if not item.snapshot:
+        return [styled("head", what) + f"  {sentences(item.events)}"]
+    lines: list[str] = [styled("head", what) + f"  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}"]
+    lines += [f"    {line}" for line in item.message.splitlines()]
+    lines += [f"    {sentences(item.events)}"] if item.events else []
+    if item.counts is not None:
+        lines.append(f"    {counts(item.counts)}")
+    if item.changes is not None:
+        lines += ["    " + change(c) for c in item.changes[:LISTED_MAX]]
+        if len(item.changes) > LISTED_MAX:
+            lines.append(f"    ... and {len(item.changes) - LISTED_MAX:,} more")
+    return lines
+
+
+def sentences(events: Sequence[str]) -> str:
+    return "; ".join(events)
+
+
+def show(r: ShowReport) -> list[str]:
+    return _item(r.version) + (diff(r.diff) if r.diff is not None else [])
 
 
 def counts(c: Counts) -> str:

@@ -41,12 +41,16 @@ def code_seeds() -> list[bytes]:
 
 def noted(data: bytes) -> None:
     """Tags that an admitted device wrote against the rules: they mean something or nothing."""
-    for tag in (device_set.LOGINS_TAG, device_set.INVITATIONS_TAG):
+    for tag in (device_set.LOGINS_TAG, device_set.INVITATIONS_TAG, device_set.NAMES_TAG):
         devices = replace(DEVICES, tags=((tag, data),))
         logins, invitations = device_set.open_logins(devices), device_set.invitations(devices)
         for item in logins:
             assert all(isinstance(name, str) for pair in item.backends for name in pair)
         device_set.expired(devices, 5)
+        given = device_set.given_names(devices)
+        if tag == device_set.NAMES_TAG:
+            assert device_set.given_names(device_set.with_names(devices, given)) == given
+        assert all(isinstance(name, str) for name in device_set.names_of(devices).values())
         if tag == device_set.INVITATIONS_TAG:
             again = device_set.invitations(device_set.with_invitations(devices, invitations))
             assert sorted(again) == sorted(invitations) or len(set(invitations)) < len(invitations)
@@ -58,7 +62,8 @@ def note_seeds() -> list[bytes]:
     )
     invitation = device_set.Invitation(drawn("i", 16), drawn("d", 16), drawn("k"), "phone", 9, device_set.UNUSED)
     invitations = device_set.with_invitations(DEVICES, [invitation])
-    return [data for devices in (logins, invitations) for _, data in devices.tags]
+    names = device_set.with_names(DEVICES, {drawn("d", 16): "phone", drawn("e", 16): "tower"})
+    return [data for devices in (logins, invitations, names) for _, data in devices.tags]
 
 
 def _config() -> Config:

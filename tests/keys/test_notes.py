@@ -14,20 +14,24 @@ from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
     INVITATIONS_TAG,
     LOGINS_TAG,
+    NAMES_TAG,
     AdminChain,
     DeviceSet,
     Invitation,
     OpenLogins,
     decode_device_set,
     expired,
+    given_names,
     invitations,
     joined,
     make_device_set,
+    names_of,
     new_device,
     open_logins,
     used_by,
     with_invitations,
     with_logins,
+    with_names,
     without_invitations,
 )
 from metasync.keys.invitation import Code, Invite, Way, decode_code, open_invite, seal_invite
@@ -48,6 +52,16 @@ def test_open_logins_as_bytes() -> None:
     assert dict(devices.tags)[LOGINS_TAG] == (b"\x01" * 16 + b"\0\5phone" + b"\0\2" + b"\0\1a\0\4file" + b"\0\1b\0\2s3")
     assert open_logins(decode_device_set(devices.encode(), CHAIN.ns_id)) == (LOGINS,)
     assert with_logins(devices, [replace(LOGINS, backends=())]) == EMPTY
+
+
+def test_given_names_as_bytes() -> None:
+    devices = with_names(with_logins(EMPTY, [LOGINS]), {b"\x02" * 16: "b", b"\x01" * 16: "a"})
+    assert dict(devices.tags)[NAMES_TAG] == b"\x01" * 16 + b"\0\1a" + b"\x02" * 16 + b"\0\1b"
+    again = decode_device_set(devices.encode(), CHAIN.ns_id)
+    assert given_names(again) == {b"\x01" * 16: "a", b"\x02" * 16: "b"}
+    assert names_of(again) == given_names(again)  # also in place of what the open logins say
+    assert with_names(devices, {}).tags == with_logins(EMPTY, [LOGINS]).tags
+    assert given_names(replace(EMPTY, tags=((NAMES_TAG, b"\x01" * 16 + b"\0\2a"),))) == {}
 
 
 def test_invitations_as_bytes() -> None:

@@ -36,9 +36,12 @@ COMMANDS: dict[str, Any] = {
     "pull": sync.PullReport,
     "sync": {"pull": sync.PullReport, "push": sync.PushReport},
     "log": {"versions": tuple[backends.LogItem, ...]},
+    "show": history.ShowReport,
     "diff": history.DiffReport,
     "ls": history.Listing,
+    "cat": {"version": int | None, "snapshot": str, "path": str, "size": int, "base64": str},
     "restore": history.RestoreReport,
+    "undelete": history.RestoreReport,
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
     "check": backends.CheckReport,
@@ -49,6 +52,7 @@ COMMANDS: dict[str, Any] = {
     "backend set": backends.BackendChange,
     "device list": members.DeviceList,
     "device revoke": members.RotationReport | members.NoteReport,
+    "device rename": members.RenameReport,
     "device confirm": members.NoteReport,
     "invite": members.InviteReport,
     "recover": backends.RecoverReport,
@@ -70,7 +74,11 @@ ERROR = {
 
 
 # What reports name that their own module imports for type checkers alone.
-REPORTED = {name: value for module in (changes, members, evidence, sync) for name, value in vars(module).items()}
+REPORTED = {
+    name: value
+    for module in (backends, history, changes, members, evidence, sync)
+    for name, value in vars(module).items()
+}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

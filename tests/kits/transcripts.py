@@ -35,7 +35,7 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", "TIME"),
     (r"(?<= on )\d{4}-\d\d-\d\d(?=\"?}?$)", "DAY"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", "TIME"),
-    (r'("(?:time|mtime|since)_ns": )\d+', r"\1TIME"),
+    (r'("(?:time|mtime|since|seen)_ns": )\d+', r"\1TIME"),
     (r'("(?:free|total|bytes_stored|bytes_read|used)(?:_bytes)?": )\d+', r"\1SIZE"),
     (r'("seconds": )[\d.e-]+', r"\1TIME"),
     (r"\b[0-9a-f]{8,64}\b", "ID"),

@@ -166,9 +166,6 @@ class SimRuntime:
     def listen(self, listener: object) -> None:
         """Nobody: what is told of transfers is measured, and time is not."""
 
-    def heed(self, check: object) -> None:
-        """Nobody: a client's operations are ended by its end alone."""
-
     def govern(self, governor: object) -> None:
         """By nobody: a user's limits change when things happen, and the network does that already."""
 

@@ -1,0 +1,137 @@
+"""What versions changed of devices, keys and backends (`metasync log --all`).
+
+A state names the device set and the config by their hashes, so two states tell whether anything between them changed.
+The chain of states is searched as a skip list: from a state to the one that its `skip` names, and into the stretch
+between two only if they differ, or if a version in it is no push. So k changes among n versions take about k log2 n
+states, each of 402 bytes and one request at most; what was read once is kept in the local cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+from metasync.config import Config
+from metasync.consensus import State, decode_state, skip_version
+from metasync.errors import MetaSyncError
+from metasync.keys.device_set import DeviceSet, given_names, invitations, names_of, open_logins
+from metasync.local.state_keys import META_KIND
+from metasync.session.session import Session
+
+T = TypeVar("T")
+
+
+def events(s: Session, newest: State, lowest: int, no_pushes: Collection[int]) -> dict[int, tuple[str, ...]]:
+    """What changed in versions after `lowest`, as phrases by version; of version 0 who made it.
+
+    Those in `no_pushes` are all there, of the others those that changed anything.
+
+    `DamagedError`, `NoQuorumError` where a state on the way cannot be had.
+    """
+    chain = _Chain(s, newest)
+    bottom = chain.at(newest, lowest) if lowest < newest.v else newest
+    wanted = sorted(no_pushes)
+    out = {after.v: _changes(s, before, after) for before, after in _changing(chain, bottom, newest, wanted)}
+    if not bottom.v:
+        made = _read(lambda: [f"{', '.join(names_of(s.devices_of(bottom)).values())} made the workspace"], "made")
+        out[0] = tuple(made)
+    return out
+
+
+class _Chain:
+    """States of the chain below the newest, from the local cache where it has them."""
+
+    def __init__(self, s: Session, newest: State) -> None:
+        self.s = s
+        self.newest = newest
+
+    def at(self, above: State, v: int) -> State:
+        """State `v`, on the way down from `above`."""
+        state = above
+        while state.v > v:
+            below = skip_version(state.v)
+            digest, below = (state.skip, below) if below >= v else (state.prev, state.v - 1)
+            data = self.s.db.get_object(digest)
+            found = decode_state(data) if data is not None else None
+            if found is None or found.hash != digest:
+                found = self.s.runtime.run(self.s.group.state_at(self.newest, below, state))
+                self.s.db.put_objects([(digest, META_KIND, found.encode())])
+            state = found
+        return state
+
+
+def _changing(chain: _Chain, low: State, high: State, wanted: list[int]) -> Iterator[tuple[State, State]]:
+    """(state before, state) of versions after `low` that are `wanted`, or in which something changed."""
+    todo = [(low, high)]
+    while todo:
+        low, high = todo.pop()
+        is_wanted = bisect_right(wanted, low.v) < bisect_right(wanted, high.v)
+        if high.v <= low.v or not (is_wanted or _named(low) != _named(high)):
+            continue
+        if high.v == low.v + 1:
+            yield low, high
+            continue
+        below = skip_version(high.v)
+        middle = chain.at(high, below if below > low.v else high.v - 1)
+        todo += [(low, middle), (middle, high)]
+
+
+def _named(state: State) -> tuple[object, ...]:
+    return state.config, state.devices, state.epoch, state.era
+
+
+def _changes(s: Session, a: State, b: State) -> tuple[str, ...]:
+    out: list[str] = []
+    if a.era != b.era:
+        out.append(f"the workspace was restarted as era {b.era}")
+    if a.devices != b.devices:
+        out += _read(lambda: _of_devices(s.devices_of(a), s.devices_of(b), b.v), "the list of devices changed")
+    if a.epoch != b.epoch:
+        out.append(f"new keys, of epoch {b.epoch}")
+    if a.config != b.config:
+        out += _read(lambda: _of_config(s.config_of(a), s.config_of(b)), "the backends or their settings changed")
+    return tuple(out) or (() if a.master != b.master else ("nothing of devices, keys or backends changed",))
+
+
+def _read(told: Callable[[], list[str]], instead: str) -> list[str]:
+    """What two records differ in; where one of them cannot be had any more, that they do."""
+    try:
+        return told()
+    except MetaSyncError as e:
+        return [f"{instead}; how, cannot be read now ({e.message})"]
+
+
+def _of_devices(a: DeviceSet, b: DeviceSet, v: int) -> list[str]:
+    before, after = {c.device_id for c in a.certificates}, {c.device_id for c in b.certificates}
+    names, called = names_of(a), names_of(b)
+    out = [f"{called[i]} joined" for i in sorted(after - before, key=called.__getitem__)]
+    out += [f"{names[i]} was revoked" for i in sorted(before - after, key=names.__getitem__)]
+    renamed = [i for i in before & after if names[i] != called[i]]
+    out += [f"{names[i]} is called {called[i]} now" for i in sorted(renamed, key=names.__getitem__)]
+    open_before = {i.invitation_id: i.name for i in invitations(a) if i.is_open(v - 1)}
+    open_after = {i.invitation_id: i.name for i in invitations(b) if i.is_open(v)}
+    used = {i.invitation_id for i in invitations(b) if i.device_id in after - before}
+    out += [f"{name} was invited" for i, name in open_after.items() if i not in open_before]
+    ended = [name for i, name in open_before.items() if i not in open_after and i not in used]
+    out += [f"the invitation of {name} ended" for name in ended]
+    left = {item.device_id: item.backends for item in open_logins(b)}
+    done = [item for item in open_logins(a) if left.get(item.device_id, ()) != item.backends]
+    out += [f"logins of {item.name} were confirmed as withdrawn" for item in done]
+    known = given_names(a) != given_names(b) or a.tags != b.tags or a.slots != b.slots
+    return out or ["the list of devices changed" if known else "the devices stayed the same"]
+
+
+def _of_config(a: Config, b: Config) -> list[str]:
+    before, after = ({e.backend_id: e for e in c.backends} for c in (a, b))
+    out = [f"backend {after[i].name} was added" for i in after if i not in before]
+    out += [f"backend {before[i].name} was removed" for i in before if i not in after]
+    for i in [i for i in after if i in before]:
+        x, y = before[i], after[i]
+        if x.name != y.name:
+            out.append(f"backend {x.name} is called {y.name} now")
+        if x.capacity_bytes != y.capacity_bytes:
+            out.append(f"backend {y.name} has another capacity")
+        if (x.acceptor is None) != (y.acceptor is None):
+            out.append(f"backend {y.name} votes" + (" no more" if y.acceptor is None else " now"))
+    return out or ["settings of the backends changed"]
