@@ -416,10 +416,7 @@ class Workspace:
             return invitation.invite(s, passphrase, name, expires_after=expires_after, dry_run=dry_run)
 
     def invitation_revoke(self, names: Sequence[str], *, dry_run: bool = False) -> reports.NoteReport:
-        """Takes open invitations back, by device name or by the beginning of their id. Needs no passphrase.
-
-        Who has read one already holds the keys of today: `key_rotate` is against that.
-        """
+        """Takes open invitations back, by name or id. Who has read one holds the keys of today: then `key_rotate`."""
         with self._operation("device revoke") as s:
             return devices.take_back(s, names, dry_run=dry_run)
 
@@ -469,10 +466,7 @@ class Workspace:
         return preferences.configure(self._work.settings_path, key, value, self._connections.agreed_names)
 
     def pause(self, seconds: float | None = None) -> reports.SettingsReport:
-        """Has all transfers of this workspace rest on this device: so long, or until `resume`.
-
-        What is being agreed on is finished; calls that have begun end.
-        """
+        """Has all transfers of this workspace rest on this device: so long, or until `resume`. What has begun ends."""
         return preferences.pause(self._work.settings_path, seconds)
 
     def resume(self) -> reports.SettingsReport:
