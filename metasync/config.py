@@ -36,6 +36,7 @@ NO_LIMIT: Final = (1 << 64) - 1
 """The size limit of a last size class."""
 CHANGED_TAG: Final = 1  # u64 version as which a change made this config, 32 bytes: the hash of the one before
 MOVING_TAG: Final = 2  # u64 generation, 32 bytes: the index whose packs lie where `prev_config` maps them
+LIMIT_TAG: Final = 1  # of a backend: u64, its limit in bytes where the weight is another; 0 for none
 TRUSTING_TAG: Final = 3  # no bytes: the user chose to allow for no backend that lies, also where it costs nothing
 WEIGHTED_RENDEZVOUS: Final = 1
 
@@ -82,6 +83,22 @@ class BackendEntry:
     storage: tuple[Storage, ...]
     acceptor: Acceptor | None
     tags: Tags = ()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """How many bytes of packs may go there, as a user said; None: as many as the store takes."""
+        said = dict(self.tags).get(LIMIT_TAG)
+        if said is not None and len(said) == 8:
+            return int.from_bytes(said, "big") or None
+        return self.capacity_bytes if self.capacity_bytes != DEFAULT_CAPACITY else None
+
+    def weighing(self, weight: int, limit: int | None) -> BackendEntry:
+        """The same with this weight, and a limit of its own where that is not what the weight says."""
+        tags = tuple(item for item in self.tags if item[0] != LIMIT_TAG)
+        entry = replace(self, capacity_bytes=weight, tags=tags)
+        if entry.limit_bytes == limit:
+            return entry
+        return replace(entry, tags=tuple(sorted((*tags, (LIMIT_TAG, u64(limit or 0))))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +256,13 @@ class Config:
     def with_backends(self, backends: Sequence[BackendEntry]) -> Config:
         """The same config with these backends, put in canonical order."""
         return replace(self, backends=tuple(sorted(backends, key=lambda b: b.backend_id)))
+
+    def weighed(self) -> Config:
+        """The same; where all have equal weights and each has a limit by now, with the limits for weights."""
+        storing = [b for b in self.backends if b.storage]
+        if any(b.capacity_bytes != DEFAULT_CAPACITY or b.limit_bytes is None for b in storing):
+            return self
+        return self.with_backends([b.weighing(b.limit_bytes or b.capacity_bytes, b.limit_bytes) for b in self.backends])
 
     def encode(self) -> bytes:
         self.check()

@@ -115,7 +115,7 @@ class Workspace:
         replicas: int | None = None,
         encryption: bool = True,
         byzantine: found.Lying = None,
-        by_space: bool | Callable[[Mapping[str, int]], bool] = False,
+        by_space: bool | None = None,
         device_name: str | None = None,
         on_event: Listener = ignore,
         kdf: Cost = COST,
@@ -125,8 +125,8 @@ class Workspace:
         `replicas`: copies of everything, 2 by default (1 with one backend). `kdf`: what opening the passphrase's key
         slot costs; lower it in tests only. `byzantine`: whether voting backends that lie are allowed for; None: where
         it costs nothing (4, 6, 8 of them), True: at the cost of one tolerated outage too (5, 7); or whom to ask, told
-        how many vote, where all vote in log form. `by_space`: a backend without a capacity in its URL gets what is free
-        there; or whom to ask that, shown these capacities (bytes, by name), where they are unequal. `UsageError`,
+        how many vote, where all vote in log form. `by_space`: whether shares of the data follow the free space where
+        not all have a capacity in their URL; None: where all backends tell it, and it differs. `UsageError`,
         `WorkspaceError` if the folder or the name is taken, `BackendError` if a backend does not take part.
         """
         wanted = found.NewWorkspace(

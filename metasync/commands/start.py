@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,21 +42,6 @@ def _asked_byzantine(options: Options) -> Callable[[int], bool | None] | None:
     return ask
 
 
-def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | bool:
-    """Where backends have very different space it is the user's choice: asks on a terminal, else shares are equal."""
-    if options.json or options.quiet or not prompt.somebody():
-        return False
-
-    def ask(offer: Mapping[str, int]) -> bool:
-        told = ", ".join(f"{name} {_text.size(size)}" for name, size in sorted(offer.items()))
-        return prompt.confirmed(
-            f"Nine tenths of what is free: {told}. Shall that be their capacity, and their share of the data follow it?"
-            " Otherwise all get the same."
-        )
-
-    return ask
-
-
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), default=Path())
 @click.option("--name", required=True, help="What the workspace is called on all devices.")
@@ -74,7 +59,7 @@ def _asked_shares(options: Options) -> Callable[[Mapping[str, int]], bool] | boo
 @click.option("--byzantine/--no-byzantine", default=None,
               help="Bear voting backends that lie, even if fewer may then be down; or do not.")  # fmt: skip
 @click.option("--by-space/--equal-shares", default=None,
-              help="Share the data by capacity (default: nine tenths of the free space), or equally.")  # fmt: skip
+              help="Share by free space, or equally. Default: by space, where all backends tell it.")  # fmt: skip
 @anyway_option
 @common
 @click.pass_obj
@@ -111,7 +96,7 @@ def init(
         replicas=replicas,
         encryption=not no_encryption,
         byzantine=_asked_byzantine(options) if byzantine is None else byzantine,
-        by_space=_asked_shares(options) if by_space is None else by_space,
+        by_space=by_space,
         device_name=device_name,
         on_event=console.event,
     )

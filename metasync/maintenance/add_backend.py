@@ -18,7 +18,7 @@ from metasync.errors import BackendError, UsageError
 from metasync.maintenance.reconfigure import Wanted, change
 from metasync.members.found import ID_BYTES, NS_BYTES
 from metasync.runtime.sizes import BIRTH_ANSWER_BYTES_MAX
-from metasync.session import agreement, open_backend
+from metasync.session import agreement, open_backend, space
 from metasync.session.folder import Link
 from metasync.session.open_backend import NewBackend
 
@@ -42,7 +42,7 @@ def add(s: Session, url: str, *, replaces: str | None = None, dry_run: bool = Fa
     with contextlib.closing(c.machine.opened(name, parsed, create=not dry_run)) as backend:
         new = open_backend.new_backend(name, parsed, backend, s.listener)
         _refuse_known(s, name, backend, leaving)
-        wanted = _in_place_of(_adding(new, s.entropy), leaving)
+        wanted = _in_place_of(_adding(new, s.entropy, _free(backend)), leaving)
         if dry_run:
             return change(s, wanted, dry_run=True)
         backend_id = _id_of(wanted, s.config)
@@ -83,16 +83,13 @@ def alter(
         now = config.backend(entry.backend_id)
         if now is None:
             raise UsageError(f"{name} was removed by another device meanwhile")
-        then = replace(
-            now,
-            name=new_name or now.name,
-            capacity_bytes=capacity_bytes or now.capacity_bytes,
-            acceptor=acceptor if role is not None else now.acceptor,
-        )
+        then = replace(now, name=new_name or now.name, acceptor=acceptor if role is not None else now.acceptor)
+        if capacity_bytes is not None:
+            then = then.weighing(DEFAULT_CAPACITY if _are_equal(config) else capacity_bytes, capacity_bytes)
         others = [b for b in config.backends if b.backend_id != entry.backend_id]
         if then.name in {b.name for b in others}:
             raise UsageError(f"another backend is called {then.name!r}", next_step="Choose another name.")
-        return config.with_backends([*others, then])
+        return config.with_backends([*others, then]).weighed()
 
     wanted.make = make
     return change(s, wanted, dry_run=dry_run)
@@ -174,7 +171,31 @@ def _in_place_of(wanted: Wanted, leaving: BackendEntry | None) -> Wanted:
     return replace(wanted, make=make, leaves=leaving.backend_id)
 
 
-def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
+def _are_equal(config: Config) -> bool:
+    """Whether all backends have equal shares because not all were given a capacity."""
+    return all(b.capacity_bytes == DEFAULT_CAPACITY for b in config.backends if b.storage)
+
+
+def _weight(config: Config, new: NewBackend, free_bytes: int | None) -> int:
+    """The weight of a new backend: equal among equal ones, else its capacity, its free space, or the others' mean."""
+    if _are_equal(config):
+        return DEFAULT_CAPACITY
+    if new.limit_bytes is not None:
+        return new.limit_bytes
+    if free_bytes is not None:
+        return space.offer(free_bytes)
+    weights = [b.capacity_bytes for b in config.backends if b.storage]
+    return sum(weights) // len(weights)
+
+
+def _free(backend: Backend) -> int | None:
+    """What a new store tells of its free space."""
+    with open_backend.bare_runtime({"": backend}) as runtime:
+        told = space.ask(runtime.run, [""]).get("")
+    return told.free_bytes if told is not None else None
+
+
+def _adding(new: NewBackend, entropy: Callable[[int], bytes], free_bytes: int | None = None) -> Wanted:
     wanted = Wanted(new.name, lambda config: config)
     storage_id, nonce = entropy(ID_BYTES), entropy(BIRTH_NONCE_BYTES)
     wanted.births[storage_id] = nonce
@@ -195,7 +216,8 @@ def _adding(new: NewBackend, entropy: Callable[[int], bytes]) -> Wanted:
         _refuse_form(config, entry.name, form)
         if any(b.identity == entry.identity for b in config.backends):
             raise UsageError(f"another device has added the store of {entry.name} meanwhile")
-        return config.with_backends([*config.backends, entry])
+        weighing = entry.weighing(_weight(config, new, free_bytes), new.limit_bytes)
+        return config.with_backends([*config.backends, weighing]).weighed()
 
     wanted.make = make
     return wanted

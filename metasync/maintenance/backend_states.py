@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.backends.wrappers.wrapper import AbsentBackend
-from metasync.config import DEFAULT_CAPACITY
 from metasync.maintenance import holdings
 from metasync.maintenance.reconfigure import still_moving
 from metasync.reports.backends import CONDITIONS, BackendList, BackendState
 from metasync.session import evidence, health, space
 from metasync.session.connections import given_up
-from metasync.store.placement import shares_of, survives
+from metasync.store.placement import survives
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
@@ -54,7 +53,7 @@ def listing(s: Session) -> BackendList:
 def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings.Holdings | None) -> list[BackendState]:
     """How these backends fare, by what they answered. Notes since when those are away that are."""
     links, told = s.connections.links, answers.space
-    shares, without = shares_of(s.config), given_up(s.db) | s.given_up
+    shares, without = space.config_shares(s.config), given_up(s.db) | s.given_up
     out = []
     for name in names:
         entry = s.config.named(name)
@@ -64,7 +63,7 @@ def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings
         roles += ("blocks",) if entry.acceptor is not None and entry.acceptor.form == "block" else ()
         state = "not linked" if link is None else answers.states.get(name, "ok")
         state = "full: its reserve was used" if state == "ok" and name in without else state
-        capacity = entry.capacity_bytes if entry.capacity_bytes != DEFAULT_CAPACITY else None
+        capacity = entry.limit_bytes
         used = held.on(entry.backend_id) if held is not None and entry.storage else None
         out.append(
             BackendState(
@@ -81,6 +80,7 @@ def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings
                 warning=_vote_doubt(s, name, entry) or space.warning(name, capacity, used, told.get(name)),
                 condition=_condition(state),
                 share=shares.get(entry.backend_id),
+                limit_bytes=capacity,
             )
         )
     return _with_times(s, out)

@@ -37,7 +37,7 @@ from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
 from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.sizes import LOST_ROUNDS_MAX, PACKS_ASKED_AT_ONCE
-from metasync.session import agreement
+from metasync.session import agreement, space
 from metasync.session.folder import BASE_KEY
 from metasync.session.session import Agreed, Session
 from metasync.store import placement
@@ -79,6 +79,7 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
             continue
         new = _complete(s, wanted, base, raw)
         _check_data(s, wanted, base, new)
+        _tell_shares(s, old, new)
         if dry_run:
             return _report(wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new))
         digest = _prepared(s, wanted, base, new)
@@ -92,6 +93,13 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
         f"others pushed {LOST_ROUNDS_MAX} times while the backends were to be changed; nothing was changed",
         next_step="Run again.",
     )
+
+
+def _tell_shares(s: Session, old: Config, new: Config) -> None:
+    """Says who gets how much of the data from now on, before anything is stored."""
+    before, after = space.config_shares(old), space.config_shares(new)
+    if before != after:
+        s.listener(Notice(space.shares_text({b.name: after.get(b.backend_id) for b in new.backends})))
 
 
 def _complete(s: Session, wanted: Wanted, base: Agreed, raw: Config) -> Config:

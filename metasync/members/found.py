@@ -58,7 +58,7 @@ from metasync.runtime.effects import Op, Reply, Task, each, together
 from metasync.session import open_backend, space
 from metasync.session.folder import Link, new_folder, write_local
 from metasync.session.open_backend import NewBackend
-from metasync.store.placement import survives
+from metasync.store.placement import Placement, Target, survives
 
 ID_BYTES: Final = 16
 NS_BYTES: Final = 16
@@ -94,7 +94,7 @@ class NewWorkspace:
     replicas: int | None = None
     encryption: bool = True
     byzantine: Lying = None
-    by_space: bool | Callable[[Mapping[str, int]], bool] = False
+    by_space: bool | None = None
     device_name: str | None = None
     kdf: Cost = COST
 
@@ -129,9 +129,7 @@ def begin(
         new = open_backend.new_backends(opened, urls, on_event)
         open_backend.refuse_twins(new)
         runtime = stack.enter_context(open_backend.bare_runtime(opened))
-        if wanted.by_space:
-            given = {n: u.capacity_bytes for n, u in urls.items()}
-            new = space.offered(new, given, space.ask(runtime.run, opened), wanted.by_space)
+        new, why = space.weighed(new, space.ask(runtime.run, opened), wanted.by_space)
         if search.search(sorted(opened), wanted.name, wanted.passphrase, runtime.run).secret is not None:
             raise WorkspaceError(
                 f"a workspace named {wanted.name!r} is there already, and this passphrase opens it",
@@ -139,6 +137,11 @@ def begin(
             )
         folders = {n: os.urandom(NS_BYTES).hex() for n in opened}
         inner = stack.enter_context(open_backend.bare_runtime({n: Prefixed(b, folders[n]) for n, b in opened.items()}))
+        weights = [Target(n.to_bytes(ID_BYTES, "big"), b.weight or b.capacity_bytes) for n, b in enumerate(new)]
+        parts = space.rounded_shares(Placement(weights, copies=copies))
+        on_event(
+            Notice(space.shares_text({b.name: parts.get(t.backend_id) for b, t in zip(new, weights, strict=True)}, why))
+        )
         voters = [b.form for b in new if b.role_both and b.form != "none"]
         lying = wanted.byzantine
         if callable(lying):  # who is to be asked is asked where the answer may be yes
@@ -201,7 +204,7 @@ def make_config(
                 identity=b.identity,
                 storage=(Storage(entropy(ID_BYTES), birth_digest(holder)),),
                 acceptor=Acceptor(entropy(ID_BYTES), form, birth_digest(voter)) if form is not None else None,
-            )
+            ).weighing(b.weight or b.capacity_bytes, b.limit_bytes)
         )
     if not any(e.acceptor for e in entries):
         raise UsageError(

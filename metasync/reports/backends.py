@@ -56,6 +56,7 @@ class BackendState:
     condition     the state in a word or two: `CONDITIONS`
     since_ns      since when it cannot be used, as this device noticed it (its clock, ns since 1970)
     share         of all packs that it gets by the mapping, 0 to 1; None where it holds no data
+    capacity_bytes  its weight, which the share follows; `limit_bytes`: how much may go there, None without a limit
     used_bytes    of packs there, counted by the index of this folder's version; None when that is not at hand
     free_bytes    on the account, and `total_bytes` of it, where the backend tells
     reserve_used  it was full, and its ballast was given up so that agreement went on
@@ -77,6 +78,7 @@ class BackendState:
     condition: str = "ok"
     since_ns: int | None = None
     share: float | None = None
+    limit_bytes: int | None = None
 
     @property
     def holds(self) -> bool:

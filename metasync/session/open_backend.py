@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewBackend:
-    """A backend that will take part. `form`: how it may vote; `identity`: its native identity, 32 bytes."""
+    """A backend that will take part. `form`: how it may vote; `identity`: its native identity, 32 bytes.
+
+    `capacity_bytes`: what the user gave, else `DEFAULT_CAPACITY`. `weight`: its share follows it; None: the capacity.
+    """
 
     name: str
     scheme: str
@@ -42,6 +45,12 @@ class NewBackend:
     form: LogForm
     identity: bytes
     role_both: bool
+    weight: int | None = None
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the user gave, or None."""
+        return self.capacity_bytes if self.capacity_bytes != DEFAULT_CAPACITY else None
 
 
 FIRST_ANSWER_S: Final = 20.0  # for name look-up, TLS, a login, a disk that spins up

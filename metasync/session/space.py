@@ -19,10 +19,12 @@ from metasync.local.state_keys import GIVEN_UP_KEY, SPACE_KEY, SpaceNote
 from metasync.reports.sync import TightBackend
 from metasync.runtime.effects import Op, each
 from metasync.session.connections import given_up
+from metasync.store.placement import Placement, placement_of
 from metasync.transfer.copies import MARGIN_BYTES, Room, is_nearly_full, placed_bytes
 
 if TYPE_CHECKING:
     from metasync.backends.api import Space
+    from metasync.config import Config
     from metasync.runtime.effects import Reply, Task
     from metasync.session.open_backend import NewBackend
     from metasync.session.session import Session
@@ -32,7 +34,8 @@ FRESH_S: Final = 300.0  # an answer serves again for so long
 PLENTY_BYTES: Final = 1 << 30  # if it was more than this: a user who makes room wants it seen at once
 MIB: Final = 1 << 20
 CAPACITY_SHARE: Final = 0.9  # of what is free that is offered as a capacity: others write there, too
-UNEQUAL_FACTOR: Final = 1.5  # space that differs by less is not worth a question
+SHARE_DIGITS: Final = 4  # of a share as it is told: a hundredth of a percent
+UNEQUAL_FACTOR: Final = 1.1  # space that differs by less counts as equal: others write there, too
 ASK_TIMEOUT_S: Final = 5.0  # one small request; who does not answer has room until it says otherwise
 PUT_BACK_TIMEOUT_S: Final = 30.0  # 256 KiB at 64 kbit/s
 
@@ -43,32 +46,56 @@ def ask(run: Callable[[Task], Any], names: Iterable[str]) -> dict[str, Space]:
     return {n: r.value for n, r in replies.items() if r.error is None and r.value is not None}
 
 
-def offered(
-    new: Sequence[NewBackend],
-    given: Mapping[str, int | None],
-    told: Mapping[str, Space],
-    by_space: bool | Callable[[Mapping[str, int]], bool],
-) -> list[NewBackend]:
-    """Gives new backends without a capacity one by their free space, if that is wanted.
+def offer(free_bytes: int) -> int:
+    """The weight of a backend with so much free space."""
+    return max(MIB, int(free_bytes * CAPACITY_SHARE) // MIB * MIB)
 
-    `by_space`: whether it is, or a function that asks, called if all tell and their space differs much. `UsageError` if
-    it is wanted and one does not tell.
+
+def weighed(
+    new: Sequence[NewBackend], told: Mapping[str, Space], by_space: bool | None
+) -> tuple[list[NewBackend], str]:
+    """New backends with their weights, which their shares of the data follow; and by what these were decided.
+
+    Capacities, where all have one. Else the told space, or a smaller capacity, where all have either and it differs
+    by `UNEQUAL_FACTOR`. Else all are equal. `by_space`: True takes the space however little it differs, and raises
+    `UsageError` where one does not tell; False never takes it.
     """
-    rest = [b.name for b in new if given[b.name] is None]
-    free = {n: space.free_bytes for n, space in told.items() if space.free_bytes is not None}
-    offer = {n: max(MIB, int(free[n] * CAPACITY_SHARE) // MIB * MIB) for n in rest if n in free}
-    silent = [n for n in rest if n not in offer]
-    if callable(by_space):
-        unequal = len(offer) > 1 and max(offer.values()) >= UNEQUAL_FACTOR * min(offer.values())
-        by_space = not silent and unequal and by_space(offer)
-    if not by_space:
-        return list(new)
-    if silent:
+    if all(b.limit_bytes is not None for b in new):
+        return list(new), "by capacity"
+    free = {n: offer(space.free_bytes) for n, space in told.items() if space.free_bytes is not None}
+    known = {b.name: [*filter(None, (free.get(b.name), b.limit_bytes))] for b in new}
+    silent = [name for name, sizes in known.items() if not sizes]
+    if by_space and silent:
         raise UsageError(
             f"{', '.join(silent)}: how much is free there, these backends do not tell",
             next_step="Give their capacity in the URL: capacity=15GiB.",
         )
-    return [replace(b, capacity_bytes=offer.get(b.name, b.capacity_bytes)) for b in new]
+    weights = {name: min(sizes) for name, sizes in known.items() if sizes}
+    unequal = not silent and max(weights.values()) >= UNEQUAL_FACTOR * min(weights.values())
+    if by_space or (by_space is None and unequal):
+        return [replace(b, weight=weights[b.name]) for b in new], "by free space"
+    why = "equal, for not all have a capacity" if any(b.limit_bytes for b in new) else "equal"
+    return [replace(b, weight=DEFAULT_CAPACITY) for b in new], why
+
+
+def config_shares(config: Config) -> dict[bytes, float]:
+    """By id of each backend that holds data: the part of all packs that it gets, 0 to 1. Empty: too many to compute."""
+    return rounded_shares(placement_of(config))
+
+
+def rounded_shares(placement: Placement) -> dict[bytes, float]:
+    """The expected shares, to `SHARE_DIGITS`; empty where there are too many backends to compute them."""
+    try:
+        expected = placement.expected_shares()
+    except UsageError:
+        return {}
+    return {backend_id: round(float(share), SHARE_DIGITS) for backend_id, share in expected.items()}
+
+
+def shares_text(shares: Mapping[str, float | None], why: str = "") -> str:
+    """Who gets how much of all data, in a sentence."""
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares.items()) if share is not None)
+    return f"of all data each backend gets: {parts}{f' ({why})' if why else ''}"
 
 
 def begin_asking(s: Session, index: Index) -> Callable[[], None]:
@@ -97,11 +124,11 @@ def begin_asking(s: Session, index: Index) -> Callable[[], None]:
 
 def _left(s: Session, index: Index) -> dict[str, int]:
     """The bytes left of the capacities that users gave; a default capacity only says that all backends are equal."""
-    given = [b for b in s.config.backends if b.storage and b.capacity_bytes != DEFAULT_CAPACITY]
+    given = {b: limit for b in s.config.backends if b.storage and (limit := b.limit_bytes) is not None}
     if not given:
         return {}
     placed = placed_bytes(index.packs().values(), s.transfer.placement)
-    return {b.name: b.capacity_bytes - placed.get(b.backend_id, 0) for b in given}
+    return {b.name: limit - placed.get(b.backend_id, 0) for b, limit in given.items()}
 
 
 def _told(s: Session) -> dict[str, int]:

@@ -35,8 +35,6 @@ WEIGHT_MAX = CAPACITY_BYTES_MAX
 PARTITION_BYTES = 8
 SHARES_STEPS_MAX = 1 << 18  # a bound for `shares`: 16 backends with 8 copies pass, in 0.1 s, or 500 with 2
 
-SHARE_DIGITS = 4  # of a share as it is told: a hundredth of a percent
-
 _HASH_BITS = 64
 _DOMAIN = b"metasync place 1"  # 16 bytes, the most that BLAKE2b takes as its personalization
 _FRACTION_BITS = 80  # keeps 14 bits of -ln(u) at the u next to 1, where it is 2**-65, and 78 at a usual one
@@ -197,15 +195,6 @@ def placement_of(config: Config) -> Placement:
         copies=policy.copies if isinstance(policy, Replicate) else policy.total,
         partitions=config.mapping.partitions,
     )
-
-
-def shares_of(config: Config) -> dict[bytes, float]:
-    """By id of each backend that holds data: the part of all packs that it gets, 0 to 1. Empty: too many to compute."""
-    try:
-        expected = placement_of(config).expected_shares()
-    except UsageError:
-        return {}
-    return {backend_id: round(float(share), SHARE_DIGITS) for backend_id, share in expected.items()}
 
 
 def gaining(old: Config, new: Config) -> set[bytes]:

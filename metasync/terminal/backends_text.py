@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metasync.config import DEFAULT_CAPACITY
 from metasync.terminal.style import alarm, joined, styled
 from metasync.terminal.text import count, size, text
 
@@ -32,7 +31,7 @@ def backends(items: Sequence[BackendState], *, verbose: bool = False) -> list[st
                 "both" if {"data", "vote"} <= set(b.roles) else "data only" if "data" in b.roles else "vote only",
                 size(b.used_bytes) if b.used_bytes is not None else "-",
                 f"{b.share:.0%}" if b.share is not None else "-",
-                size(b.capacity_bytes) if b.capacity_bytes != DEFAULT_CAPACITY else "-",
+                size(b.limit_bytes) if b.limit_bytes is not None else "-",
                 size(b.free_bytes) if b.free_bytes is not None else "?",
                 styled(_role(b), b.condition),
                 b.url or "-",

@@ -156,6 +156,7 @@ class Lab:
 
     def init(self, urls: list[str], *, device: str = "laptop", name: str = "docs", **options: Any) -> Workspace:
         options.setdefault("passphrase", PASSPHRASE)
+        options.setdefault("by_space", False)  # free space of stores in a test is for other things
         report = Workspace.init(self.root / device, name=name, backends=urls, kdf=CHEAP, device_name=device, **options)
         return self.keep(report.workspace)
 

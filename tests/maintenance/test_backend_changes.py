@@ -214,7 +214,7 @@ def test_a_second_change_of_the_mapping_waits_and_a_rename_does_not(lab: Lab) ->
     with pytest.raises(UsageError, match="not moved yet"):
         laptop.backend_remove("a")
     with pytest.raises(UsageError, match="not moved yet"):
-        laptop.backend_set("a", capacity_bytes=1 << 30)
+        laptop.backend_add(lab.url("e"))
     laptop.backend_set("a", new_name="alpha")
     assert names_of(laptop) == {"alpha", "b", "c", "d"}
     assert laptop.backend_list().moving == moving
@@ -248,7 +248,7 @@ def test_roles_and_capacities(lab: Lab) -> None:
     laptop.backend_set("b", capacity_bytes=5 << 30)
     entry = config_of(laptop).named("b")
     assert entry is not None
-    assert entry.capacity_bytes == 5 << 30
+    assert entry.limit_bytes == 5 << 30
     assert laptop.backend_set("b", capacity_bytes=5 << 30).version is None
     fresh = lab.clone(lab.urls("a", "c"), device="fresh")
     write(lab.root / "fresh", {"x": b"x"})
