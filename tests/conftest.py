@@ -66,9 +66,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conflict copies have the date in their names: it is the same one for all tests."""
-    monkeypatch.setattr(sides, "date_of", lambda _: "20261122")
+def _one_day(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conflict copies have the date in their names: it is the same one for all tests, but where time is simulated."""
+    if "simulation" not in request.path.parts:
+        monkeypatch.setattr(sides, "date_of", lambda _: "20261122")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

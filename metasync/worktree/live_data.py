@@ -7,10 +7,12 @@ once, the files then come from different moments, and no merge can put them righ
 from __future__ import annotations
 
 from collections.abc import Collection
+from shlex import quote
 from typing import Final, NamedTuple
 
 from metasync.objects.model import split
 
+SQLITE: Final = "an open SQLite database"
 BESIDE: Final = (b"-wal", b"-journal", b"-shm")  # what SQLite has beside a database that is open
 
 
@@ -38,7 +40,7 @@ def live_data(new: Collection[bytes]) -> list[Live]:
         else:
             for tail in BESIDE:
                 if name.endswith(tail) and path.removesuffix(tail) in new:
-                    out[path.removesuffix(tail)] = "an open SQLite database"
+                    out[path.removesuffix(tail)] = SQLITE
     return [Live(path, what) for path, what in sorted(out.items())]
 
 
@@ -46,11 +48,16 @@ def warning(found: Live) -> str:
     """What is said of it, with what to do."""
     path = found.path.decode("utf-8", "surrogateescape")
     if found.what == "a git repository":
+        top = path.removesuffix(".git").rstrip("/")
+        at = f"-C {quote(top)} " if top else ""
         return (
-            f"{path} is a git repository: two devices that write to it at once break it. Ignore it (a line `.git/` in "
-            ".metasyncignore) and let git carry it, or a file made by `git bundle`: docs/howto/live-data.md"
+            f"{path} is a git repository: two devices that write to it at once break it. To leave it out: "
+            f"echo {quote(f'/{path}/')} >> .metasyncignore; to carry it as one file: git {at}bundle create repo.bundle "
+            "--all (docs/howto/live-data.md)"
         )
+    pattern = f"/{path}*" if found.what == SQLITE else f"/{path}/" if path else "/*"
     return (
-        f"{path} is {found.what}: a copy of it that was made while a program writes to it may be of no use. Ignore it "
-        "(.metasyncignore) and push a dump, or close the program before each push: docs/howto/live-data.md"
+        f"{path or 'this folder'} is {found.what}: a copy made while a program writes to it may be useless. To leave "
+        f"it out: echo {quote(pattern)} >> .metasyncignore; then push a dump, or close the program before each push "
+        "(docs/howto/live-data.md)"
     )

@@ -292,7 +292,9 @@ def _pushed(op: Operation, report: Any) -> None:
 
 def _pulled(op: Operation, report: Any) -> None:
     op.notes += ["conflict"] * len(report.conflicts) + ["merged by lines"] * len(report.merged)
-    op.conflicts += [c.path for c in report.conflicts]
+    # Those that were found now: others, and older ones that come back, may be with what was pushed here.
+    found = [c for c in report.conflicts if c.sides[1].here and (c.sides[1].version or 0) >= report.before]
+    op.conflicts += [c.path for c in found]
 
 
 def _sync(w: Workspace, op: Operation, step: Step) -> None:
