@@ -315,7 +315,8 @@ def log(s: Session, path: bytes | None, limit: int | None, **options: Unpack[Opt
         above = version_of(moment.snapshot) or above
     if last is not None and chosen == ALL:
         out[-1] = replace(out[-1], begins=begins(history, last.snapshot))
-    return _with_events(history, out, ended=True)[:limit] if everything else out
+    ended = last is None or not last.snapshot.parents  # else it is not known which of the older ones were no pushes
+    return _with_events(history, out, ended=ended)[:limit] if everything else out
 
 
 def _with_events(history: History, items: list[LogItem], *, ended: bool) -> list[LogItem]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from metasync.config import Config
 from metasync.consensus import State, decode_state, skip_version
-from metasync.errors import MetaSyncError
+from metasync.errors import DamagedError, MetaSyncError
 from metasync.keys.device_set import DeviceSet, given_names, invitations, names_of, open_logins
 from metasync.local.state_keys import META_KIND
 from metasync.session.session import Session
@@ -27,16 +27,27 @@ def events(s: Session, newest: State, lowest: int, no_pushes: Collection[int]) -
 
     Those in `no_pushes` are all there, of the others those that changed anything.
 
-    `DamagedError`, `NoQuorumError` where a state on the way cannot be had.
+    `NoQuorumError` where a state on the way cannot be had now.
     """
     chain = _Chain(s, newest)
-    bottom = chain.at(newest, lowest) if lowest < newest.v else newest
+    bottom = chain.lowest(lowest, newest)
     wanted = sorted(no_pushes)
-    out = {after.v: _changes(s, before, after) for before, after in _changing(chain, bottom, newest, wanted)}
+    stretches = [] if bottom.v <= lowest else [(lowest, bottom)]
+    out = {after.v: _changes(s, before, after) for before, after in _changing(chain, bottom, newest, wanted, stretches)}
+    for low, state in stretches:
+        out.update((v, (GONE,)) for v in wanted if low < v <= state.v)
+        if state.era:
+            out[state.v] = (f"the workspace was restarted as era {state.era}",)
     if not bottom.v:
-        made = _read(lambda: [f"{', '.join(names_of(s.devices_of(bottom)).values())} made the workspace"], "made")
+        made = _read(
+            lambda: [f"{', '.join(names_of(s.devices_of(bottom)).values())} made the workspace"],
+            "the workspace was made",
+        )
         out[0] = tuple(made)
     return out
+
+
+GONE: Final = "what it changed cannot be read any more"  # before a restart: the states were on the lost backends
 
 
 class _Chain:
@@ -45,6 +56,17 @@ class _Chain:
     def __init__(self, s: Session, newest: State) -> None:
         self.s = s
         self.newest = newest
+
+    def lowest(self, v: int, above: State) -> State:
+        """State `v`, or the oldest after it that can still be had on the way down from `above`."""
+        best, low = above, v - 1
+        while best.v > v and low < best.v - 1:
+            middle = v if low < v else (low + best.v) // 2
+            try:
+                best = self.at(best, middle)
+            except DamagedError:
+                low = middle
+        return best
 
     def at(self, above: State, v: int) -> State:
         """State `v`, on the way down from `above`."""
@@ -61,8 +83,13 @@ class _Chain:
         return state
 
 
-def _changing(chain: _Chain, low: State, high: State, wanted: list[int]) -> Iterator[tuple[State, State]]:
-    """(state before, state) of versions after `low` that are `wanted`, or in which something changed."""
+def _changing(
+    chain: _Chain, low: State, high: State, wanted: list[int], stretches: list[tuple[int, State]]
+) -> Iterator[tuple[State, State]]:
+    """(state before, state) of versions after `low` that are `wanted`, or in which something changed.
+
+    Where states cannot be had any more, adds the stretch to `stretches`: the version below it, the first state after.
+    """
     todo = [(low, high)]
     while todo:
         low, high = todo.pop()
@@ -73,7 +100,13 @@ def _changing(chain: _Chain, low: State, high: State, wanted: list[int]) -> Iter
             yield low, high
             continue
         below = skip_version(high.v)
-        middle = chain.at(high, below if below > low.v else high.v - 1)
+        try:
+            middle = chain.at(high, below if below > low.v else high.v - 1)
+        except DamagedError:
+            oldest = chain.lowest(low.v + 1, high)
+            stretches.append((low.v, oldest))
+            todo.append((oldest, high))
+            continue
         todo += [(low, middle), (middle, high)]
 
 
@@ -86,11 +119,16 @@ def _changes(s: Session, a: State, b: State) -> tuple[str, ...]:
     if a.era != b.era:
         out.append(f"the workspace was restarted as era {b.era}")
     if a.devices != b.devices:
-        out += _read(lambda: _of_devices(s.devices_of(a), s.devices_of(b), b.v), "the list of devices changed")
+        out += _read(
+            lambda: _of_devices(s.devices_of(a), s.devices_of(b), b.v),
+            "the list of devices changed; how, cannot be read any more",
+        )
     if a.epoch != b.epoch:
         out.append(f"new keys, of epoch {b.epoch}")
     if a.config != b.config:
-        out += _read(lambda: _of_config(s.config_of(a), s.config_of(b)), "the backends or their settings changed")
+        out += _read(
+            lambda: _of_config(s.config_of(a), s.config_of(b)), "the backends changed; how, cannot be read any more"
+        )
     return tuple(out) or (() if a.master != b.master else ("nothing of devices, keys or backends changed",))
 
 
@@ -98,8 +136,8 @@ def _read(told: Callable[[], list[str]], instead: str) -> list[str]:
     """What two records differ in; where one of them cannot be had any more, that they do."""
     try:
         return told()
-    except MetaSyncError as e:
-        return [f"{instead}; how, cannot be read now ({e.message})"]
+    except MetaSyncError:
+        return [instead]
 
 
 def _of_devices(a: DeviceSet, b: DeviceSet, v: int) -> list[str]:
@@ -119,7 +157,7 @@ def _of_devices(a: DeviceSet, b: DeviceSet, v: int) -> list[str]:
     done = [item for item in open_logins(a) if left.get(item.device_id, ()) != item.backends]
     out += [f"logins of {item.name} were confirmed as withdrawn" for item in done]
     known = given_names(a) != given_names(b) or a.tags != b.tags or a.slots != b.slots
-    return out or ["the list of devices changed" if known else "the devices stayed the same"]
+    return out or ["the list of devices changed"] * known
 
 
 def _of_config(a: Config, b: Config) -> list[str]:

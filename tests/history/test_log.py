@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 
 import pytest
 from workspace_kit import PASSPHRASE, Lab, write
@@ -265,3 +266,30 @@ def test_undelete_finds_the_last_version_that_has_it(two: tuple[Workspace, Works
     assert (c.directory / "1").read_bytes() == b"1"
     (w.directory / "5").unlink()  # not pushed: the newest version has it
     assert w.undelete("5").version == 6
+
+
+def test_log_of_everything_after_a_restart(lab: Lab) -> None:
+    """The states of before lay on backends that are lost: what cannot be read is said, and all else is listed."""
+    w = lab.init(lab.urls("a", "b", "c"), replicas=3)
+    write(w.directory, {"one": b"1"})
+    w.push("one")
+    c = lab.clone(lab.urls("a", "b", "c"))
+    write(c.directory, {"two": b"2"})
+    c.push("two")
+    w.pull()
+    w.close()
+    c.close()
+    for name in "bc":
+        shutil.rmtree(lab.store(name))
+    lab.hurry()
+    w = lab.reopen(w)
+    assert w.recover(["b", "c"], PASSPHRASE, confirm="docs").version is not None
+    write(w.directory, {"three": b"3"})
+    w.push("three")
+    late = lab.clone(lab.urls("a"), device="late")
+    for one in (w, late):
+        items = one.log(everything=True)
+        assert [item.version for item in items] == list(range(items[0].version, -1, -1))
+        told = [event for item in items for event in item.events]
+        assert "the workspace was restarted as era 1" in told
+        assert [item.message for item in items if item.message] == ["three", "two", "one"]
