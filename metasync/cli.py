@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -48,6 +49,13 @@ _MODULES = {name: module for commands in _PURPOSES.values() for name, module in 
 
 class Commands(click.Group):
     """The commands, each loaded with its family when it is asked for: a push does not pay for the others."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command. Ctrl-C is told here: click would begin another line before the bar is taken away."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as e:
+            raise click.Abort from e
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_MODULES)
@@ -157,7 +165,9 @@ def _run_alone(words: list[str], options: Options, command: str) -> int:
 
 def _interrupted(options: Options, command: str) -> int:
     if sys.stderr.isatty():
-        click.echo("\r", err=True, nl=False)  # over the ^C of the terminal's own
+        end_progress()
+        clear = "" if os.environ.get("TERM") == "dumb" else "\x1b[K"
+        click.echo(f"\r{clear}", err=True, nl=False, color=True)  # over the terminal's own ^C
     return _fail(options, command, interrupt.EXIT_CODE, "Interrupted", "interrupted; safe to run again")
 
 

@@ -9,6 +9,7 @@ import click
 from metasync.errors import UnreachableError
 from metasync.terminal import backends_text, text
 from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.names import completing
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -50,7 +51,7 @@ def backend_list(options: Options) -> None:
 
 
 @backend.command("link")
-@click.argument("name")
+@click.argument("name", shell_complete=completing("backends"))
 @click.argument("url")
 @common
 @click.pass_obj
@@ -72,7 +73,14 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Show what would be agre
 
 @backend.command("add")
 @click.argument("url")
-@click.option("--replace", "replaces", metavar="NAME", default=None, help="Remove this backend in the same step.")
+@click.option(
+    "--replace",
+    "replaces",
+    metavar="NAME",
+    default=None,
+    shell_complete=completing("backends"),
+    help="Remove this backend in the same step.",
+)
 @_dry_run
 @common
 @click.pass_obj
@@ -94,7 +102,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
 
 
 @backend.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=completing("backends"))
 @_dry_run
 @common
 @click.pass_obj
@@ -114,7 +122,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
 
 
 @backend.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=completing("backends"))
 @click.option("--name", "new_name", default=None, metavar="NAME", help="The new name.")
 @click.option("--capacity", default=None, metavar="SIZE", help="How much data it may hold, such as 15GiB.")
 @click.option("--role", type=click.Choice(["both", "storage"]), default=None,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
 DIFF_BYTES_MAX = 4 << 20  # of a file whose lines are compared
 
 
+SIDES = ("ours", "theirs", "both")  # beside the names of files
+
+
 @click.command()
 @click.option("--diff", "with_diff", is_flag=True, help="Show which lines differ between the sides of text files.")
 @common
@@ -69,6 +72,7 @@ def _read(w: Workspace, path: bytes, most: int | None = None) -> bytes | None:
 @click.option(
     "--keep",
     metavar="SIDE",
+    shell_complete=lambda _ctx, _param, typed: [side for side in SIDES if side.startswith(typed)],
     help="ours: this device's side; theirs: the other's; NAME: the file of this name; both: all stay.",
 )
 @click.option("--tool", metavar="TOOL", help="Merge with this program, as `git mergetool` would.")

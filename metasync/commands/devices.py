@@ -11,6 +11,7 @@ import click
 from metasync.errors import UsageError
 from metasync.terminal import devices_text
 from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.names import completing
 from metasync.terminal.passphrase import anyway_option, checked, new_passphrase, tried
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
@@ -48,7 +49,7 @@ def device_list(options: Options) -> None:
 
 
 @device.command("revoke")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completing("devices"))
 @click.option("--keep-passphrase", is_flag=True, help="Do not ask for a new passphrase.")
 @click.option("--dry-run", is_flag=True, help="Only show who would be revoked, and what is to be withdrawn.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask whether you are sure.")
@@ -119,8 +120,8 @@ def device_rename(options: Options, name: str, new_name: str, dry_run: bool) -> 
 
 
 @device.command("confirm")
-@click.argument("name")
-@click.argument("backends", nargs=-1, metavar="[BACKEND...]")
+@click.argument("name", shell_complete=completing("devices"))
+@click.argument("backends", nargs=-1, metavar="[BACKEND...]", shell_complete=completing("backends"))
 @click.option("--dry-run", is_flag=True, help="Only show what would be left.")
 @common
 @click.pass_obj

@@ -13,6 +13,7 @@ from metasync.errors import UsageError
 from metasync.terminal import history_text
 from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Finish, Options, common, opened, passes_pause, path_in
+from metasync.terminal.names import completing
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.history import Listing, RestoreReport
@@ -63,11 +64,11 @@ def log(options: Options, path: str | None, limit: int | None, **filters: Unpack
     with opened(options, console) as w:
         where = path_in(options, w, path) if path is not None else None
         items = w.log(where, limit, with_counts=options.verbose, **filters)
-    console.report("log", history_text.log(items, some=any(filters.values())), {"versions": items})
+    console.report("log", history_text.log(items, some=any(filters.values())), {"versions": items}, paged=True)
 
 
 @click.command()
-@click.argument("version")
+@click.argument("version", shell_complete=completing("versions"))
 @click.option("--text", is_flag=True, help="Show which lines of text files differ.")
 @click.option("-p", "--path", "paths", type=TYPE, multiple=True, metavar="PATH",
               help="Show only this path and what is below it.")  # fmt: skip
@@ -85,11 +86,11 @@ def show(options: Options, version: str, text: bool, paths: tuple[str, ...]) -> 
     console = Console(options)
     with opened(options, console) as w:
         r = w.show(version, [path_in(options, w, p) for p in paths], text=text)
-    console.report("show", history_text.show(r), r)
+    console.report("show", history_text.show(r), r, paged=True)
 
 
 @click.command()
-@click.argument("version")
+@click.argument("version", shell_complete=completing("versions"))
 @click.argument("path", type=TYPE)
 @passes_pause
 @common
@@ -158,8 +159,8 @@ def _codes(r: RestoreReport) -> list[int]:
 
 
 @click.command()
-@click.argument("a", required=False)
-@click.argument("b", required=False)
+@click.argument("a", required=False, shell_complete=completing("versions"))
+@click.argument("b", required=False, shell_complete=completing("versions"))
 @click.option("--text", is_flag=True, help="Show which lines of text files differ.")
 @click.option(
     "-p",
@@ -188,7 +189,7 @@ def diff(options: Options, a: str | None, b: str | None, text: bool, paths: tupl
     console = Console(options)
     with opened(options, console) as w:
         r = w.diff(a, b, [path_in(options, w, p) for p in paths], text=text)
-    console.report("diff", history_text.diff(r), r, [1] if r.unreadable else [])
+    console.report("diff", history_text.diff(r), r, [1] if r.unreadable else [], paged=True)
 
 
 @click.command()
@@ -213,7 +214,7 @@ def ls(options: Options, version: str | None, path: str | None, recursive: bool,
             r = _ls_one(options, w, version, recursive)
         else:
             r = w.ls(version, path_in(options, w, path) if path is not None else "", recursive=recursive)
-    console.report("ls", history_text.listing(r, long=long), r)
+    console.report("ls", history_text.listing(r, long=long), r, paged=True)
 
 
 def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listing:
@@ -230,7 +231,7 @@ def _ls_one(options: Options, w: Workspace, word: str, recursive: bool) -> Listi
 
 
 @click.command()
-@click.argument("version")
+@click.argument("version", shell_complete=completing("versions"))
 @click.argument("paths", type=TYPE, nargs=-1, metavar="[PATH]...")
 @click.option(
     "--to",

@@ -7,12 +7,20 @@ import click
 from metasync.errors import UsageError
 from metasync.terminal import backends_text, prompt
 from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.names import completing
 from metasync.terminal.passphrase import tried
 
 
 @click.command()
-@click.option("--without", "without", multiple=True, required=True, metavar="NAME",
-              help="A backend that is lost for good; may be repeated.")  # fmt: skip
+@click.option(
+    "--without",
+    "without",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    shell_complete=completing("backends"),
+    help="A backend that is lost for good; may be repeated.",
+)
 @click.option(
     "--confirm", default=None, metavar="NAME", help="The workspace's name, where there is no terminal to ask on."
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from metasync.terminal.console import Console, Options, common, opened
+from metasync.terminal.names import completing
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
     from metasync.reports.settings import SettingsReport
@@ -45,7 +46,7 @@ def config_list(options: Options) -> None:
 
 
 @config.command("get")
-@click.argument("key")
+@click.argument("key", shell_complete=completing("settings"))
 @common
 @click.pass_obj
 def config_get(options: Options, key: str) -> None:
@@ -66,7 +67,7 @@ def config_get(options: Options, key: str) -> None:
 
 
 @config.command("set")
-@click.argument("key")
+@click.argument("key", shell_complete=completing("settings"))
 @click.argument("value")
 @common
 @click.pass_obj
@@ -92,7 +93,7 @@ def config_set(options: Options, key: str, value: str) -> None:
 
 
 @config.command("unset")
-@click.argument("key")
+@click.argument("key", shell_complete=completing("settings"))
 @common
 @click.pass_obj
 def config_unset(options: Options, key: str) -> None:

@@ -20,6 +20,7 @@ from metasync.terminal.style import printable
 DRAW_S: Final = 0.1  # between two drawings: faster than that is flicker
 TICK_S: Final = 0.5  # without any event
 COLUMNS: Final = 80  # of a terminal that does not tell
+SPARE: Final = 3  # columns behind the line: where the terminal puts its ^C, which must not begin another line
 WAITING_MAX: Final = 1000  # notices kept while somebody is asked
 
 _screen = threading.RLock()  # held by whoever writes on the terminal
@@ -72,7 +73,7 @@ class Bar:
     def _draw(self, now: float) -> None:
         self._drawn_at = now
         if not _questions:
-            self._put(printable(self.meter.line(now, columns() - 1)))
+            self._put(printable(self.meter.line(now, columns() - SPARE)))
 
     def _put(self, line: str) -> None:
         """Writes the line over the one before: what is longer there is blanked, nothing is cleared that stays."""

@@ -172,11 +172,19 @@ class Console:
             raise Finish(1)
 
     def report(
-        self, command: str, lines: Sequence[str], value: Any, codes: Sequence[int] = (), *, once: str = ""
+        self,
+        command: str,
+        lines: Sequence[str],
+        value: Any,
+        codes: Sequence[int] = (),
+        *,
+        once: str = "",
+        paged: bool = False,
     ) -> None:
         """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`.
 
         `once`: what is among the lines and shown this once, such as a recovery phrase. --quiet prints it alone.
+        `paged`: what does not fit the terminal goes through a pager.
         """
         summary = self._summary()
         self.clear()
@@ -187,8 +195,9 @@ class Console:
             click.echo(json.dumps({"command": command, "exit_code": code, **body}, ensure_ascii=True, indent=2))
         elif not self.options.quiet:
             coloured = colours(self.options, sys.stdout)
-            for line in [*lines, *summary]:
-                _echo(line, coloured)
+            if not (paged and _paged([*lines, *summary], coloured)):
+                for line in [*lines, *summary]:
+                    _echo(line, coloured)
         elif once:
             _echo(once, colour=False)
         raise Finish(code)
@@ -199,6 +208,15 @@ def colours(options: Options, stream: TextIO) -> bool:
     if options.color != "auto":
         return options.color == "always"
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def _paged(lines: Sequence[str], colour: bool) -> bool:
+    """Shows lines in a pager, where there is a terminal that they do not fit."""
+    if not sys.stdout.isatty():
+        return False
+    from metasync.terminal import pager
+
+    return pager.shown([rendered(line, colour=colour) for line in lines])
 
 
 def _echo_json(value: dict[str, object]) -> None:

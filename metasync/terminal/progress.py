@@ -22,6 +22,7 @@ LEAST_S: Final = 1.0  # over less than that no rate is worth telling
 LEFT_LEAST_S: Final = 3.0  # and no time left
 LEFT_MAX_S: Final = 100 * 3600.0  # longer than that is no estimate
 NAMES_MAX: Final = 6  # backends in a line, the fastest
+TURN: Final = "agree"  # the phase that begins while others still send
 LONG_S: Final = 5.0  # an operation that took longer is summed up
 
 
@@ -70,6 +71,11 @@ class _Stretch:
         if self.total:
             self.percent = max(self.percent or 0, min(100, 100 * self.done // self.total))
 
+    @property
+    def sends(self) -> bool:
+        """Whether bytes are under way, of which it is known how many they are."""
+        return self.unit == "B" and self.total is not None and self.done < self.total
+
     def left_s(self, now: float) -> float | None:
         """How long it takes on; None where nothing says so."""
         if self.total is None or self.done >= self.total or now - self.since < LEFT_LEAST_S:
@@ -84,6 +90,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._phase = ""
+        self._next = ""
         self._began: float | None = None
         self._stretches: dict[str, _Stretch] = {}
         self._moved = {"up": 0, "down": 0}
@@ -98,6 +105,7 @@ class Meter:
         elif isinstance(event, Progress):
             self._begin(event.phase, now)
             self._stretches[event.phase].add(event, now)
+            self._settle()
         elif isinstance(event, Transferred) and event.pack:
             self._moved[event.direction] += event.bytes
             key = (event.backend, event.direction)
@@ -105,9 +113,22 @@ class Meter:
             self._rates.setdefault(key, _Rate(RATE_S)).add(now, event.bytes)
 
     def _begin(self, phase: str, now: float) -> None:
-        """Goes on with a phase where another came between: a push asks for the agreement's turn while it sends."""
-        self._phase = phase
+        """Goes on with a phase where another came between, and stays with it while it moves bytes.
+
+        A push asks for its turn in the agreement while it sends: that is not what takes the time.
+        """
+        if phase == self._phase:
+            return
+        here = self._stretches.get(self._phase)
         self._stretches.setdefault(phase, _Stretch(now))
+        self._next = phase if phase == TURN and here is not None and here.sends else ""
+        if not self._next:
+            self._phase = phase
+
+    def _settle(self) -> None:
+        """Goes on to the phase that waits for the end of this one's bytes."""
+        if self._next and not self._stretches[self._phase].sends:
+            self._phase, self._next = self._next, ""
 
     def line(self, now: float, columns: int) -> str:
         """At most so many characters; "" while there is nothing to tell. What matters least is left out first."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
+from workspace_kit import Lab, write
 
 from metasync.cli import cli
 
@@ -96,3 +98,29 @@ def test_completing_loads_no_workspace_and_no_provider() -> None:
     assert {
         m for m in loaded if m.startswith(("metasync.workspace", "metasync.backends.", "metasync.consensus"))
     } == set()
+
+
+def test_names_that_this_device_knows_are_offered(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, as a shell asks: what stands in the local state, and no network."""
+    w = lab.init(lab.urls("away", "box", "big"))
+    write(w.directory, {"a": b"a"})
+    w.push()
+    w.close()
+    shutil.rmtree(lab.root / "stores")  # none of them answers, and none is asked
+    there = ["-C", str(w.directory)]
+
+    def offered(*words: str) -> list[str]:
+        *before, typed = words
+        found = ShellComplete(cli, {}, "metasync", "_").get_completions([*there, *before], typed)
+        return [item.value for item in found]
+
+    assert offered("backend", "remove", "b") == ["big", "box"]
+    assert offered("backend", "add", "file:///x", "--replace", "") == ["away", "big", "box"]
+    assert offered("recover", "--without", "a") == ["away"]
+    assert offered("device", "revoke", "") == ["laptop"]
+    assert offered("device", "confirm", "laptop", "bo") == ["box"]
+    assert offered("restore", "") == ["latest", "base", "2", "1"] or offered("restore", "") == ["latest", "base", "1"]
+    assert offered("diff", "la") == ["latest"]
+    assert offered("config", "set", "limit.up") == ["limit.up", "limit.up.away", "limit.up.big", "limit.up.box"]
+    there[1] = str(lab.root)
+    assert offered("backend", "remove", "") == []

@@ -103,6 +103,16 @@ def test_a_phase_goes_on_where_another_came_between() -> None:
     assert back.startswith("upload  13%  8.0 MiB of 60.0 MiB  ")
 
 
+def test_the_turn_is_not_what_a_push_that_still_sends_waits_for() -> None:
+    """It said `agree` for most of a small push."""
+    sent = [(0.1, Progress("upload", 0, 4 * MIB, "B")), (0.2, Phase("agree")), (3.0, up(MIB))]
+    assert metered(*sent, now=3.0).startswith("upload   0%  0 B of 4.0 MiB  ")
+    part = (4.0, Progress("upload", 2 * MIB, 4 * MIB, "B"))
+    assert metered(*sent, part, now=4.0).startswith("upload  50%  ")
+    again = (5.0, Phase("agree"))
+    assert metered(*sent, part, again, (6.0, Progress("upload", 4 * MIB, 4 * MIB, "B")), now=6.0).startswith("agree")
+
+
 @given(steps=st.lists(st.tuples(st.sampled_from("su"), st.integers(0, 50), st.integers(1, 100)), max_size=30))
 def test_nothing_runs_backwards(steps: list[tuple[str, int, int]]) -> None:
     """Neither bytes nor percent, whatever attempts there are: an attempt after a merge began at 0 B again."""
