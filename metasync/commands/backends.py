@@ -157,14 +157,14 @@ def backend_set(
 
 @backend.command("check")
 @click.argument("url")
-@click.option("--quick", is_flag=True, help="A third of the requests, a fifth of the bytes, and a weaker answer.")
+@click.option("--quick", is_flag=True, help="A fifth of the requests and bytes, and a weaker answer.")
 @click.option("--thorough", is_flag=True, help="Four times the requests, and a gigabyte.")
 @common
 @click.pass_obj
 def backend_check(options: Options, url: str, quick: bool, thorough: bool) -> None:
     """Tests whether a store may vote, holds data only, or is unfit.
 
-    Makes about 6,000 requests and moves about 130 MB, in a folder of its own (metasync-check-...) that it removes
+    Makes about 10,000 requests and moves about 130 MB, in a folder of its own (metasync-check-...) that it removes
     again. Needs no workspace and no passphrase.
 
     \b

@@ -104,7 +104,7 @@ def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry
         linked = e.name in links and bytes.fromhex(links[e.name].identity) == identity
         if linked or e.identity == identity:
             raise UsageError(
-                f"{name} is the store of the backend {e.name} of this workspace",
+                f"that is the store of the backend {e.name} of this workspace already",
                 next_step="Name another store: the loss of one must not be the loss of two copies.",
             )
     for listed in backend.list(""):

@@ -203,11 +203,18 @@ def _check_data(s: Session, wanted: Wanted, base: Agreed, new: Config) -> None:
     s.listener(Phase("check"))
     alone = _without_copy(s, packs, wanted.leaves)
     if alone:
+        leaving = _leaving(base.config, wanted)
         raise UsageError(
             f"{len(alone)} packs ({sum(p.size for p in alone):,} bytes) have no copy on another backend that answers:"
-            f" without {wanted.name} they could not be read",
-            next_step=f"Bring the other backends back, or keep {wanted.name}; `metasync check` lists what is missing.",
+            f" without {leaving} they could not be read",
+            next_step=f"Bring the other backends back, or keep {leaving}; `metasync check` lists what is missing.",
         )
+
+
+def _leaving(old: Config, wanted: Wanted) -> str:
+    """The name of the backend that goes; `wanted.name` is that of another one where it is replaced."""
+    entry = old.backend(wanted.leaves)
+    return entry.name if entry is not None else wanted.name
 
 
 def _without_copy(s: Session, packs: Iterable[PackRecord], leaves: bytes) -> list[PackRecord]:
@@ -341,7 +348,7 @@ def _report(
     if moving.packs:
         kept.append("What lies elsewhere now than it belongs is read where it was; nothing was deleted or moved yet.")
     if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:
-        kept.append(f"What {wanted.name} holds was left there; keep it until nothing is left to move.")
+        kept.append(f"What {_leaving(old, wanted)} holds was left there; keep it until nothing is left to move.")
     return BackendChange(
         name=wanted.name,
         version=version,

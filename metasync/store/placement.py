@@ -228,8 +228,7 @@ def survives(config: Config) -> str:
     """What the set of backends lives through, in words: losses of data, how many a push needs, how many may lie."""
     n, q, s = config.n, config.quorum, config.survives
     copies = "1 copy" if not s.copies else f"{s.copies + 1} copies"
-    which = f"Any {s.copies}" if s.copies else "None"
-    data = f"{which} of {len(config.backends)} backends may be lost"
+    data = f"Any {s.copies} of {len(config.backends)} backends may be lost" if s.copies else "No backend may be lost"
     data += " without losing data" if s.copies > s.down else ""
     needs = f"any {q} of the {n}" if q < n else f"all {n}" if n > 1 else "the one"
     push = f"a push needs {needs} that {'votes' if n == 1 else 'vote'}"

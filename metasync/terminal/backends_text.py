@@ -89,12 +89,18 @@ def backend_change(what: str, c: BackendChange) -> list[str]:
         head = f"{did} {c.name}, agreed as version {c.version}; fingerprint now {c.fingerprint}."
     lines = [head]
     if c.after != c.before:
-        lines += [f"  before: {c.before}", f"  {'would be' if c.dry_run else 'now'}:    {c.after}"]
+        lines += _before_and_after(c.before, c.after, would=c.dry_run)
     else:
         lines.append(f"  {c.after}")
     if c.moving.packs:
         lines.append(f"Still to move{' then' * c.dry_run}: {count(c.moving.packs, 'pack')}, {size(c.moving.bytes)}.")
     return [*lines, *c.kept]
+
+
+def _before_and_after(before: str, after: str, *, would: bool) -> list[str]:
+    then = "would be:" if would else "now:"
+    width = max(len(then), len("before:"))
+    return [f"  {'before:':{width}} {before}", f"  {then:{width}} {after}"]
 
 
 def check(r: CheckReport, *, read_data: bool) -> list[str]:
@@ -148,7 +154,7 @@ def recovery(r: RecoverReport) -> list[str]:
         lines.append(
             f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was agreed"
         )
-    lines += [f"  before: {r.before}", f"  {'would be' if r.version is None else 'now'}:    {r.after}", *r.notes]
+    lines += [*_before_and_after(r.before, r.after, would=r.version is None), *r.notes]
     if r.lost_packs:
         lines.append(
             f"{count(r.lost_packs, 'pack')} ({size(r.lost_bytes)}) had no copy on a backend that is left"

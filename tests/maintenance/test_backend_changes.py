@@ -187,7 +187,7 @@ def test_refusals_change_nothing(lab: Lab) -> None:
     inside = f"file://{lab.root}/laptop/store"
     for url, why in (
         (lab.url("a"), "a backend of this workspace is called"),
-        (f"file://{lab.store('a')}?name=again", "is the store of the backend a"),
+        (f"file://{lab.store('a')}?name=again", "that is the store of the backend a of this workspace already"),
         (inside, "lies inside the workspace"),
     ):
         with pytest.raises(UsageError, match=why):
@@ -551,3 +551,9 @@ def test_a_voter_that_another_program_copies_now_is_warned_of(lab: Lab) -> None:
     w.backend_set("b", role="storage")
     w = lab.reopen(w)
     assert {b.warning for b in w.backends()} == {""}
+
+
+def test_a_replaced_backend_is_named_and_not_the_new_one(lab: Lab) -> None:
+    w = lab.init(lab.urls("a", "b", "c"))
+    (kept,) = w.backend_add(lab.url("d"), replaces="c").kept
+    assert kept == "What c holds was left there; keep it until nothing is left to move."

@@ -98,7 +98,7 @@ def test_the_first_line_says_whether_the_folder_is_in_step(more: dict[str, objec
 
 def test_a_row_has_100_columns_at_most_and_errors_stand_below() -> None:
     items = [
-        replace(state("a" * 40), url="file:///" + "long/" * 40, free_bytes=1 << 40, capacity_bytes=15 << 30),
+        replace(state("a" * 40), url="file:///" + "long/" * 40, free_bytes=1 << 40, limit_bytes=15 << 30),
         replace(state("b", "down", state="unreachable: b: " + "no " * 60), roles=("data",)),
     ]
     lines = backends_text.backends(items)

@@ -91,7 +91,7 @@ class Account:
             now = self.clock()
             if now - self._looked_at >= LOOK_S:
                 self._look(now)
-            return max(0.0, self._until - now)
+            return min(max(0.0, self._until - now), HOLD_MOST_S)  # (now + h) - now may be a little more than h
 
     def refused(self, after_s: float) -> None:
         """Notes that the account wants to be left alone for `after_s`: HOLD_MOST_S at most, never less than before."""
