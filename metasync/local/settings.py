@@ -26,7 +26,7 @@ FILE: Final = "settings.json"
 FILE_BYTES_MAX: Final = 64 << 10
 LOOK_S: Final = 1.0  # between looks at the file, and the longest wait before the next look
 FOR_EVER: Final = math.inf
-TRANSFERS: Final = frozenset({"push", "pull", "restore", "check"})  # operations that a pause refuses to begin
+TRANSFERS: Final = frozenset({"push", "pull", "restore", "cat", "check"})  # operations that a pause refuses to begin
 LOCK_WAIT_S: Final = 5.0  # for another process to write one small file
 PAUSE_MOST_S: Final = 366 * 86_400.0
 

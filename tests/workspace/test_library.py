@@ -18,7 +18,15 @@ from workspace_kit import Lab, flip, tree_of, write
 
 import metasync
 from metasync import reports
-from metasync.errors import CancelledError, DamagedError, MetaSyncError, NoQuorumError, UsageError, WorkspaceError
+from metasync.errors import (
+    CancelledError,
+    DamagedError,
+    MetaSyncError,
+    NoQuorumError,
+    PausedError,
+    UsageError,
+    WorkspaceError,
+)
 from metasync.events import Event, Phase
 from metasync.local.lock import WorkspaceLock
 from metasync.testing.faults import FaultyBackend
@@ -274,3 +282,14 @@ def test_a_file_that_is_here_is_read_here(lab: Lab) -> None:
     assert w.read("large", "base") == data
     fetched = sum(lab.counts[name].take().down_bytes for name in "ab")
     assert 0 < fetched < 2 << 20  # the last chunk alone, which is not the folder's any more
+
+
+def test_a_pause_refuses_to_read(lab: Lab) -> None:
+    w = lab.init(lab.urls("a"))
+    write(w.directory, {"one": b"1"})
+    w.push()
+    w.pause()
+    with pytest.raises(PausedError):
+        w.read("one")
+    w.resume()
+    assert w.read("one") == b"1"
