@@ -140,7 +140,7 @@ def merge(
     Nothing that a side wrote is dropped: each content that is new on a side is in the merged tree or went into a text
     merge. With the merged tree as agreed, every other device reaches the same tree. Merging its result again, with the
     old base or with theirs as base, changes nothing (with the old base: as far as the text merges are repeatable, and
-    where no edit of ours followed a rename).
+    where no edit followed a rename).
     """
     if paths is None:
         paths = {*diff(base, ours), *diff(base, theirs)}
