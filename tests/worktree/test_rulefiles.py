@@ -433,11 +433,11 @@ def test_status_tells_what_is_ignored(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     write(w.directory, {NAME: b"*.log\nout/\n[\n", "new.log": b"n", "out/a": b"1", "out/b": b"1"})
     w.close()
     plain = lab.cli("status")
-    assert "Agreed but ignored now: 2 files, kept as agreed; edits are not pushed." in plain.out
+    assert "In the version, but ignored now: 2 files, kept as they are there; edits are not pushed." in plain.out
     assert "warning: .metasyncignore, line 3: a bracket is not closed" in plain.out
     assert "new.log" not in plain.out
     told = lab.cli("status", "--verbose").out
-    assert "Ignored, and not agreed: 2 paths\n  new.log\n  out\n" in told
+    assert "Ignored, and in no version: 2 paths\n  new.log\n  out\n" in told
     document = lab.cli("status", "--json").json
     assert (document["ignored"], document["ignored_total"], document["ignored_agreed"]) == (["new.log", "out"], 2, 2)
     monkeypatch.setattr("metasync.maintenance.status.IGNORED_MAX", 1)
