@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -14,9 +14,10 @@ from metasync.terminal import prompt, sync_text
 from metasync.terminal import text as _text
 from metasync.terminal.console import Console, Options, common, program_in
 from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
+from metasync.terminal.style import alarm
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
-    from metasync.reports.start import CloneReport
+    from metasync.reports.start import ClonePreview, CloneReport
     from metasync.workspace import Workspace
 
 FEW_VOTERS = (
@@ -124,6 +125,7 @@ def init(
 @click.option(
     "--expect", default=None, metavar="FINGERPRINT", help="Stop unless the newest version has this fingerprint."
 )
+@click.option("--dry-run", is_flag=True, help="Only show how much would come, and whether the disk has room for it.")
 @click.option("--config", "settings", multiple=True, metavar="KEY=VALUE",
               help="A setting that holds from the first file on, such as limit.down=2M.")  # fmt: skip
 @common
@@ -137,6 +139,7 @@ def clone(
     expect: str | None,
     device_name: str | None,
     settings: tuple[str, ...],
+    dry_run: bool,
 ) -> None:
     """Copies a workspace into a new folder, on this device.
 
@@ -155,13 +158,17 @@ def clone(
     console = Console(options)
     _check_words(name, backends, invite, expect or device_name)
 
+    code = invite if invite is None or is_code(invite) else str(options.directory / invite)
+    if dry_run:
+        _preview(console, options.directory / directory, name or "", backends, code)
+
     def begun(given: str) -> CloneReport[Workspace]:
         return Workspace.clone(
             options.directory / directory,
             name=name or "",
             backends=backends,
             passphrase=given,
-            invite=invite if invite is None or is_code(invite) else str(options.directory / invite),
+            invite=code,
             expect=expect,
             device_name=device_name,
             settings=_settings(settings),
@@ -187,6 +194,27 @@ def clone(
     codes = [3] if report.conflicts else []
     codes += [5] if report.problem and not report.read_only else []
     console.report("clone", lines, report, codes)
+
+
+def _preview(console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None) -> NoReturn:
+    """Says what a clone would bring. Exit code 1 where the disk has no room for it."""
+    from metasync.session.folder import absolute
+    from metasync.sync.clone_preview import preview
+
+    def looked(given: str) -> ClonePreview:
+        return preview(absolute(directory), name, backends, given, code, console.event)
+
+    r = looked("") if code is not None else tried(looked)
+    free, needed = _text.size(r.free_bytes), _text.size(r.needed_bytes)
+    lines = [
+        f"Would clone {r.name} into {r.directory}: version {r.version} ({r.fingerprint}),"
+        f" {_text.count(r.files, 'file')}, {_text.size(r.bytes)}. Nothing was changed.",
+        f"The disk has room for it: {free} free."
+        if r.fits
+        else alarm(f"The disk has no room for it: {free} free, {needed} needed."),
+        *sync_text.down(r.down),
+    ]
+    console.report("clone", lines, r, [] if r.fits else [1])
 
 
 def _settings(words: tuple[str, ...]) -> dict[str, str]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         Withdrawal,
     )
     from metasync.reports.settings import SettingsReport
-    from metasync.reports.start import CloneReport, InitReport
+    from metasync.reports.start import ClonePreview, CloneReport, InitReport
     from metasync.reports.sync import (
         Changes,
         ConflictReport,
@@ -76,6 +76,7 @@ __all__ = [
     "Changes",
     "CheckProblem",
     "CheckReport",
+    "ClonePreview",
     "CloneReport",
     "ConflictReport",
     "ConflictSide",

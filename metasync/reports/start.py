@@ -28,6 +28,25 @@ class InitReport(Generic[W]):
 
 
 @dataclass(frozen=True)
+class ClonePreview:
+    """What a clone would bring; nothing was changed. `needed_bytes`: with what file systems take for small files.
+
+    `fits`: the disk that `directory` is on has so many bytes free.
+    """
+
+    directory: str
+    name: str
+    version: int
+    fingerprint: str
+    files: int
+    bytes: int
+    needed_bytes: int
+    free_bytes: int
+    fits: bool
+    down: dict[str, str]
+
+
+@dataclass(frozen=True)
 class CloneReport(Generic[W]):
     """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
 

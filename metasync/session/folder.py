@@ -368,6 +368,16 @@ def kept_secret(state_dir: Path, account: str) -> bytes:
     return secret
 
 
+def drop_secret(state_dir: Path, db: LocalDb) -> None:
+    """Removes this device's keys from the system's keyring, for a folder that is removed."""
+    if (state_dir / KEYS_FILE).read_bytes() == IN_KEYRING:
+        import keyring
+        import keyring.errors
+
+        with contextlib.suppress(keyring.errors.KeyringError, RuntimeError):
+            keyring.delete_password(SERVICE, account(db.need(DEVICE_KEY)))
+
+
 def _keyring_set(account: str, secret: bytes) -> bool:
     if os.environ.get("METASYNC_KEYRING", "").lower() == "off":
         return False

@@ -122,12 +122,18 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
         s.transfer.begun.clear()
 
 
-def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Contents, last: bytes | None) -> Brought:
-    """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
+def walked(contents: Contents, target: Agreed) -> _Tree:
+    """Reads all paths of an agreed tree."""
     tree = _Tree()
     contents.walk(
         gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes))
     )
+    return tree
+
+
+def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Contents, last: bytes | None) -> Brought:
+    """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
+    tree = walked(contents, target)
     if last is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
     if not isinstance(tree.paths, Large):

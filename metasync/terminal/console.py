@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -180,7 +180,7 @@ class Console:
         *,
         once: str = "",
         paged: bool = False,
-    ) -> None:
+    ) -> NoReturn:
         """Prints the outcome, as `lines` or as JSON of `value`; ends the command with the worst of `codes`.
 
         `once`: what is among the lines and shown this once, such as a recovery phrase. --quiet prints it alone.

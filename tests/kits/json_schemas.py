@@ -30,7 +30,7 @@ EXIT_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 130)
 
 COMMANDS: dict[str, Any] = {
     "init": start.InitReport,
-    "clone": start.CloneReport,
+    "clone": start.CloneReport | start.ClonePreview,
     "status": backends.Status,
     "push": sync.PushReport,
     "pull": sync.PullReport,
