@@ -239,12 +239,12 @@ class Workspace:
         with self._session("backends") as s:
             return backend_states.listing(s)
 
-    def link(self, name: str, url: str) -> reports.BackendState:
-        """Tells this device the way to an agreed backend. `UsageError` if it is not that backend."""
+    def link(self, name: str, url: str | None) -> reports.BackendState:
+        """Tells this device the way to a backend; None: has it forget it. `UsageError` if it is not that backend."""
         with self._locked("backend link"):
-            self._connections.link(name, url)
+            self._connections.unlink(name) if url is None else self._connections.link(name, url)
         with self._session("backend link") as s:
-            return backend_states.backends_now(s, [name])[0]
+            return backend_states.linked(s, name)
 
     # --- versions: named as on the command line (`history.versions`); paths are relative to `directory`
 

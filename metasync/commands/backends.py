@@ -58,6 +58,8 @@ def backend_list(options: Options) -> None:
 def backend_link(options: Options, name: str, url: str) -> None:
     """Tells this device how to reach a backend of the workspace.
 
+    Linking it anew also ends the warning that it is not to be trusted: do so once you looked into it.
+
     \b
     Example:
       metasync backend link usb file:///mnt/usb/metasync
@@ -66,6 +68,27 @@ def backend_link(options: Options, name: str, url: str) -> None:
     with opened(options, console) as w:
         state = w.link(name, url)
     console.report("backend link", [f"Linked {name}: {state.url}"], state)
+
+
+@backend.command("unlink")
+@click.argument("name", shell_complete=completing("backends"))
+@common
+@click.pass_obj
+def backend_unlink(options: Options, name: str) -> None:
+    """Has this device forget how to reach a backend.
+
+    The backend stays in the workspace, and other devices go on with it; this one warns of it no more. Of a removed
+    backend, forgets what may still be read there.
+
+    \b
+    Example:
+      metasync backend unlink usb
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        state = w.link(name, None)
+    lines = [f"This device has no way to {name} any more. To link it again: metasync backend link {name} URL"]
+    console.report("backend unlink", lines, state)
 
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Show what would be agreed, and change nothing.")

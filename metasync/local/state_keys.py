@@ -226,6 +226,9 @@ HUNG_KEY: Final = Key(  # backends that gave no answer a moment ago, with the ti
 EVIDENCE_KEY: Final = Key(  # (backend, what it did, ns since 1970), oldest first: `session.evidence`
     "evidence", json_codec("evidence", lambda told: [(str(b), str(w), int(t)) for b, w, t in told]), None
 )
+UNLINKED_KEY: Final = Key(  # agreed backends that the user wants no way to from here: `session.connections`
+    "unlinked", json_codec("names of backends", _names), None
+)
 AWAY_KEY: Final = Key(  # backends that cannot be used, with when that was first noticed (ns since 1970)
     "away", json_codec("backends that are away", lambda told: {str(name): int(at) for name, at in told.items()}), None
 )  # `session.evidence`

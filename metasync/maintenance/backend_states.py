@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.maintenance import holdings
 from metasync.maintenance.reconfigure import still_moving
-from metasync.reports.backends import CONDITIONS, BackendList, BackendState
+from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving
 from metasync.session import evidence, health, space
 from metasync.session.connections import given_up
 from metasync.store.placement import survives
@@ -47,7 +47,22 @@ def backends_now(s: Session, names: Sequence[str]) -> list[BackendState]:
 def listing(s: Session) -> BackendList:
     """All of the workspace's backends: see `Workspace.backend_list`."""
     states = backends_now(s, sorted(s.connections.agreed_names))
-    return BackendList(tuple(states), still_moving(s, None), survives(s.config))
+    moving = still_moving(s, None)
+    forget_removed(s, moving)
+    return BackendList(tuple(states), moving, survives(s.config))
+
+
+def forget_removed(s: Session, moving: Moving) -> None:
+    """Forgets removed backends once nothing is read there: nobody is warned of them any more."""
+    if s.former and not moving.packs:
+        s.connections.forget_removed()
+
+
+def linked(s: Session, name: str) -> BackendState:
+    """How one backend fares after `link`; of a removed one only that it has no way any more."""
+    if name in s.connections.agreed_names:
+        return backends_now(s, [name])[0]
+    return BackendState(name, "", (), 0, linked=False, state="not linked", condition="not linked")
 
 
 def states_of(s: Session, names: Sequence[str], answers: Answers, held: holdings.Holdings | None) -> list[BackendState]:

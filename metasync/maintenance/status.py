@@ -59,7 +59,8 @@ def status(s: Session) -> Status:
     if s.connections.config_hash != asked_by:  # the news were of another set of backends
         names = sorted(s.connections.agreed_names)
         answers = backend_states.ask(s, names)
-    kept = holdings(s, agreed.index)
+    kept, moving = holdings(s, agreed.index), still_moving(s, agreed)
+    backend_states.forget_removed(s, moving)
     backends = backend_states.states_of(s, names, answers._replace(states={**ailing, **answers.states}), kept)
     seen = scan(walk, s.ingest())
     before, held = seen.base, seen.held()
@@ -88,7 +89,7 @@ def status(s: Session) -> Status:
         ignored_total=len(seen.ignored),
         ignored_agreed=len(held),
         evidence=evidence.of(s.db, names),
-        moving=still_moving(s, agreed),
+        moving=moving,
         warnings=(
             *seen.warnings,
             *heads,

@@ -31,7 +31,16 @@ from metasync.consensus.truncation import Progress, decode_progress
 from metasync.errors import BackendError, DamagedError, ExcludedError, MetaSyncError, NoQuorumError, UnreachableError
 from metasync.events import Notice
 from metasync.local import state_keys
-from metasync.local.state_keys import AGREED_MARK, AWAY_KEY, INVITED_KEY, KEPT_KEY, META_KIND, REPLACED, RETIRED_KEY
+from metasync.local.state_keys import (
+    AGREED_MARK,
+    AWAY_KEY,
+    INVITED_KEY,
+    KEPT_KEY,
+    META_KIND,
+    REPLACED,
+    RETIRED_KEY,
+    UNLINKED_KEY,
+)
 from metasync.runtime.effects import Gather, Sleep, Task, Work, together
 from metasync.session import evidence
 from metasync.session.folder import BASE_KEY, ERA_KEY, MEMORY_KEY, NEWEST_KEY
@@ -250,7 +259,8 @@ def note_standings(s: Session) -> None:
         evidence.note(s.db, s.group.evidence, s.wall_ns())
     note_retired(s)
     for name, standing in s.group.standings.items():
-        if standing.kind in ("ok", "unknown"):
+        wanted_so = standing.kind == "unlinked" and name in (s.db.get(UNLINKED_KEY) or ())
+        if standing.kind in ("ok", "unknown") or wanted_so:
             continue
         s.down.setdefault(name, standing.reason or standing.kind)
         if standing.kind in ("replaced", "rolled back"):

@@ -19,7 +19,15 @@ from metasync.consensus.records.era import Tombstone
 from metasync.errors import BackendError, UsageError
 from metasync.events import Notice, ignore
 from metasync.local.lock import WAIT_S, WorkspaceLock
-from metasync.local.state_keys import CONFIG_KEY, GIVEN_UP_KEY, HUNG_KEY, PREVIOUS_KEY, RETIRED_KEY
+from metasync.local.state_keys import (
+    CONFIG_KEY,
+    EVIDENCE_KEY,
+    GIVEN_UP_KEY,
+    HUNG_KEY,
+    PREVIOUS_KEY,
+    RETIRED_KEY,
+    UNLINKED_KEY,
+)
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend
 from metasync.session.folder import (
@@ -300,8 +308,33 @@ class Connections:
             folder = self.find_folder(name, backend)
             link = Link(url.location, folder, backend.identity().hex())
             self.db.set(LINKS_KEY, {**self.links, name: link})
+        with self.db.transaction():
+            self.db.update(UNLINKED_KEY, (self.db.get(UNLINKED_KEY) or frozenset()) - {name} or None)
+            self.db.update(EVIDENCE_KEY, [e for e in self.db.get(EVIDENCE_KEY) or () if e[0] != name] or None)
         self.close()
         self._load()
+
+    def unlink(self, name: str) -> None:
+        """Forgets the way to a backend, also to a removed one that is still read. `UsageError`: there is none."""
+        known = {n.partition("~")[0] if n not in self.agreed_names else n: n for n in self.links}
+        if name not in known:
+            raise UsageError(
+                f"this device has no way to a backend called {name!r}",
+                next_step=f"It has ways to: {', '.join(sorted(known))}.",
+            )
+        with self.db.transaction():
+            self.db.set(LINKS_KEY, {n: link for n, link in self.links.items() if n != known[name]})
+            if name in self.agreed_names:
+                self.db.set(UNLINKED_KEY, (self.db.get(UNLINKED_KEY) or frozenset()) | {name})
+        self.close()
+        self._load()
+
+    def forget_removed(self) -> None:
+        """Forgets the ways to backends that were removed, from the next command on: nothing is read there any more."""
+        former = {self.ways[i].name for i in self.former}
+        with self.db.transaction():
+            links = self.db.need(LINKS_KEY)
+            self.db.set(LINKS_KEY, {n: link for n, link in links.items() if n not in former})
 
     def open(self) -> tuple[Runtime, Group]:
         """Opens the ways to the backends, once. One that could not be had is tried again."""

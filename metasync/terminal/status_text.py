@@ -31,7 +31,11 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
     lines += _ignored(s, verbose=verbose)
     lines += warnings(s.warnings)
     lines += ["", *backends(s.backends, verbose=verbose), *moving(s.moving), *trailing(s.trailing)]
-    lines += [f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)})" for e in s.evidence]
+    lines += [
+        f"warning: {e.backend} is not to be trusted: {e.what} (noticed {when(e.time_ns)}; to end this"
+        f" warning: metasync backend link {e.backend} URL)"
+        for e in s.evidence
+    ]
     if s.withdraw:
         names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
         lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))

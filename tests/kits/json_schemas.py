@@ -47,6 +47,7 @@ COMMANDS: dict[str, Any] = {
     "check": backends.CheckReport,
     "backend list": backends.BackendList,
     "backend link": backends.BackendState,
+    "backend unlink": backends.BackendState,
     "backend add": backends.BackendChange,
     "backend remove": backends.BackendChange,
     "backend set": backends.BackendChange,

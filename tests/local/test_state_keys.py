@@ -38,6 +38,7 @@ VALUES: dict[str, Any] = {
     "GIVEN_UP_KEY": frozenset({"a", "b"}),
     "SPACE_KEY": {"a": SpaceNote(5, 6, None), "b": SpaceNote(7, None, None)},
     "HUNG_KEY": {"a": 1.5},
+    "UNLINKED_KEY": frozenset({"usb"}),
     "AWAY_KEY": {"a": 1_700_000_000_000_000_000},
     "KEY_COPIES_KEY": KeyCopies(3, {"00ff": PendingKeys(True, 1.7e9)}),
 }
