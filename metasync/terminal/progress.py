@@ -10,7 +10,6 @@ goes by what was done in the last LEFT_S seconds: packs end in bursts, and a sho
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
 from metasync.events import Event, Phase, Progress, Transferred
@@ -49,17 +48,17 @@ class _Rate:
         return self._sum / max(min(now - since, self._window_s), LEAST_S) if self._recent else 0.0
 
 
-@dataclass
 class _Stretch:
     """How far one phase is, all times it was begun together. `before`: what was done when it began anew."""
 
-    since: float
-    unit: str = ""
-    done: int = 0
-    total: int | None = None
-    percent: int | None = None
-    before: int = 0
-    lately: _Rate = field(default_factory=lambda: _Rate(LEFT_S))
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.unit = ""
+        self.done = 0
+        self.total: int | None = None
+        self.percent: int | None = None
+        self.before = 0
+        self.lately = _Rate(LEFT_S)
 
     def add(self, event: Progress, now: float) -> None:
         if self.before + event.done < self.done:  # the same once more: another attempt, on top of what was done
