@@ -91,7 +91,7 @@ def backend_unlink(options: Options, name: str) -> None:
     console.report("backend unlink", lines, state)
 
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Show what would be agreed, and change nothing.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show what would become of the set, and change nothing.")
 
 
 @backend.command("add")

@@ -113,7 +113,7 @@ def _told(report: PushReport, say: Say) -> None:
         clash = f", {text.count(len(c), 'conflict')}" if c else ""
         say(f"   the other was faster, so first merged version {report.pulled.version}{merged}{clash}")
         for item in c:
-            say(f"   {text.text(item.path)} keeps the agreed text; yours is in {text.text(item.kept)}")
+            say(f"   {text.text(item.path)} keeps the text that was pushed first; yours is in {text.text(item.kept)}")
     say(
         f"   pushed version {report.version}: {sync_text.changes_line(report.changes)};"
         f" {text.count(report.packs, 'pack')} of {text.size(report.bytes_stored)}, {report.copies} copies each"

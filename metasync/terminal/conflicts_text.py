@@ -51,7 +51,7 @@ def _resolved(r: ResolveReport) -> list[str]:
         others = [copy for copy in r.copies if copy != r.kept]
         lines += [f"Gone: {', '.join(map(text, others))}."] if others else []
     if r.replaced:
-        lines.append("What lost is kept until an agreed version holds it:")
+        lines.append("What lost is kept until a pushed version holds it:")
         lines += [f"  {text(k.path)}: {k.at}" for k in r.replaced[:LISTED_MAX]]
         lines += [f"  ... and {len(r.replaced) - LISTED_MAX:,} more"] if len(r.replaced) > LISTED_MAX else []
     lines += [f"{text(c.path)}: {c.reason}; that is kept as {text(c.kept)}" for c in r.conflicts]

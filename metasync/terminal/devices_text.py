@@ -38,7 +38,7 @@ def devices(r: DeviceList) -> list[str]:
             for i in r.invitations
         ]
     lines += ["", *to_withdraw(r.withdraw)] if r.withdraw else []
-    lines += ["", f"Version {r.version}, keys of epoch {r.epoch}."]
+    lines += ["", f"Version {r.version}; key epoch {r.epoch}."]
     return lines + ([f"There may be newer ones: {r.problem}"] if r.problem else [])
 
 

@@ -37,7 +37,7 @@ def changes_line(c: Changes) -> str:
 def conflicts(items: Sequence[ConflictReport]) -> list[str]:
     lines = [f"  {text(c.path)}{_brought_by(c.sides[0])}: {_kept(c)} ({c.reason})" for c in items]
     if lines:
-        head = f"{count(len(items), 'conflict')}: the agreed version kept the name."
+        head = f"{count(len(items), 'conflict')}: what was pushed first kept the name."
         lines = [head, *lines, RESOLVE]
     return lines
 
@@ -124,7 +124,7 @@ def pull(r: PullReport, *, dry_run: bool = False) -> list[str]:
 def push(r: PushReport, *, dry_run: bool) -> list[str]:
     lines: list[str] = []
     if r.found_again is not None:
-        lines.append(f"An earlier push had been agreed as version {r.found_again}, though it was interrupted.")
+        lines.append(f"An earlier push had become version {r.found_again}, though it was interrupted.")
     if r.pulled is not None and (r.pulled.before != r.pulled.version or r.pulled.conflicts):
         lines += ["Others were faster; merged first:", *pull(r.pulled)]
     if dry_run:
