@@ -79,14 +79,14 @@ def trailing(items: Sequence[Trailing]) -> list[str]:
 
 
 def backend_change(what: str, c: BackendChange) -> list[str]:
-    """What was agreed of the backends, and what the workspace survives before and after."""
+    """What became of the backends, and what the workspace survives before and after."""
     did = {"add": "Added", "remove": "Removed", "set": "Changed"}[what]
     if c.dry_run:
         head = f"Would {'change' if what == 'set' else what} {c.name}; nothing was changed."
     elif c.version is None:
         head = f"{c.name} is so already; nothing was changed."
     else:
-        head = f"{did} {c.name}, agreed as version {c.version}; fingerprint now {c.fingerprint}."
+        head = f"{did} {c.name}, for all devices, as of version {c.version} ({c.fingerprint})."
     lines = [head]
     if c.after != c.before:
         lines += _before_and_after(c.before, c.after, would=c.dry_run)
@@ -148,11 +148,11 @@ def recovery(r: RecoverReport) -> list[str]:
     head = f"Would restart the workspace as era {r.era} without {names}; nothing was changed."
     if r.version is not None:
         done = "Went on with a restart: era" if r.resumed else "Restarted the workspace as era"
-        head = f"{done} {r.era} without {names}, agreed as version {r.version} ({r.fingerprint})."
+        head = f"{done} {r.era} without {names}, as of version {r.version} ({r.fingerprint})."
     lines = [head, f"  newest version known: {r.newest} ({r.newest_fingerprint})"]
     if r.carried:
         lines.append(
-            f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was agreed"
+            f"  and what was proposed as version {r.newest + 1}, of which it is not known whether it was decided"
         )
     lines += [*_before_and_after(r.before, r.after, would=r.version is None), *r.notes]
     if r.lost_packs:

@@ -151,10 +151,11 @@ def test_system_errors(
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(os, during, fail)
     call = backend.put if during == "rename" else backend.create
-    with pytest.raises(BackendError) as caught:
-        call("d/a", b"1")
+    with monkeypatch.context() as patched:  # only so long: what takes the folder away afterwards closes files, too
+        patched.setattr(os, during, fail)
+        with pytest.raises(BackendError) as caught:
+            call("d/a", b"1")
     assert type(caught.value) is expected
     assert str(tmp_path) in caught.value.message
     assert not [name for _, _, names in os.walk(tmp_path) for name in names], "nothing half-written stays"

@@ -262,7 +262,9 @@ def main() -> None:
     tree = options.tree or workloads.ready([options.load], options.work / "loads", options.linux)[0].path
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpu-", dir=options.work)))
-        env = child_environment(scratch, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench"})
+        env = child_environment(
+            scratch, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "seven quiet herons by the mill"}
+        )
         places = [HERE.parents[1], *([stack.enter_context(checked_out(options.commit))] if options.commit else [])]
         for place in places:  # compiled beforehand, both alike: the first run is not to pay for it
             subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "metasync")], check=True)

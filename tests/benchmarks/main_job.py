@@ -222,7 +222,11 @@ def main() -> None:
     print(f"{machine}, commit {commit.stdout.strip()}")
     with tempfile.TemporaryDirectory(prefix="run-", dir=options.work) as scratch:
         env = child_environment(Path(scratch))
-        env |= {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", "RESTIC_PASSWORD": "bench"}
+        env |= {
+            "METASYNC_KEYRING": "off",
+            "METASYNC_PASSPHRASE": "seven quiet herons by the mill",
+            "RESTIC_PASSWORD": "bench",
+        }
         if options.large:
             print("\n".join(table(f"one file of {options.large:,} bytes", large(options.large, Path(scratch), env))))
         for name, path in specs:

@@ -181,7 +181,9 @@ def _one(
 ) -> None:
     """A workspace with a first push of `load`, and with one more file where that is wanted."""
     work.mkdir(parents=True)
-    env = child_environment(work, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", **server.env})
+    env = child_environment(
+        work, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "seven quiet herons by the mill", **server.env}
+    )
     with contextlib.ExitStack() as stack:
         proxy = None
         if counted and server.port is not None:

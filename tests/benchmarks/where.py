@@ -156,7 +156,9 @@ def main() -> None:
             backends = [word for url in urls for word in ("--backend", url)]
             source, clone = work / "source", work / "clone"
             bench.shutil.copytree(load.path, source, symlinks=True)
-            env = child_environment(work, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "bench", **keys})
+            env = child_environment(
+                work, {"METASYNC_KEYRING": "off", "METASYNC_PASSPHRASE": "seven quiet herons by the mill", **keys}
+            )
 
             def run(step: str, *words: str) -> None:
                 out = work / "told.json"

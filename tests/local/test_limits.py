@@ -508,7 +508,7 @@ def test_settings_that_others_are_writing(ready: Lab, monkeypatch: pytest.Monkey
     monkeypatch.setattr(kept, "LOCK_WAIT_S", 0.1)
     with Workspace.open(ready.root / "laptop") as w:
         w.configure("nice", "5")
-        with exclusive(w._settings_path.with_suffix(".lock"), 1.0):
+        with exclusive(w._work.settings_path.with_suffix(".lock"), 1.0):
             with pytest.raises(WorkspaceError, match="being changed by another process") as e:
                 w.configure("nice", "6")
             assert e.value.next_step

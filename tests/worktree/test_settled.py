@@ -125,7 +125,8 @@ def test_whatever_changed_is_found(pushed: Workspace, kind: str) -> None:
     change(pushed.directory)
     r = pushed.push()
     assert r.version == 2
-    assert path in {*r.changes.added, *r.changes.modified, *r.changes.deleted}
+    renamed = (name.path for name in r.changes.renamed)
+    assert path in {*r.changes.added, *r.changes.modified, *r.changes.deleted, *renamed}
     tick()
     assert pushed.push().version is None
 
