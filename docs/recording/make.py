@@ -24,7 +24,7 @@ from rich.text import Text
 
 TARGET = Path(__file__).with_name("session.svg")
 COLUMNS = 100
-TYPED_S, LINE_S, REST_S = 1.0, 0.25, 1.5  # a command before it answers; each line; a look at the answer
+TYPED_S, LINE_S, REST_S = 0.5, 0.08, 0.6  # a command before it answers; each line; a look at the answer
 SESSION = """
 metasync init photos --name photos --device-name laptop --backend file:///mnt/a --backend file:///mnt/b --backend file:///mnt/c
 cd photos; cp ~/pictures/* .
