@@ -13,12 +13,11 @@ from metasync.history.versions import Version, required, resolve
 from metasync.merge.changes import Pair, counts, described, facts
 from metasync.merge.lines import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind
+from metasync.objects.model import Entry, Kind, version_of
 from metasync.reports.backends import LogItem
 from metasync.reports.history import DiffReport, Listed, Listing, PathChange, ShowReport, TextDiff
 from metasync.session.session import Session
 from metasync.sync.fetch import read_here, whole
-from metasync.sync.packing import version_of
 from metasync.sync.scanned import noted
 from metasync.worktree.merge_walk import walk_folder, walk_index
 from metasync.worktree.overlay import changed

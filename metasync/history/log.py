@@ -22,12 +22,11 @@ from metasync.keys.device_set import names_of
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
 from metasync.reports.backends import LogItem
 from metasync.reports.history import Counts, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
-from metasync.sync.packing import version_of
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents
 
 AHEAD_AFTER = 3  # snapshots that had to be fetched one by one, before the others are fetched ahead

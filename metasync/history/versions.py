@@ -18,8 +18,7 @@ from metasync.consensus import ZERO_HASH
 from metasync.errors import NoQuorumError, UsageError
 from metasync.history.log import History
 from metasync.history.times import WAYS, span
-from metasync.objects.model import Snapshot
-from metasync.sync.packing import version_of
+from metasync.objects.model import Snapshot, version_of
 
 PREFIX_DIGITS_MIN = 8
 _NAME = re.compile(r"(?P<what>[^~]+)(?:~(?P<back>[0-9]{0,9}))?")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.maintenance import holdings
-from metasync.maintenance.reconfigure import still_moving
+from metasync.maintenance.holdings import still_moving
 from metasync.reports.backends import CONDITIONS, BackendList, BackendState, Moving
 from metasync.session import evidence, health, space
 from metasync.session.connections import given_up

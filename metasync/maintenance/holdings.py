@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from metasync.consensus import Ref
 from metasync.errors import MetaSyncError
+from metasync.reports.backends import Moving
+from metasync.store import placement
 from metasync.store.placement import Placement, partition_of, placement_of
 from metasync.transfer import late_copies
 
 if TYPE_CHECKING:
-    from metasync.session.session import Session
+    from metasync.session.session import Agreed, Session
     from metasync.store.index import Index, PackRecord
 
 PackKey: TypeAlias = tuple[int, bytes]
@@ -89,3 +91,15 @@ def displaced(s: Session) -> Mapping[PackKey, PackRecord] | None:
         with contextlib.suppress(MetaSyncError):
             return s.indexes.of(Ref(*s.config.moving)).packs()
     return None
+
+
+def still_moving(s: Session, agreed: Agreed | None) -> Moving:
+    """What the change of the backends displaced and the newest index known still names."""
+    if s.config.moving is None or s.previous is None:
+        return Moving()
+    gone = displaced(s) or {}  # without it all packs count: too many rather than too few
+    index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
+    if index is None:
+        return placement.moving(placement.to_move(s.previous, s.config, gone.values()))
+    packs = [p for key, p in index.packs().items() if not gone or key in gone]
+    return placement.moving(placement.to_move(s.previous, s.config, packs))

@@ -31,7 +31,6 @@ from metasync.consensus.reconfigure import check_step
 from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
-from metasync.maintenance import holdings
 from metasync.members import key_copies
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
@@ -361,15 +360,3 @@ def _report(
         moving=moving,
         kept=tuple(kept),
     )
-
-
-def still_moving(s: Session, agreed: Agreed | None) -> Moving:
-    """What the change of the backends displaced and the newest index known still names."""
-    if s.config.moving is None or s.previous is None:
-        return Moving()
-    displaced = holdings.displaced(s) or {}  # without it all packs count: too many rather than too few
-    index = agreed.index if agreed is not None else s.indexes.at_hand(s.base_state().index)
-    if index is None:
-        return placement.moving(placement.to_move(s.previous, s.config, displaced.values()))
-    packs = [p for key, p in index.packs().items() if not displaced or key in displaced]
-    return placement.moving(placement.to_move(s.previous, s.config, packs))

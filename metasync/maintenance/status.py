@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from metasync.errors import MetaSyncError
 from metasync.local.state_keys import CONFLICTS, SHORT_KEY
 from metasync.maintenance import backend_states
-from metasync.maintenance.holdings import holdings
-from metasync.maintenance.reconfigure import still_moving
+from metasync.maintenance.holdings import holdings, still_moving
 from metasync.members import key_copies
 from metasync.members.devices import withdrawals
 from metasync.merge import guard

@@ -11,6 +11,7 @@ from typing import NamedTuple, NewType
 from blake3 import blake3
 
 from metasync.codec import Reader, Tags, check_format, encode_tags, i64, text16, u8
+from metasync.errors import FormatError
 
 ObjectId = NewType("ObjectId", bytes)
 """32 bytes: the keyed BLAKE3 of an object's plaintext, with a key of its kind."""
@@ -154,3 +155,17 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     """The directory a path lies in (b"" for the root) and its name there."""
     parent, _, name = path.rpartition(b"/")
     return parent, name
+
+
+VERSION_TAG = 1  # of a snapshot: the version it was agreed as
+
+
+def version_of(snapshot: Snapshot) -> int:
+    """The version that a snapshot was agreed as; 0 if it does not say."""
+    for tag, data in snapshot.tags:
+        if tag == VERSION_TAG:
+            try:
+                return Reader(data, "version tag").u64()
+            except FormatError:
+                return 0
+    return 0

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from metasync.codec import Reader, amount, u64
-from metasync.errors import FormatError, WorkspaceError
+from metasync.codec import amount, u64
+from metasync.errors import WorkspaceError
 from metasync.events import Notice
 from metasync.local.state_keys import CARRIED_KEY
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, encode_snapshot
+from metasync.objects.model import VERSION_TAG, Entry, Kind, ObjectKind, Snapshot, encode_snapshot
 from metasync.session.session import Agreed, Session
 from metasync.sync.scanned import Here
 from metasync.transfer.upload import Notes, Upload, known_in
@@ -20,18 +20,6 @@ from metasync.worktree.index import Row, store_rows
 from metasync.worktree.ingest import Ingest, reread
 
 NODES_TOGETHER = 200  # of a tree that are stored here at a time: up to 25 MB, 64 KB each as a rule
-VERSION_TAG = 1  # of a snapshot: the version it was agreed as
-
-
-def version_of(snapshot: Snapshot) -> int:
-    """The version that a snapshot was agreed as; 0 if it does not say."""
-    for tag, data in snapshot.tags:
-        if tag == VERSION_TAG:
-            try:
-                return Reader(data, "version tag").u64()
-            except FormatError:
-                return 0
-    return 0
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from metasync.local.state_keys import CONFLICTS, Conflict
 from metasync.merge.copies import NOBODY, Origin, Side, Sides, label_of, marked, record_of, sides_in, sides_of
 from metasync.merge.trees import Merge
 from metasync.objects import walk
-from metasync.objects.model import Entry, Kind, ObjectKind, decode_snapshot, split
+from metasync.objects.model import Entry, Kind, ObjectKind, decode_snapshot, split, version_of
 from metasync.reports.sync import ConflictReport, ConflictSide
 from metasync.session.session import Agreed, Session
-from metasync.sync.packing import version_of
 from metasync.transfer.contents import Contents
 from metasync.worktree.index import rows_at
 from metasync.worktree.scan import Scan
