@@ -127,7 +127,7 @@ def test_main_job(servers: list[s3.S3Server], counters: list[CountingBackend], t
         w.pull()
         same_trees({"one": read_tree(one), "two": read_tree(two)})
         assert (one / "clash").read_bytes() == b"\0one"
-        assert (one / "clash.conflict-desktop-20261122").read_bytes() == b"\0two"
+        assert (one / "clash.conflict-two-20261122").read_bytes() == b"\0two"
         found = w.check(read_data=True)
         assert not (found.problems or found.lost or found.short), found
         assert all("missing" in p.problem for p in found.meta_problems), found.meta_problems
