@@ -1,20 +1,30 @@
-"""`conflicts` and `resolve`: what two devices changed at once, and the choice between the sides."""
+"""`conflicts` and `resolve`: what two devices changed at once, and the choice between the sides.
+
+`--tool` runs a merge program on the two sides, by the convention of `git mergetool`. Its command line is given to the
+shell, with the paths of four files in its environment: LOCAL (this device's side), REMOTE (the other's), BASE (what
+both were changed from; empty if nothing was) and MERGED, which it is to write. They are copies in a temporary folder:
+nothing in the workspace changes until it has ended with success.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from metasync.errors import UsageError
 from metasync.events import Notice
-from metasync.terminal import conflicts_text, merge_tool, text
+from metasync.terminal import history_text, text
 from metasync.terminal.console import Console, Options, common, opened, path_in
 
-if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+if TYPE_CHECKING:
     from metasync.reports.history import Keep, ResolveReport, TextDiff
     from metasync.reports.sync import ConflictReport
     from metasync.workspace import Workspace
@@ -43,7 +53,7 @@ def conflicts(options: Options, with_diff: bool) -> None:
         items = w.conflicts()
         texts = [_diff(w, c) for c in items] if with_diff else []
     value = {"conflicts": text.value(items), "texts": text.value(texts)}
-    console.report("conflicts", conflicts_text.conflicts(items, texts), value, [3] if items else [])
+    console.report("conflicts", history_text.conflicts(items, texts), value, [3] if items else [])
 
 
 def _diff(w: Workspace, c: ConflictReport) -> TextDiff:
@@ -107,7 +117,7 @@ def resolve(options: Options, paths: tuple[str, ...], everything: bool, keep: st
         else:
             done = [r for path in wanted if (r := _with_tool(console, w, path, str(tool))) is not None]
     waiting = any(r.conflicts for r in done) or (tool is not None and len(done) < len(wanted))
-    lines = [] if wanted and not done else conflicts_text.resolved(done)  # why not, the program has said
+    lines = [] if wanted and not done else history_text.resolved(done)  # why not, the program has said
     console.report("resolve", lines, {"resolved": text.value(done)}, [3] if waiting else [])
 
 
@@ -167,9 +177,52 @@ def _with_tool(console: Console, w: Workspace, path: bytes, tool: str) -> Resolv
         except MetaSyncError:  # it is no longer kept, or nobody answers: then nothing is common
             base = b""
     local, remote = (agreed, other) if c.sides[0].here else (other, agreed)
-    merged = merge_tool.run(tool, c.path, local=local, remote=remote, base=base, merged=agreed)
+    merged = run(tool, c.path, local=local, remote=remote, base=base, merged=agreed)
     if merged is None:
         why = f"{os.fsdecode(c.path)}: the merge tool ended with an error; nothing was changed"
         console.event(Notice(why, warning=True))
         return None
     return w.resolve(c.kept, Merged(merged))
+
+
+TOOLS: Final = {
+    "code": 'code --wait --merge "$REMOTE" "$LOCAL" "$BASE" "$MERGED"',
+    "kdiff3": 'kdiff3 --auto "$BASE" "$LOCAL" "$REMOTE" -o "$MERGED"',
+    "meld": 'meld "$LOCAL" "$BASE" "$REMOTE" --output "$MERGED"',
+    "opendiff": 'opendiff "$LOCAL" "$REMOTE" -ancestor "$BASE" -merge "$MERGED" | cat',
+    "vimdiff": 'vim -d "$LOCAL" "$MERGED" "$REMOTE" -c "wincmd l"',
+}
+_NAME = re.compile(r"[\w.-]+")
+_UNSAFE = re.compile(r"[^\w. -]")
+
+
+def command_of(tool: str) -> str:
+    """The command line of a tool: of git's config, or one that is known here; or the words themselves. `UsageError`."""
+    if not _NAME.fullmatch(tool):
+        return tool
+    told = _shell(f"git config --get mergetool.{tool}.cmd", capture_output=True)
+    command = told.stdout.decode(errors="surrogateescape").strip() or TOOLS.get(tool)
+    if command is None:
+        raise UsageError(
+            f"{tool} is no merge tool that is known here",
+            next_step=f"Known are {', '.join(sorted(TOOLS))}; git's config may have others (mergetool.{tool}.cmd); or "
+            "give a command with $LOCAL, $REMOTE, $BASE and $MERGED.",
+        )
+    return command
+
+
+def run(tool: str, path: bytes, *, local: bytes, remote: bytes, base: bytes, merged: bytes) -> bytes | None:
+    """Runs a tool on these contents of the file at `path`; what it made of `merged`, or None where it failed."""
+    command = command_of(tool)
+    name = Path(_UNSAFE.sub("_", os.fsdecode(path).rpartition("/")[2]))
+    with tempfile.TemporaryDirectory(prefix="metasync-merge-") as folder:
+        files = {"LOCAL": local, "REMOTE": remote, "BASE": base, "MERGED": merged}
+        places = {word: Path(folder) / f"{name.stem[:100]}_{word}{name.suffix[:100]}" for word in files}
+        for word, data in files.items():
+            places[word].write_bytes(data)
+        done = _shell(command, env={**os.environ, **{word: str(place) for word, place in places.items()}}, cwd=folder)
+        return places["MERGED"].read_bytes() if done.returncode == 0 else None
+
+
+def _shell(command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, shell=True, check=False, **options)  # noqa: S602 - the user's own command, as in git

@@ -14,8 +14,7 @@ from metasync.merge.changes import Pair, counts, described, facts
 from metasync.merge.lines import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, version_of
-from metasync.reports.backends import LogItem
-from metasync.reports.history import DiffReport, Listed, Listing, PathChange, ShowReport, TextDiff
+from metasync.reports.history import DiffReport, Listed, Listing, LogItem, PathChange, ShowReport, TextDiff
 from metasync.session.session import Session
 from metasync.sync.fetch import read_here, whole
 from metasync.sync.scanned import noted

@@ -23,8 +23,7 @@ from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
-from metasync.reports.backends import LogItem
-from metasync.reports.history import Counts, PathChange
+from metasync.reports.history import Counts, LogItem, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
 from metasync.transfer.contents import PACKS_IN_FLIGHT, Contents

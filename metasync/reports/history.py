@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from metasync.reports.sync import Changes, ConflictReport, Skipped, path_str
 
-if TYPE_CHECKING:
-    from metasync.reports.backends import LogItem
+
+@dataclass(frozen=True, slots=True)
+class LogItem:
+    """One agreed version. `time_ns`: the author's clock, ns since 1970; `device`: the author's name or id.
+
+    changes  in the log of a path: what changed there; None in the log of all
+    counts   how much changed, if that was asked for
+    kept     not a version (`version` is 0): what a merge by lines replaced, kept beside the version it came with
+    others_after  in the log of all: how many versions directly after this one are no pushes: they changed devices,
+             keys or backends
+    begins   in the log of all, of the oldest: why nothing older is listed, in a sentence
+    events   in the log of everything: what this version changed of devices, keys and backends. A version that is no
+             push has nothing else: no snapshot (b""), no device (""), and no time (0)
+    """
+
+    version: int
+    snapshot: bytes
+    device: str
+    time_ns: int
+    message: str
+    changes: tuple[PathChange, ...] | None = None
+    counts: Counts | None = None
+    kept: bool = False
+    others_after: int = 0
+    begins: str = ""
+    events: tuple[str, ...] = ()
+
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]
 

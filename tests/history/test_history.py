@@ -14,8 +14,7 @@ from metasync.consensus import Group
 from metasync.errors import DamagedError, MetaSyncError, NoQuorumError, UsageError
 from metasync.history import log as history
 from metasync.history.versions import parse
-from metasync.reports.backends import LogItem
-from metasync.reports.history import PathChange
+from metasync.reports.history import LogItem, PathChange
 from metasync.workspace import Workspace
 
 TEXT = b"one\ntwo\nthree\nfour\nfive\nsix\nseven\n"

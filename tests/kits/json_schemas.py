@@ -35,7 +35,7 @@ COMMANDS: dict[str, Any] = {
     "push": sync.PushReport,
     "pull": sync.PullReport,
     "sync": {"pull": sync.PullReport, "push": sync.PushReport},
-    "log": {"versions": tuple[backends.LogItem, ...]},
+    "log": {"versions": tuple[history.LogItem, ...]},
     "show": history.ShowReport,
     "diff": history.DiffReport,
     "ls": history.Listing,
