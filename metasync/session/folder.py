@@ -268,6 +268,7 @@ class IdentityGuard:
         self._held = 0
         self._borrowed = contextlib.ExitStack()
         self._borrows = False
+        self._ended = False
         recorded = db.get(PLACE_KEY)
         if recorded is None:
             recorded = place()
@@ -282,6 +283,8 @@ class IdentityGuard:
                 "give it an identity of its own: `metasync clone` into a new folder, and bring your changes there",
             )
         with self._mutex:
+            if self._ended and not self._held:  # what an operation left under way: nobody would give the lock back
+                return Barred("the operation that this is of has ended", "run again")
             if not (self._held or self._borrows):
                 try:
                     self._borrowed.enter_context(self._lock())
@@ -318,10 +321,15 @@ class IdentityGuard:
             with self._mutex:
                 self._held -= 1
 
-    def give_back(self) -> None:
-        """Gives back a lock that was taken for a block."""
+    def begin(self) -> None:
+        """An operation begins."""
         with self._mutex:
-            self._borrows = False
+            self._ended = False
+
+    def give_back(self) -> None:
+        """At the end of an operation: gives back a lock that was taken for a block, and lends none until `begin`."""
+        with self._mutex:
+            self._borrows, self._ended = False, True
             self._borrowed.close()
 
 

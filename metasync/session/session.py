@@ -425,6 +425,7 @@ class Operations:
         with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
             tree.rules = rules_of(tree, c.db)
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
+            c.guard.begin()
             try:
                 s = Session(c, tree, self.tell)
                 s.check = self._under_way.check

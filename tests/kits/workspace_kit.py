@@ -253,8 +253,9 @@ def swap(one: Path, other: Path) -> None:
 
 def wipe(folder: Path) -> None:
     """Removes all that is in a folder; the folder stays the same one."""
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    while left := list(folder.iterdir()):  # what a push left under way may come meanwhile
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, name: bytes, code: int = errno.EACCES) -> None:

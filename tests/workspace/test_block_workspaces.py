@@ -241,7 +241,11 @@ def test_a_command_without_the_lock_takes_it_before_it_writes(racing: Lab) -> No
     with pytest.raises(MetaSyncError):
         other.acquire("test", wait_s=0)
     guard.give_back()
+    late = guard()  # what the command left under way: nobody would give the lock back, and the next one wait for it
+    assert late is not None
+    assert "ended" in late.reason
     other.acquire("test", wait_s=0)
+    guard.begin()
     barred = guard()
     assert barred is not None
     assert "held" in barred.reason
