@@ -267,8 +267,7 @@ class IdentityGuard:
         self._mutex = threading.Lock()
         self._held = 0
         self._borrowed = contextlib.ExitStack()
-        self._borrows = False
-        self._ended = False
+        self._borrows = self._lends = False
         recorded = db.get(PLACE_KEY)
         if recorded is None:
             recorded = place()
@@ -283,9 +282,9 @@ class IdentityGuard:
                 "give it an identity of its own: `metasync clone` into a new folder, and bring your changes there",
             )
         with self._mutex:
-            if self._ended and not self._held:  # what an operation left under way: nobody would give the lock back
-                return Barred("the operation that this is of has ended", "run again")
             if not (self._held or self._borrows):
+                if not self._lends:  # to what an operation left under way: nobody would give the lock back
+                    return Barred("the operation that this is of has ended", "run again")
                 try:
                     self._borrowed.enter_context(self._lock())
                 except WorkspaceError as e:
@@ -321,16 +320,17 @@ class IdentityGuard:
             with self._mutex:
                 self._held -= 1
 
-    def begin(self) -> None:
-        """An operation begins."""
+    @contextlib.contextmanager
+    def lending(self) -> Iterator[None]:
+        """During an operation: the lock is taken for a block where the operation does not hold it, until its end."""
         with self._mutex:
-            self._ended = False
-
-    def give_back(self) -> None:
-        """At the end of an operation: gives back a lock that was taken for a block, and lends none until `begin`."""
-        with self._mutex:
-            self._borrows, self._ended = False, True
-            self._borrowed.close()
+            self._lends = True
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._borrows = self._lends = False
+                self._borrowed.close()
 
 
 KEYS_FILE = "device.key"

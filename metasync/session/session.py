@@ -422,10 +422,9 @@ class Operations:
             raise WorkspaceError(f"{c.directory}: the workspace was closed before {what}")
         if not self.now:
             settings.refuse_paused(self.settings_path, what)
-        with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree:
+        with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree, c.guard.lending():
             tree.rules = rules_of(tree, c.db)
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
-            c.guard.begin()
             try:
                 s = Session(c, tree, self.tell)
                 s.check = self._under_way.check
@@ -434,7 +433,6 @@ class Operations:
                 s.runtime.govern(self._governed())
                 yield s
             finally:
-                c.guard.give_back()
                 self._note_given_up()
 
     @contextlib.contextmanager

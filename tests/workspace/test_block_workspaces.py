@@ -235,21 +235,29 @@ def test_a_workspace_from_before_records_its_place_once(racing: Lab) -> None:
 
 def test_a_command_without_the_lock_takes_it_before_it_writes(racing: Lab) -> None:
     w = racing.init(racing.urls(*URLS), device="d0")
-    guard = w._connections.guard
-    assert guard() is None
-    other = WorkspaceLock(w.directory / ".metasync")
-    with pytest.raises(MetaSyncError):
-        other.acquire("test", wait_s=0)
-    guard.give_back()
-    late = guard()  # what the command left under way: nobody would give the lock back, and the next one wait for it
-    assert late is not None
-    assert "ended" in late.reason
+    guard, other = w._connections.guard, WorkspaceLock(w.directory / ".metasync")
+    with guard.lending():
+        assert guard() is None
+        with pytest.raises(MetaSyncError):
+            other.acquire("test", wait_s=0)
     other.acquire("test", wait_s=0)
-    guard.begin()
-    barred = guard()
+    with guard.lending():
+        barred = guard()
     assert barred is not None
     assert "held" in barred.reason
     other.release()
+
+
+def test_what_a_push_left_under_way_does_not_hold_up_the_next_operation(
+    racing: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the lock for a block, and nobody give it back before that operation ends."""
+    monkeypatch.setattr("metasync.session.session.WAIT_S", 0.1)
+    w = racing.init(racing.urls(*URLS), device="d0")
+    w.push()
+    late = w._connections.guard()
+    w.pull()
+    assert late is not None
 
 
 @pytest.mark.parametrize("pushes", [1, 3])
