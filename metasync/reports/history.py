@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from metasync.reports.sync import Changes, ConflictReport, Skipped, path_str
+from metasync.reports.sync import Changes, ConflictReport, OfPath, Skipped, path_str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class PathChange:
+class PathChange(OfPath):
     """One path that differs.
 
     kind    `modified`: other bytes (or another target); `mode`, `time`: only that; `type`: file, directory or link
@@ -72,10 +72,6 @@ class PathChange:
     before: Facts | None
     after: Facts | None
     was: bytes | None = None
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
     @property
     def was_str(self) -> str | None:
@@ -94,7 +90,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDiff:
+class TextDiff(OfPath):
     """One file's text before and after, as lines of a unified diff; without lines, `note` says why there are none.
 
     Characters are as they are in the file; bytes that are no UTF-8 stand as `\\xNN`.
@@ -103,10 +99,6 @@ class TextDiff:
     path: bytes
     lines: tuple[str, ...] = ()
     note: str = ""
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +135,15 @@ class ShowReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(OfPath):
     """One path of a version, with what the version says of it."""
 
     path: bytes
     facts: Facts
 
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(OfPath):
     """What a version holds at a path. `version` is None for a snapshot that was no version of its own."""
 
     version: int | None
@@ -163,13 +151,9 @@ class Listing:
     path: bytes
     entries: tuple[Listed, ...]
 
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class CatReport:
+class CatReport(OfPath):
     """A file of a version that was read whole. `size` in bytes. `version`: as of `Listing`."""
 
     version: int | None
@@ -177,26 +161,18 @@ class CatReport:
     path: bytes
     size: int
 
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
 
 Cause: TypeAlias = Literal["damaged", "unreachable", "refused", "disk"]
 
 
 @dataclass(frozen=True, slots=True)
-class NotRestored:
+class NotRestored(OfPath):
     """A path that could not be restored. `damaged`: no intact copy; `unreachable`: those who hold it are away;
     `refused`: a name that must not be made; `disk`: what the disk said."""
 
     path: bytes
     cause: Cause
     reason: str
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +208,11 @@ class RestoreReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(OfPath):
     """What a choice took out of the folder: it stood at `path`, and is at `at` until an agreed version holds it."""
 
     path: bytes
     at: str
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +227,7 @@ Keep: TypeAlias = Literal["ours", "theirs", "both"] | bytes | Merged
 
 
 @dataclass(frozen=True, slots=True)
-class ResolveReport:
+class ResolveReport(OfPath):
     """The outcome of a choice.
 
     kept      the path of the side that has `path` now; None: both stay
@@ -271,10 +243,6 @@ class ResolveReport:
     conflicts: tuple[ConflictReport, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     merged: bool = False
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
     @property
     def kept_str(self) -> str | None:

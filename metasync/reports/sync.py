@@ -15,8 +15,19 @@ def path_str(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
+class OfPath:
+    """A report of one path, which is there as `str` too."""
+
+    __slots__ = ()
+    path: bytes
+
+    @property
+    def path_str(self) -> str:
+        return path_str(self.path)
+
+
 @dataclass(frozen=True, slots=True)
-class ConflictSide:
+class ConflictSide(OfPath):
     """One side of a conflict: what stands at `path`.
 
     device   who wrote it; None if that is not known. `here`: this device
@@ -30,13 +41,9 @@ class ConflictSide:
     version: int | None
     time_ns: int | None
 
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class ConflictReport:
+class ConflictReport(OfPath):
     """A conflict that waits: `path` has one side, the file or directory `kept` beside it the other.
 
     `reason`: a sentence. `sides`: that of `path`, and that of `kept`.
@@ -54,16 +61,12 @@ class ConflictReport:
         return "yours" if side.here else f"{side.device}'s" if side.device is not None else "another device's"
 
     @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
-    @property
     def kept_str(self) -> str:
         return path_str(self.kept)
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class Met(OfPath):
     """Two changes that met in one file and were put together: nothing waits for a choice.
 
     kind   what git calls it: `modify/delete`, `rename/modify`, `rename/delete`, `rename/rename`
@@ -80,10 +83,6 @@ class Met:
     other: bytes | None = None
 
     @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
-    @property
     def was_str(self) -> str | None:
         return path_str(self.was) if self.was is not None else None
 
@@ -93,27 +92,19 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(OfPath):
     """A path that was left out, and why; nothing about it was changed."""
 
     path: bytes
     reason: str
 
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
-
 
 @dataclass(frozen=True, slots=True, order=True)
-class Renamed:
+class Renamed(OfPath):
     """A file that is at `path` with the bytes that it had at `was`, where nothing is any more."""
 
     path: bytes
     was: bytes
-
-    @property
-    def path_str(self) -> str:
-        return path_str(self.path)
 
     @property
     def was_str(self) -> str:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from metasync.errors import NoQuorumError, UnreachableError
-from metasync.events import Listener, Transferred
+from metasync.events import Listener, Sheltered, Transferred
 from metasync.runtime.channel import Call, Calls, Channel, Governor
 from metasync.runtime.concurrency import START
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Urgency, Work
@@ -190,9 +190,8 @@ class Runtime:
         self._backends[name] = backend
 
     def listen(self, listener: Listener) -> None:
-        """Tells this listener every `Transferred`, in the coordinator's thread. It must be quick. If it raises, it is
-        not told again."""
-        self._listener = listener
+        """Tells this listener every `Transferred`, in the coordinator's thread. It must be quick."""
+        self._listener = Sheltered(lambda: listener)
 
     def govern(self, governor: Governor) -> None:
         """Has all calls obey what the user allows, those that wait too."""
@@ -213,11 +212,8 @@ class Runtime:
             self._post(lambda: self._tell(event))
 
     def _tell(self, event: Transferred) -> None:
-        try:
-            if self._listener is not None:
-                self._listener(event)
-        except Exception:  # noqa: BLE001  # a listener's fault must not end what it listens to
-            self._listener = None
+        if self._listener is not None:
+            self._listener(event)
 
     def close(self, linger_s: float = LINGER_S) -> None:
         """Ends all tasks with `CancelledError`, gives writes under way `linger_s` to land, and returns.
