@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -143,7 +142,7 @@ def test_1_for_an_unreadable_file(ready: Lab, monkeypatch: pytest.MonkeyPatch) -
 def test_4_below_the_promised_redundancy(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c"), replicas=3)
     w.close()
-    shutil.rmtree(lab.store("c"))
+    lab.lose("c")
     write(w.directory, {"x": b"1"})
     ran = lab.cli("push")
     assert ran.code == 4
@@ -164,7 +163,7 @@ def test_0_with_a_warning_where_the_packs_found_another_place(ready: Lab) -> Non
 def test_5_without_a_quorum(ready: Lab) -> None:
     ready.hurry()
     for name in "ab":
-        shutil.rmtree(ready.store(name))
+        ready.lose(name)
     write(ready.root / "laptop", {"x": b"1"})
     for command in ("push", "pull", "sync", "status", "check"):
         ran = ready.cli(command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 from effort import few_and_many
@@ -435,6 +434,6 @@ def test_odd_names_on_the_command_line(lab: Lab) -> None:
     ran = lab.cli("resolve", os.fsdecode(odd), "--keep", "ours")
     assert ran.code == 0
     assert "\x1b" not in ran.out
-    shutil.rmtree(lab.store("a"))
-    shutil.rmtree(lab.store("b"))
+    lab.lose("a")
+    lab.lose("b")
     assert lab.cli("conflicts").code == 0, "asks nobody"

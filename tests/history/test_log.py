@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 
 import pytest
 from workspace_kit import PASSPHRASE, Lab, write
@@ -280,7 +279,7 @@ def test_log_of_everything_after_a_restart(lab: Lab) -> None:
     w.close()
     c.close()
     for name in "bc":
-        shutil.rmtree(lab.store(name))
+        lab.lose(name)
     lab.hurry()
     w = lab.reopen(w)
     assert w.recover(["b", "c"], PASSPHRASE, confirm="docs").version is not None

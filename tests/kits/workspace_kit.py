@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -149,6 +150,11 @@ class Lab:
 
     def store(self, name: str) -> Path:
         return self.root / "stores" / name
+
+    def lose(self, name: str) -> Path:
+        """Takes a store's folder away at once, however much is being written into it. Returns where it lies now."""
+        gone = Path(tempfile.mkdtemp(prefix=f"lost-{name}-", dir=self.root)) / name
+        return self.store(name).rename(gone)
 
     def objects(self, name: str, part: str) -> list[Path]:
         """The objects in a folder backend whose path holds `/part/`, in a fixed order."""

@@ -120,7 +120,7 @@ def test_remove_of_a_dead_backend(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     fill(lab, laptop)
     desktop = lab.clone(lab.urls("a", "b", "c"))
-    shutil.rmtree(lab.store("c"))
+    lab.lose("c")
     report = lab.reopen(laptop).backend_remove("c")
     assert report.version is not None
     laptop = lab.reopen(laptop)

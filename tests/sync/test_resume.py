@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -159,7 +158,7 @@ def test_a_clone_that_goes_on_names_a_store_that_is_away_once(lab: Lab, monkeypa
     with pytest.raises(Stop):
         cloned(lab)
     undo()
-    shutil.rmtree(lab.store("c"))
+    lab.lose("c")
     words = [word for url in lab.urls("a", "b", "c") for word in ("--backend", url)]
     ran = lab.cli("clone", str(lab.root / "desktop"), "--name", "docs", *words, cwd=".")
     assert ran.code == 0

@@ -254,7 +254,7 @@ def test_one_of_three_is_away(lab: Lab) -> None:
 
 def test_one_of_two_copies_has_no_place(lab: Lab) -> None:
     w = started(lab, replicas=3)
-    shutil.rmtree(lab.store("c"))
+    lab.lose("c")
     w = lab.reopen(w)
     write(w.directory, {"more.txt": b"more"})
     r = w.push()
@@ -324,7 +324,7 @@ def test_the_state_of_all_backends_is_asked_for_at_once(lab: Lab) -> None:
 
 def test_clone_goes_on_with_the_backends_that_answer(lab: Lab) -> None:
     started(lab)
-    shutil.rmtree(lab.store("a"))
+    lab.lose("a")
     c = lab.clone(lab.urls("a", "b", "c"))
     write(c.directory, {"from-here": b"1"})
     assert c.push().version == 3

@@ -223,7 +223,7 @@ def test_a_copy_mounted_in_its_place_is_not_the_backend(lab: Lab) -> None:
     """It has the right birth; what makes it another store is the file system's own identity."""
     w = started(lab)
     shutil.copytree(lab.store("b"), lab.root / "copy")
-    shutil.rmtree(lab.store("b"))
+    lab.lose("b")
     (lab.root / "copy").rename(lab.store("b"))
     w = lab.reopen(w)
     assert pushes(w) == 3
@@ -236,7 +236,7 @@ def test_a_copy_mounted_in_its_place_is_not_the_backend(lab: Lab) -> None:
 def test_a_store_given_twice_is_one_store(lab: Lab) -> None:
     """A second way to one backend in the place of another does not vote for it."""
     w = started(lab)
-    shutil.rmtree(lab.store("c"))
+    lab.lose("c")
     lab.store("c").symlink_to(lab.store("b"))
     w = lab.reopen(w)
     assert pushes(w) == 3
