@@ -20,7 +20,7 @@ MODEL ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,6 +40,9 @@ RUN_TESTS := $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 test: $(STAMP) ## the tests that need nothing but this machine: 5 minutes on two cores
 	$(RUN_TESTS) -m "not servers and not long"
+
+attacks: $(STAMP) ## what an attacker does, and what must hold: one module for each thing that is attacked
+	$(RUN_TESTS) tests/attacks
 
 test-long: $(STAMP) ## what explores: kills at every call, many seeds, many examples: 5 minutes on two cores
 	$(RUN_TESTS) -m "not servers and (long or hypothesis)" --hypothesis-profile=long

@@ -9,12 +9,13 @@ make a client spend a terabyte of memory.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from metasync.codec import Reader, bytes32, check_format, text16, u8, u32
-from metasync.errors import FormatError, PassphraseError, UsageError
+from metasync.errors import FormatError, PassphraseError, UpgradeError, UsageError
 from metasync.keys.derive import FORMAT, Header, RecordKind, seal, seal_public, sha256, unseal
 
 PASSPHRASE: Final = 1
@@ -31,18 +32,30 @@ _CLEAR_BYTES: Final = 1 + 1 + 32 + 12 + 32
 PHRASE_WORDS_LEAST: Final = 12
 MEANT_WORDS: Final = (9, 27)  # a text of so many words may be a recovery phrase with words missing, or too many
 
-MEMORY_KIB_MAX: Final = 1 << 20  # 1 GiB
-ITERATIONS_MAX: Final = 16
+MEMORY_KIB_MAX: Final = 256 << 10  # what any slot may ask of who opens it: a second of one core
+ITERATIONS_MAX: Final = 4
 LANES_MAX: Final = 16
+MEMORY_KIB_LEAST: Final = 19 << 10  # of a slot that is made; with 2 passes OWASP's least for Argon2id
+ITERATIONS_LEAST: Final = 2
+TRIED_KIB_MAX: Final = 96 << 20  # KiB times passes of all slots that are tried: 512 slots of ours, two minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one try at a passphrase costs with Argon2id."""
+    """What one try at a passphrase costs with Argon2id. `for_tests`: may be cheaper than a slot that protects anything.
+
+    A slot that is opened may be as cheap as it likes: trying it tells nobody anything.
+    """
 
     memory_kib: int
     iterations: int
     lanes: int
+    for_tests: bool = field(default=False, compare=False, repr=False)
+
+    @property
+    def work_kib(self) -> int:
+        """KiB times passes, to which the time is proportional."""
+        return self.memory_kib * self.iterations
 
     def check(self) -> None:
         """Raises `FormatError` unless within what a client is willing to pay."""
@@ -50,6 +63,15 @@ class Cost:
             raise FormatError(f"key slot: {self.iterations} iterations on {self.lanes} lanes are out of bounds")
         if not 8 * self.lanes <= self.memory_kib <= MEMORY_KIB_MAX:
             raise FormatError(f"key slot: {self.memory_kib} KiB of memory are out of bounds")
+
+    def check_made(self) -> None:
+        """Raises `UsageError` for a cost that no slot of ours may have."""
+        cheap = self.memory_kib < MEMORY_KIB_LEAST or self.iterations < ITERATIONS_LEAST
+        if cheap and not self.for_tests:
+            raise UsageError(
+                f"{self.memory_kib} KiB and {self.iterations} passes are too few to protect a passphrase",
+                next_step=f"Give {MEMORY_KIB_LEAST} KiB and {ITERATIONS_LEAST} passes at least.",
+            )
 
 
 COST: Final = Cost(memory_kib=64 << 10, iterations=3, lanes=4)
@@ -122,6 +144,14 @@ def normalise_phrase(phrase: str) -> str:
     return " ".join(words)
 
 
+def phrase_in(text: str) -> str:
+    """A text as a recovery phrase, normalised; "" if it is none."""
+    try:
+        return normalise_phrase(text)
+    except PassphraseError:
+        return ""
+
+
 def _phrase_words(text: str) -> list[str]:
     return unicodedata.normalize("NFKD", text).lower().split()
 
@@ -158,6 +188,7 @@ def make_slot(
     """
     if len(entropy) != SLOT_ENTROPY_BYTES:
         raise ValueError("a slot takes 96 random bytes")
+    cost.check_made()
     if not passphrase.strip():
         raise UsageError("the passphrase is empty")
     if len(name.encode()) > NAME_BYTES_MAX:
@@ -222,6 +253,39 @@ def read_slot(data: bytes) -> Slot:
     slot = Slot(kind, salt, cost, r.take(32), r.bytes32(SLOT_BYTES_MAX))
     r.end()
     return slot
+
+
+class Trials(NamedTuple):
+    """Slots by name, in the order in which they are tried. `left`: how many are not, because all together cost much.
+
+    `newer`: slots that only a newer program reads.
+    """
+
+    names: list[str]
+    left: int
+    newer: int
+
+
+def trials(slots: Mapping[str, bytes], copies: Callable[[str], int], spent_kib: int = 0) -> Trials:
+    """Which of these slots to try first: those that most backends hold, and of these the cheap ones.
+
+    Whoever keeps slots can put others beside them, but not on a backend of somebody else. `copies`: how many backends
+    hold one. `spent_kib`: what was tried before. What is no slot is left out.
+    """
+    costs: dict[str, int] = {}
+    newer = 0
+    for name, data in slots.items():
+        try:
+            costs[name] = read_slot(data).cost.work_kib
+        except UpgradeError:
+            newer += 1
+        except FormatError:
+            continue
+    ranked = sorted(costs, key=lambda x: (-copies(x), costs[x], x))
+    total = accumulate((costs[x] for x in ranked), initial=spent_kib)
+    next(total)
+    names = [x for x, sum_kib in zip(ranked, total, strict=True) if sum_kib <= TRIED_KIB_MAX]
+    return Trials(names, len(ranked) - len(names), newer)
 
 
 def open_slot(data: bytes, passphrase: str) -> SlotSecret:

@@ -1,19 +1,29 @@
 """Finds, opens, stores and removes key files under `keys/` on the backends of an open workspace.
 
-A slot is tried only if the agreed device set lists its public key, so planted slots cost nothing. "Wrong passphrase" is
+A slot is tried only if the agreed device set lists its public key, which whoever can write to a backend can copy into
+slots of his own. So those that most backends hold are tried first, and of these the cheap ones. "Wrong passphrase" is
 reported only after all reachable slots were tried (architecture.md, D11).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from metasync.config import Config
 from metasync.consensus import State
-from metasync.errors import DamagedError, FormatError, NoQuorumError, NotFoundError, PassphraseError, UpgradeError
+from metasync.errors import (
+    DamagedError,
+    FormatError,
+    NoQuorumError,
+    NotFoundError,
+    PassphraseError,
+    UpgradeError,
+    WorkspaceError,
+)
 from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import open_admin, read_ring
 from metasync.keys.slots import (
@@ -22,10 +32,11 @@ from metasync.keys.slots import (
     PhraseFault,
     SlotSecret,
     is_intact,
-    normalise_phrase,
     open_slot,
     phrase_fault,
+    phrase_in,
     read_slot,
+    trials,
 )
 from metasync.runtime.effects import Op, Reply, each
 from metasync.session.session import Session
@@ -33,17 +44,21 @@ from metasync.session.session import Session
 FOLDER: Final = "keys"
 ASK_TIMEOUT_S: Final = 10.0
 PUT_TIMEOUT_S: Final = 30.0
-SLOT_FILES_MAX: Final = 64  # looked at on one backend; a workspace has two, and a few of changes that were cut short
+SLOT_FILES_MAX: Final = 1024  # read in one look; a workspace has two, and a few of changes that were cut short
 _SLOT: Final = re.compile(r"slot-[12]-([0-9a-f]{64})")
 
 
 @dataclass
 class KeyFiles:
-    """Key files: `names` by backend, intact `slots` by name. `failed`: backends that did not answer, and why."""
+    """Key files: `names` by backend, intact `slots` by name. `failed`: backends that did not answer, and why.
+
+    `left`: how many slots were not read, because there are too many.
+    """
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     slots: dict[str, bytes] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    left: int = 0
 
     def holders(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(b for b, names in self.names.items() if name in names))
@@ -72,8 +87,11 @@ def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
             out.failed[n] = reply.error.message
         else:
             out.names[n] = tuple(sorted(e.name for e in reply.value))
+    copies = Counter(x for names in out.names.values() for x in names if _SLOT.fullmatch(x))
+    wanted_all = frozenset(sorted(copies, key=lambda x: (-copies[x], x))[:SLOT_FILES_MAX])
+    out.left = len(copies) - len(wanted_all)
     for n, names in sorted(out.names.items()):
-        wanted = [x for x in names if _SLOT.fullmatch(x) and x not in out.slots][:SLOT_FILES_MAX]
+        wanted = [x for x in names if x in wanted_all and x not in out.slots]
         asked = {x: Op(n, "get", f"{FOLDER}/{x}", max_bytes=SLOT_BYTES_MAX, timeout_s=ASK_TIMEOUT_S) for x in wanted}
         for x, reply in s.runtime.run(each(asked)).items():
             if reply.error is None and is_intact(x, reply.value):
@@ -98,28 +116,29 @@ def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
     devices = s.devices_of(state)
     files = look(s)
     ring: bytes = s.runtime.run(s.group.get_ring(state))
-    candidates = [data for _, data in sorted(files.slots.items()) if public_of(data) in devices.slots]
-    tried = 0
-    for data in candidates:
-        text = passphrase
-        if data[1] == RECOVERY:
-            try:
-                text = normalise_phrase(passphrase)
-            except PassphraseError:
-                continue
-        tried += 1
+    candidates = {name: data for name, data in files.slots.items() if public_of(data) in devices.slots}
+    phrase = phrase_in(passphrase)
+    usable = {name: data for name, data in candidates.items() if phrase or data[1] != RECOVERY}
+    order = trials(usable, lambda name: len(files.holders(name)))
+    for data in (usable[name] for name in order.names):
         try:
-            secret = open_slot(data, text)
+            secret = open_slot(data, phrase if data[1] == RECOVERY else passphrase)
             if read_ring(ring, state.ns_id).epoch == state.epoch and secret.ns_id == state.ns_id:
                 admin = open_admin(ring, secret.private, state.ns_id)
                 return Opened(state, devices, secret, admin, files)
-        except (PassphraseError, FormatError):
+        except (PassphraseError, FormatError, UpgradeError):
             continue
-    raise _closed(files, len(candidates), tried, phrase_fault(passphrase))
+    raise _closed(files, len(candidates), len(order.names), order.left + files.left, phrase_fault(passphrase))
 
 
-def _closed(files: KeyFiles, found: int, tried: int, fault: PhraseFault | None) -> Exception:
+def _closed(files: KeyFiles, found: int, tried: int, left: int, fault: PhraseFault | None) -> Exception:
     away = f" ({', '.join(sorted(files.failed))} did not answer)" if files.failed else ""
+    if left:
+        return WorkspaceError(
+            f"none of the {tried} key slots that were tried opens with this passphrase, and {left} more were left "
+            f"untried: a workspace has two, and somebody put the others there{away}",
+            next_step="Check the passphrase; then have the others deleted from `keys/` on the backends.",
+        )
     if found and fault is not None:
         return PassphraseError(
             f"wrong passphrase: {fault.message}{away}",

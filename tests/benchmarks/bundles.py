@@ -99,7 +99,7 @@ def main() -> None:
         far.running({f"s{i}": shape for i in range(BACKENDS)}, options.work) as services,
         mock.patch.dict(os.environ, services.keys | {"METASYNC_KEYRING": "off"}),
     ):
-        cheap = Cost(memory_kib=8, iterations=1, lanes=1)
+        cheap = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
         urls = services.urls("bundles")
         report = Workspace.init(
             services.work / "here", name="bundles", backends=urls, passphrase=far.PASSPHRASE, kdf=cheap

@@ -57,7 +57,7 @@ def measured() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top) / "laptop"
         urls = [f"file://{top}/{name}" for name in ("a", "b", "c")]
-        cheap = Cost(memory_kib=8, iterations=1, lanes=1)
+        cheap = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
         folder.mkdir()
         for n in range(20):
             (folder / f"{n}.txt").write_text(f"{n}\n" * 100)

@@ -222,7 +222,7 @@ def session(actions: Sequence[Action], batch: int, work: Path, backends: int, ch
 
     root = Path(tempfile.mkdtemp(dir=work))
     urls = [f"memory://{root.name}-{i}?name=b{i}" for i in range(backends)]
-    cheap = Cost(memory_kib=8, iterations=1, lanes=1)
+    cheap = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
     watched = (
         mock.patch.object(open_backend, "opened", opened),
         mock.patch.object(packs, "seal_pack", packed.seal),

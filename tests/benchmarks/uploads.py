@@ -77,7 +77,7 @@ def pushed(tree: Path, work: Path, backends: int, copies: int) -> tuple[list[Pac
     with tempfile.TemporaryDirectory(dir=work) as at:
         shutil.copytree(tree, f"{at}/tree", copy_function=os.link, symlinks=True)
         urls = [f"file://{at}/b{i}?name=b{i}" for i in range(backends)]
-        cheap = Cost(memory_kib=8, iterations=1, lanes=1)
+        cheap = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
         report = Workspace.init(
             f"{at}/tree", name="uploads", backends=urls, passphrase="a passphrase", replicas=copies, kdf=cheap
         )

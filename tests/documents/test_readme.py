@@ -23,7 +23,7 @@ def _blocks(page: str, language: str) -> str:
 METASYNC = f"""#!{sys.executable}
 import sys
 from metasync.keys import slots
-slots.COST = slots.Cost(memory_kib=8, iterations=1, lanes=1)
+slots.COST = slots.Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 from metasync.__main__ import main
 sys.exit(main())
 """

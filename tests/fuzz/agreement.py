@@ -205,7 +205,7 @@ def slot_inside(data: bytes) -> None:
     assert seal_public(secret.private) == secret.public
 
 
-CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
+CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 
 
 @cache

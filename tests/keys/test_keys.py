@@ -64,7 +64,7 @@ from metasync.keys.slots import (
     slot_path,
 )
 
-CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)
+CHEAP = Cost(memory_kib=64, iterations=1, lanes=1, for_tests=True)
 RNG = random.Random(3)
 ADMIN = RNG.randbytes(32)
 CHAIN = AdminChain((sign_public(ADMIN),))
@@ -435,7 +435,9 @@ def test_a_slot_that_takes_more_memory_than_there_is_ends_no_search(monkeypatch:
         def derive(self, _: bytes) -> bytes:
             raise MemoryError("not enough memory")
 
-    data, _ = make_slot(PASSPHRASE, "open", ns_id=bytes(32), name="docs", entropy=bytes(range(96)), cost=Cost(8, 1, 1))
+    data, _ = make_slot(
+        PASSPHRASE, "open", ns_id=bytes(32), name="docs", entropy=bytes(range(96)), cost=Cost(8, 1, 1, for_tests=True)
+    )
     monkeypatch.setattr(argon2, "Argon2id", Hungry)
     with pytest.raises(FormatError, match="are not to be had"):
         open_slot(data, "open")

@@ -35,7 +35,7 @@ from metasync.worktree import disk
 
 PASSPHRASE = "correct horse battery staple"
 NAME = "crashes"
-CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
+CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 DEAD = 137  # what a child that kills itself exits with
 CHILD_MAX_S = 60.0  # longer than any command here may take, deadline without a quorum included
 

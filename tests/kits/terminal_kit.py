@@ -32,7 +32,7 @@ import sys
 from metasync.keys.slots import Cost
 from metasync.workspace import Workspace
 for method in (Workspace.init, Workspace.device_revoke, Workspace.key_change_passphrase, Workspace.key_rotate):
-    method.__kwdefaults__["kdf"] = Cost(memory_kib=8, iterations=1, lanes=1)
+    method.__kwdefaults__["kdf"] = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 from metasync.terminal import interrupt
 from metasync.cli import main
 sys.argv[0] = "metasync"

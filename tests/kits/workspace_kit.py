@@ -35,7 +35,7 @@ from metasync.testing.quota import Quota, QuotaBackend
 from metasync.workspace import Workspace
 from metasync.worktree.disk import Disk
 
-CHEAP = Cost(memory_kib=8, iterations=1, lanes=1)
+CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 PASSPHRASE = "correct horse battery staple"
 QUICK_S = 0.6  # in place of the 30 s that a command waits for a quorum
 

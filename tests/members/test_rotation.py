@@ -737,7 +737,7 @@ def test_what_keys_there_are(lab: Lab) -> None:
 
 def test_the_cost_of_a_slot_is_the_callers(lab: Lab) -> None:
     w, _, _ = three(lab)
-    w.key_rotate(PASSPHRASE, kdf=Cost(16, 1, 1))
+    w.key_rotate(PASSPHRASE, kdf=Cost(16, 1, 1, for_tests=True))
     with w._session("x") as s:
         costs = {key_store.read_slot(data).cost.memory_kib for data in key_store.look(s).slots.values()}
     assert costs == {16}

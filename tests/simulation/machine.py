@@ -29,7 +29,7 @@ from simulation.world import Boot, World
 
 Secret = tuple[WorkspaceKeys, DeviceIdentity, Certificate]
 PASSPHRASE: Final = "simulated"
-CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1)
+CHEAP: Final = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 _URL: Final = "file:///stores/"
 
 

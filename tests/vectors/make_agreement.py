@@ -93,7 +93,7 @@ from metasync.keys.slots import Cost, make_slot
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"
-CHEAP = Cost(memory_kib=64, iterations=1, lanes=1)
+CHEAP = Cost(memory_kib=64, iterations=1, lanes=1, for_tests=True)
 Case = dict[str, Any]
 Cases = Iterator[tuple[str, Case]]
 
