@@ -160,6 +160,18 @@ def check_format(fmt: int, what: str) -> None:
         raise FormatError(f"{what}: format {fmt}")
 
 
+def check_kind(kind: int, known: int, what: str) -> int:
+    """A kind from 1 to `known`, as it is; `UpgradeError` for a greater one, `FormatError` for zero.
+
+    Only for bytes that are known to be some device's (verified by hash, seal or signature): in others it is damage.
+    """
+    if kind > known:
+        raise UpgradeError(f"{what} is of kind {kind}; this program knows {known}", next_step=UPGRADE)
+    if kind == 0:
+        raise FormatError(f"{what}: kind 0")
+    return kind
+
+
 def ascending(items: Sequence[bytes]) -> bool:
     """True when byte strings are strictly ascending (sorted and distinct)."""
     return all(a < b for a, b in pairwise(items))

@@ -11,8 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from metasync.codec import Reader, Tags, ascending, check_format, encode_tags, text16, u8, u16, u32, u64
-from metasync.errors import FormatError, UsageError
+from metasync.codec import (
+    UPGRADE,
+    Reader,
+    Tags,
+    ascending,
+    check_format,
+    check_kind,
+    encode_tags,
+    text16,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from metasync.errors import FormatError, UpgradeError, UsageError
 
 FORMAT: Final = 1
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -113,23 +126,11 @@ class Replicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Erasure:
-    """`total` shards of every pack, any `needed` of which give it back."""
-
-    needed: int
-    total: int
-
-    @property
-    def losses(self) -> int:
-        return self.total - self.needed
-
-
-@dataclass(frozen=True, slots=True)
 class RedundancyClass:
-    """The policy for packs of fewer than `below_bytes` bytes."""
+    """The policy for packs of fewer than `below_bytes` bytes. There is one class today, for packs of any size."""
 
     below_bytes: int
-    policy: Replicate | Erasure
+    policy: Replicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,7 @@ class Config:
     def named(self, name: str) -> BackendEntry | None:
         return next((b for b in self.backends if b.name == name), None)
 
-    def policy(self, pack_bytes: int) -> Replicate | Erasure:
+    def policy(self, pack_bytes: int) -> Replicate:
         """The redundancy of a pack of this size."""
         return next((c.policy for c in self.redundancy if pack_bytes < c.below_bytes), self.redundancy[-1].policy)
 
@@ -318,12 +319,12 @@ def decode_config(data: bytes) -> Config:
     r = Reader(data, "config")
     check_format(r.u8(), "the config")
     config = Config(
-        mode=_choice(r, _MODES),
+        mode=_mode(r),
         f=r.u8(),
         encrypted=_choice(r, (False, True)),
         backends=tuple(_decode_backend(r) for _ in range(r.count(r.u16(), 62))),
-        mapping=Mapping(r.u8(), r.u32()),
-        redundancy=tuple(_decode_redundancy(r) for _ in range(r.count(r.u8(), 11))),
+        mapping=Mapping(check_kind(r.u8(), WEIGHTED_RENDEZVOUS, "a mapping of the config"), r.u32()),
+        redundancy=_decode_redundancies(r),
         chunking=tuple(_decode_chunking(r) for _ in range(r.count(r.u8(), 21))),
         whole_bytes=r.u32(),
         pack_bytes=r.u32(),
@@ -355,25 +356,37 @@ def _decode_backend(r: Reader) -> BackendEntry:
     capacity, identity = r.u64(), r.take(32)
     storage = tuple(Storage(r.take(16), r.take(32)) for _ in range(r.count(r.u16(), 48)))
     form = r.u8()
-    if form > len(_FORMS):
-        raise r.fail(f"acceptor form {form}")
+    if form:
+        check_kind(form, len(_FORMS), "an acceptor")
     acceptor = Acceptor(r.take(16), _FORMS[form - 1], r.take(32)) if form else None
     return BackendEntry(backend_id, name, scheme, capacity, identity, storage, acceptor, r.tags())
 
 
 def _encode_redundancy(c: RedundancyClass) -> bytes:
-    policy = c.policy
-    numbers = (1, 1, policy.copies) if isinstance(policy, Replicate) else (2, policy.needed, policy.total)
-    return u64(c.below_bytes) + b"".join(u8(n) for n in numbers)
+    return u64(c.below_bytes) + u8(1) + u8(1) + u8(c.policy.copies)
 
 
-def _decode_redundancy(r: Reader) -> RedundancyClass:
-    below, kind, first, second = r.u64(), r.u8(), r.u8(), r.u8()
-    if kind == 1 and first == 1:
-        return RedundancyClass(below, Replicate(second))
-    if kind == 2:
-        return RedundancyClass(below, Erasure(first, second))
-    raise r.fail(f"redundancy {kind}({first}, {second})")
+def _decode_redundancies(r: Reader) -> tuple[RedundancyClass, ...]:
+    """`UpgradeError` for several classes, and for shards in place of copies: who does not know them loses data."""
+    classes = []
+    for _ in range(r.count(r.u8(), 11)):
+        below, kind, needed, copies = r.u64(), r.u8(), r.u8(), r.u8()
+        check_kind(kind, 1, "a redundancy of the config")
+        if needed != 1:
+            raise r.fail(f"redundancy of {needed} in {copies}")
+        classes.append(RedundancyClass(below, Replicate(copies)))
+    if len(classes) > 1:
+        raise UpgradeError(
+            f"the config has {len(classes)} classes of redundancy; this program knows 1", next_step=UPGRADE
+        )
+    return tuple(classes)
+
+
+def _mode(r: Reader) -> Mode:
+    number = r.u8()
+    if number:
+        check_kind(number, len(_MODES) - 1, "the config's mode")
+    return _MODES[number]
 
 
 def _encode_chunking(c: ChunkingClass) -> bytes:
@@ -381,9 +394,7 @@ def _encode_chunking(c: ChunkingClass) -> bytes:
 
 
 def _decode_chunking(r: Reader) -> ChunkingClass:
-    below, kind = r.u64(), r.u8()
-    if kind not in (1, 2):
-        raise r.fail(f"chunking of kind {kind}")
+    below, kind = r.u64(), check_kind(r.u8(), 2, "a chunking of the config")
     return ChunkingClass(below, "cdc" if kind == 1 else "fixed", r.u32(), r.u32(), r.u32())
 
 
@@ -454,11 +465,11 @@ def _fault_of_classes(c: Config) -> str:
     for limits in ([r.below_bytes for r in c.redundancy], [k.below_bytes for k in c.chunking]):
         if not 1 <= len(limits) <= CLASSES_MAX or limits != sorted(set(limits)) or limits[-1] != NO_LIMIT:
             return "size classes must ascend and end without a limit"
+    if len(c.redundancy) > 1:
+        return f"{len(c.redundancy)} classes of redundancy"
     for r in c.redundancy:
-        p = r.policy
-        sound = p.copies >= 1 if isinstance(p, Replicate) else 1 <= p.needed < p.total
-        if not sound or r.policy.losses > 254:
-            return f"redundancy {p}"
+        if not 1 <= r.policy.copies <= 255:
+            return f"{r.policy.copies} copies"
     for k in c.chunking:
         if not 64 <= k.minimum <= k.average <= k.maximum <= CHUNK_BYTES_MAX:
             return f"chunks of {k.minimum}, {k.average}, {k.maximum} bytes"

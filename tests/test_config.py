@@ -16,7 +16,6 @@ from metasync.config import (
     BackendEntry,
     ChunkingClass,
     Config,
-    Erasure,
     Mapping,
     RedundancyClass,
     Replicate,
@@ -68,12 +67,10 @@ def test_two_quorums_share_an_honest_acceptor(n: int, f: int) -> None:
     assert 2 * (q - 1) - n < f + 1  # and no smaller one would do
 
 
-def test_the_weakest_class_is_what_data_survive() -> None:
-    classes = (RedundancyClass(1 << 20, Replicate(3)), RedundancyClass(NO_LIMIT, Erasure(4, 5)))
-    c = config(redundancy=classes).check()
+def test_one_copy_less_than_there_are_is_what_data_survive() -> None:
+    c = config(redundancy=(RedundancyClass(NO_LIMIT, Replicate(2)),)).check()
     assert c.survives.copies == 1
-    assert c.policy(5) == Replicate(3)
-    assert c.policy(1 << 20) == Erasure(4, 5)
+    assert c.policy(5) == c.policy(1 << 40) == Replicate(2)
     assert decode_config(c.encode()) == c
 
 
@@ -98,7 +95,7 @@ def configs(draw: st.DrawFn) -> Config:
     minimum = draw(st.integers(256, 1 << 20))  # no chunker takes a maximum below 1,024
     return Config(
         tuple(backends),
-        redundancy=(RedundancyClass(NO_LIMIT, draw(st.sampled_from([Replicate(1), Replicate(3), Erasure(2, 3)]))),),
+        redundancy=(RedundancyClass(NO_LIMIT, Replicate(draw(st.sampled_from([1, 3, 255])))),),
         encrypted=draw(st.booleans()),
         mapping=Mapping(partitions=draw(st.integers(1, 1 << 20))),
         chunking=(
@@ -159,7 +156,10 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "no last class": {"redundancy": (RedundancyClass(5, Replicate(2)),)},
     "classes descend": {"redundancy": (RedundancyClass(NO_LIMIT, Replicate(2)), RedundancyClass(5, Replicate(2)))},
     "no copies": {"redundancy": (RedundancyClass(NO_LIMIT, Replicate(0)),)},
-    "erasure of nothing": {"redundancy": (RedundancyClass(NO_LIMIT, Erasure(3, 3)),)},
+    "more copies than a byte says": {"redundancy": (RedundancyClass(NO_LIMIT, Replicate(256)),)},
+    "two classes of redundancy": {
+        "redundancy": (RedundancyClass(1 << 20, Replicate(3)), RedundancyClass(NO_LIMIT, Replicate(2)))
+    },
     "chunks upside down": {"chunking": (ChunkingClass(NO_LIMIT, "cdc", 4096, 1024, 8192),)},
     "chunks that no chunker cuts": {"chunking": (ChunkingClass(NO_LIMIT, "cdc", 1 << 20, 1 << 23, 1 << 24),)},
     "segments that no reader unpacks": {"segment_bytes": 1 << 26, "pack_bytes": 1 << 27},
@@ -183,9 +183,10 @@ def test_impossible_configs_are_refused(case: str) -> None:
 
 def test_newer_and_cut_configs() -> None:
     data = config().encode()
-    with pytest.raises(UpgradeError):
-        decode_config(b"\x02" + data[1:])
-    for bad in (b"", b"\0" + data[1:], data[:-1], data + b"\0", data[:1] + b"\x02" + data[2:]):
+    for newer in (b"\x02" + data[1:], data[:1] + b"\x02" + data[2:]):
+        with pytest.raises(UpgradeError):
+            decode_config(newer)
+    for bad in (b"", b"\0" + data[1:], data[:-1], data + b"\0"):
         with pytest.raises(FormatError):
             decode_config(bad)
 

@@ -303,7 +303,7 @@ def _policy(c: RedundancyClass, storing: int, new: _New) -> Replicate:
     copies = c.policy.losses + 1
     if copies > storing:
         new.notes.append(f"{copies} copies of everything were promised, and only {storing} can be kept now.")
-    return Replicate(min(copies, storing)) if copies > storing or not isinstance(c.policy, Replicate) else c.policy
+    return Replicate(min(copies, storing)) if copies > storing else c.policy
 
 
 def _write_births(s: Session, new: _New, ways: dict[bytes, str]) -> None:

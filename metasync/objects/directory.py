@@ -10,7 +10,7 @@ import struct
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from metasync.codec import Reader, bytes16, check_format, encode_tags
+from metasync.codec import Reader, bytes16, check_format, check_kind, encode_tags
 from metasync.errors import FormatError
 from metasync.objects.chunker import LEVELS_MAX, cut, cut_full
 from metasync.objects.model import ID_BYTES, NAME_BYTES_MAX, TARGET_BYTES_MAX, Entry, Ids, Kind, ObjectKind
@@ -157,7 +157,8 @@ def _decode_entries(r: Reader, count: int) -> tuple[tuple[bytes, Entry], ...]:
         pos += size_of_head
         name = data[pos : pos + name_bytes]
         pos += name_bytes
-        if name <= last or not name_is_valid(name) or mode > MODE_MAX:
+        if kind not in _KINDS or name <= last or not name_is_valid(name) or mode > MODE_MAX:
+            check_kind(kind, _BIG_FILE, "a directory entry")
             raise r.fail("bad name, order or mode")
         last = name
         root = b""
@@ -190,12 +191,10 @@ def _decode_body(r: Reader, kind: int, mode: int, mtime_ns: int, size: int) -> b
         if mtime_ns or size:
             raise r.fail("a directory entry with a time or a size")
         return r.take(ID_BYTES)
-    if kind == Kind.SYMLINK:
-        target = r.bytes16(TARGET_BYTES_MAX)
-        if mode or size != len(target) or not target or b"\0" in target:
-            raise r.fail("bad symlink")
-        return target
-    raise r.fail(f"unknown entry kind {kind}")
+    target = r.bytes16(TARGET_BYTES_MAX)  # a symlink: all other kinds are told before
+    if mode or size != len(target) or not target or b"\0" in target:
+        raise r.fail("bad symlink")
+    return target
 
 
 _KINDS = {1: Kind.FILE, 2: Kind.DIR, 3: Kind.SYMLINK, _BIG_FILE: Kind.FILE}

@@ -5,12 +5,13 @@ A path is bytes, `/`-separated, relative to the root of its tree.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
 from blake3 import blake3
 
-from metasync.codec import Reader, Tags, check_format, encode_tags, i64, text16, u8
+from metasync.codec import Reader, Tags, check_format, check_kind, encode_tags, i64, text16, u8
 from metasync.errors import FormatError
 
 ObjectId = NewType("ObjectId", bytes)
@@ -30,6 +31,15 @@ class ObjectKind(IntEnum):
     FILE = 2
     DIR = 3
     SNAPSHOT = 4
+
+
+_KINDS_KNOWN = len(ObjectKind)
+
+
+def check_object_kinds(of: Iterable[int], what: str) -> None:
+    """Checks bytes of encoding and kind: `FormatError` for kind 0, `UpgradeError` for one of a later version."""
+    for byte in of:
+        check_kind(byte & 15, _KINDS_KNOWN, what)
 
 
 class Kind(IntEnum):

@@ -19,7 +19,7 @@ from metasync.backends.wrappers.breaker import PATIENCE_S, PATIENCE_SHORT_S, Bre
 from metasync.backends.wrappers.retry import Retrying
 from metasync.backends.wrappers.wrapper import layers
 from metasync.config import DEFAULT_CAPACITY
-from metasync.errors import BackendError, UnreachableError, UsageError
+from metasync.errors import BackendError, UnreachableError, UpgradeError, UsageError
 from metasync.events import Notice
 from metasync.runtime.tasks import Runtime, boottime
 from metasync.runtime.threads import Alone
@@ -67,14 +67,14 @@ _opening_lock = threading.Lock()
 
 @lru_cache(maxsize=32)
 def chain_of(names: tuple[str, ...]) -> Chain:
-    """The translator chain that a config names. `UsageError` when a translator is not installed here."""
+    """The translator chain that a config names. `UpgradeError` when a translator is not installed here."""
     steps: list[Translator] = []
     for name in names:
         kind = _translator(name)
         if kind is None:
-            raise UsageError(
+            raise UpgradeError(
                 f"this workspace uses the translator {name!r}, which is not installed here",
-                next_step="Install the package that provides it.",
+                next_step="Upgrade metasync, or install the package that provides it.",
             )
         steps.append(kind())
     return Chain(steps)

@@ -20,9 +20,9 @@ from itertools import pairwise
 from operator import lt
 from typing import NamedTuple
 
-from metasync.codec import Reader, Tags, ascending, check_format, encode_tags, u8, u32, u64
-from metasync.errors import FormatError
-from metasync.objects.model import ID_BYTES, ObjectKind
+from metasync.codec import UPGRADE, Reader, Tags, ascending, check_format, encode_tags, u8, u32, u64
+from metasync.errors import FormatError, UpgradeError
+from metasync.objects.model import ID_BYTES, ObjectKind, check_object_kinds
 from metasync.store.pack_format import (
     HEADER_BYTES,
     PACK_BYTES_MAX,
@@ -49,6 +49,7 @@ _SORTED_TOGETHER = 16  # first bytes of ids: a sixteenth of all objects
 _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
 _CHECKED_TOGETHER = 10_000  # a megabyte
 _KINDS = {int(k): k for k in ObjectKind}
+_WHOLE_COPIES = bytes((0, 1, 1))  # class of redundancy, k and n: shards are refused
 
 
 class Ref(NamedTuple):
@@ -62,8 +63,6 @@ class PackRecord(NamedTuple):
     """One pack: where it lies (generation, name), how to read it, and who can rebuild it.
 
     header  the pack's clear header, so that a single segment can be read without it
-    k, n    1, 1 for whole copies; erasure-coded packs need k of n shards (their digests in a tag)
-    size    class of redundancy in the config's list (0 unless the config has several)
     """
 
     name: bytes
@@ -71,9 +70,6 @@ class PackRecord(NamedTuple):
     size: int
     header: bytes
     segments: tuple[Segment, ...]
-    size_class: int = 0
-    k: int = 1
-    n: int = 1
     tags: Tags = ()
 
     @property
@@ -252,7 +248,7 @@ def encode_segment(s: IndexSegment) -> bytes:
     objects = s.objects
     parts = [u32(len(s.packs))]
     for p in s.packs:
-        parts += [p.name, u64(p.generation), u64(p.size), p.header, u8(p.size_class), u8(p.k), u8(p.n)]
+        parts += [p.name, u64(p.generation), u64(p.size), p.header, _WHOLE_COPIES]
         parts += [u32(len(p.segments)), *(u32(g.stored_bytes) + u32(g.raw_bytes) + g.digest for g in p.segments)]
         parts.append(encode_tags(p.tags))
     before = b"".join((*parts, u32(len(s))))
@@ -301,22 +297,27 @@ def _packs(r: Reader) -> tuple[PackRecord, ...]:
 
 def _pack(r: Reader) -> PackRecord:
     name, generation, size, header = r.take(ID_BYTES), r.u64(), r.u64(), r.take(HEADER_BYTES)
-    size_class, k, n = r.u8(), r.u8(), r.u8()
+    size_class, k, n = r.take(len(_WHOLE_COPIES))
     count = r.u32()
     if count > SEGMENTS_MAX or not 1 <= k <= n or size > PACK_BYTES_MAX:
         raise r.fail("a pack with impossible numbers")
+    if (size_class, k, n) != (0, 1, 1):
+        raise UpgradeError(
+            f"pack {name.hex()[:16]} is stored as {n} shards (class {size_class}), any {k} of which give it back; "
+            "this program knows whole copies",
+            next_step=UPGRADE,
+        )
     segments = tuple(Segment(r.u32(), r.u32(), r.take(32)) for _ in range(r.count(count, 40)))
     if HEADER_BYTES + sum(s.stored_bytes for s in segments) > size:
         raise r.fail("segments beyond their pack")
     if any(s.raw_bytes > SEGMENT_RAW_BYTES_MAX for s in segments):
         raise r.fail("a segment too large")
-    return PackRecord(name, generation, size, header, segments, size_class, k, n, r.tags())
+    return PackRecord(name, generation, size, header, segments, r.tags())
 
 
 def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> None:
     """Every object lies in a segment of a listed pack; records ascend. By columns: there may be millions."""
-    if any(kind & 15 not in _KINDS for kind in {*objects[ID_BYTES :: OBJECT.size]}):
-        raise r.fail("objects of no known kind")
+    check_object_kinds({*objects[ID_BYTES :: OBJECT.size]}, "an object in the pack index")
     last = b""
     for start in range(0, len(objects), _CHECKED_TOGETHER * OBJECT.size):
         end = min(start + _CHECKED_TOGETHER * OBJECT.size, len(objects))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from metasync.codec import Reader, Tags, check_format, encode_tags, u8, u32
 from metasync.errors import FormatError
-from metasync.objects.model import ID_BYTES, ObjectKind
+from metasync.objects.model import ID_BYTES, ObjectKind, check_object_kinds
 
 FORMAT = 1
 RANDOM_BYTES = 32
@@ -151,11 +151,12 @@ def decode_footer(data: bytes) -> Footer:
     count = r.count(r.u32(), _OBJECT.size)
     if count > OBJECTS_MAX:
         raise r.fail(f"{count} objects")
+    check_object_kinds({*r.data[r.pos : r.pos + count * _OBJECT.size : _OBJECT.size]}, "an object in a pack footer")
     objects: list[Located] = []
     for _ in range(count):
         kind, object_id, segment, offset, length = _OBJECT.unpack(r.take(_OBJECT.size))
-        if kind & 15 not in _KINDS or segment >= len(segments) or offset + length > segments[segment].raw_bytes:
-            raise r.fail("an object outside its segment, or of no known kind")
+        if segment >= len(segments) or offset + length > segments[segment].raw_bytes:
+            raise r.fail("an object outside its segment")
         objects.append(Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4))
     out = Footer(segments, tuple(objects), r.tags())
     r.end()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, partial
 
-from metasync.config import CAPACITY_BYTES_MAX, Config, Replicate
+from metasync.config import CAPACITY_BYTES_MAX, Config
 from metasync.errors import UsageError
 from metasync.reports.backends import Moving
 from metasync.store.index import PackRecord
@@ -192,7 +192,7 @@ def placement_of(config: Config) -> Placement:
     policy = config.policy(0)
     return Placement(
         [Target(b.backend_id, b.capacity_bytes) for b in config.backends if b.storage],
-        copies=policy.copies if isinstance(policy, Replicate) else policy.total,
+        copies=policy.copies,
         partitions=config.mapping.partitions,
     )
 

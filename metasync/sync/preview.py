@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metasync.config import Replicate
 from metasync.events import Phase
 from metasync.merge import guard
 from metasync.objects.model import Kind
@@ -32,7 +31,7 @@ def preview(s: Session) -> PushReport:
         files_to_read=len(files),
         size_to_read=sum(files),
         to_send=shares,
-        copies=policy.copies if isinstance(policy, Replicate) else policy.total,
+        copies=policy.copies,
         unportable=here.unportable,
         live=here.live,
         tight=space.tight(s, base.index, shares),

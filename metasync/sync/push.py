@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from metasync.config import Replicate
 from metasync.consensus import JOURNAL_KEY, Change, Decided, Ref, State
 from metasync.errors import MetaSyncError, NoQuorumError, UsageError, WorkspaceError
 from metasync.events import Phase
@@ -397,7 +396,7 @@ class _Push:
             report,
             packs=len(upload.stored),
             bytes_stored=upload.bytes_stored,
-            copies=policy.copies if isinstance(policy, Replicate) else policy.total,
+            copies=policy.copies,
             under_replicated=0 if self.least is not None else sum(len(p.holders) < p.copies for p in upload.stored),
             trailing=late_copies.summary(trails, self.s.names) if trails else (),
             elsewhere=sum(p.elsewhere and len(p.holders) >= p.copies for p in upload.stored),

@@ -36,7 +36,6 @@ from metasync.config import (
     BackendEntry,
     ChunkingClass,
     Config,
-    Erasure,
     RedundancyClass,
     Replicate,
     Storage,
@@ -176,8 +175,7 @@ def config_seeds() -> list[bytes]:
     one = BackendEntry(b"\1" * 16, "b", "file", 1 << 40, bytes(32), (place,), Acceptor(b"\3" * 16, "log", bytes(32)))
     small = Config((one,), redundancy=(RedundancyClass(NO_LIMIT, Replicate(1)),), chains=(("a",),))
     classes = [ChunkingClass(NO_LIMIT, "cdc", 64, 256, 1024), ChunkingClass(NO_LIMIT, "fixed", 64, 64, 64)]
-    erasure = (RedundancyClass(1 << 20, Replicate(2)), RedundancyClass(NO_LIMIT, Erasure(2, 3)))
-    more = [replace(small, chunking=(c,), whole_bytes=0, encrypted=False, redundancy=erasure) for c in classes]
+    more = [replace(small, chunking=(c,), whole_bytes=0, encrypted=False) for c in classes]
     return [*seeds_of("config"), *(c.encode() for c in (small, *more))]
 
 

@@ -13,7 +13,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasync.errors import FormatError
+from metasync.errors import FormatError, UpgradeError
+from metasync.session.open_backend import chain_of
 from metasync.translators._base import Chain, Context, IntegrityError
 from metasync.translators.compress import TRY_BYTES_MIN, Compress
 from metasync.translators.encrypt import Encrypt
@@ -70,6 +71,11 @@ def test_the_built_in_steps_are_found_by_entry_point():
     assert found["integrity"] is Integrity
     assert all(cls.name == name for name, cls in found.items())
     assert (Compress.keyed, Encrypt.keyed, Integrity.keyed) == (False, True, True)
+
+
+def test_a_step_that_is_not_known_here_asks_for_an_upgrade():
+    with pytest.raises(UpgradeError, match="'erasure', which is not installed"):
+        chain_of(("compress", "erasure", "integrity"))
 
 
 @given(st.binary(max_size=2000) | st.integers(0, 5000).map(bytes), st.booleans(), st.sampled_from([FULL, SEALED_ONLY]))

@@ -54,7 +54,6 @@ from metasync.config import (
     BackendEntry,
     ChunkingClass,
     Config,
-    Erasure,
     RedundancyClass,
     Replicate,
     Storage,
@@ -150,7 +149,7 @@ def a_config() -> Config:
 
     return Config(
         tuple(backend(i, votes=i < 4) for i in range(1, 5)),
-        redundancy=(RedundancyClass(1 << 20, Replicate(3)), RedundancyClass(NO_LIMIT, Erasure(2, 4))),
+        redundancy=(RedundancyClass(NO_LIMIT, Replicate(3)),),
         chunking=(
             ChunkingClass(1 << 20, "cdc", 4096, 16384, 65536),
             ChunkingClass(NO_LIMIT, "fixed", 1 << 20, 1 << 20, 1 << 20),
@@ -164,12 +163,14 @@ def a_config() -> Config:
 def configs() -> Cases:
     config = a_config()
     good = config.encode()
-    about = "four backends, three of which vote, two classes of everything"
+    about = "four backends, three of which vote, two classes of chunking, two chains"
     numbers = {"n": config.n, "quorum": config.quorum, "meta_copies": config.meta_copies, "survives": config.survives}
     yield "config", case("config", about, good, value=config, **numbers)
     yield "config-bad-newer", case("config", "format 2", cut(good, 0, b"\2"), UPGRADE)
     yield "config-bad-format-0", case("config", "format 0", cut(good, 0, b"\0"), FORMAT)
-    yield "config-bad-mode", case("config", "an unknown mode", cut(good, 1, b"\2"), FORMAT)
+    yield "config-bad-mode", case("config", "an unknown mode", cut(good, 1, b"\2"), UPGRADE)
+    for name, about, data in later_configs(config):
+        yield f"config-bad-{name}", case("config", about, data, UPGRADE)
     yield "config-bad-f", case("config", "liars in crash mode", cut(good, 2, b"\1"), FORMAT)
     yield "config-bad-bft", case("config", "Byzantine mode with too few", cut(good, 1, b"\1\1"), FORMAT)
     yield "config-bad-flag", case("config", "an encrypted flag of 2", cut(good, 3, b"\2"), FORMAT)
@@ -187,6 +188,25 @@ def configs() -> Cases:
     yield "config-bad-chain", case("config", "no translator chain", raw_config(replace(config, chains=())), FORMAT)
     yield "config-bad-short", case("config", "a byte is missing", good[:-1], FORMAT)
     yield "config-bad-long", case("config", "a byte too many", good + b"\0", FORMAT)
+
+
+def later_configs(config: Config) -> Iterator[tuple[str, str, bytes]]:
+    """What later versions may agree: none of it may be passed over, and none is damage."""
+    good = config.encode()
+    one = u8(1) + u64(NO_LIMIT) + u8(1) + u8(1) + u8(3)
+    assert good.count(one) == 1
+    shards = u8(1) + u64(NO_LIMIT) + u8(2) + u8(2) + u8(4)
+    two = u8(2) + u64(1 << 20) + u8(1) + u8(1) + u8(3) + one[1:]
+    yield "shards", "shards in place of copies", good.replace(one, shards)
+    yield "two-redundancies", "two classes of redundancy", good.replace(one, two)
+    mapped = u8(1) + u32(config.mapping.partitions) + one
+    yield "mapping", "a mapping of kind 2", good.replace(mapped, u8(2) + mapped[1:])
+    cut_by = u64(1 << 20) + u8(1) + u32(4096)
+    yield "chunking", "a chunking of kind 3", good.replace(cut_by, u64(1 << 20) + u8(3) + u32(4096))
+    acceptor = config.backends[0].acceptor
+    assert acceptor is not None
+    form = u8(1) + acceptor.acceptor_id
+    yield "form", "an acceptor of form 3", good.replace(form, u8(3) + acceptor.acceptor_id)
 
 
 def raw_config(config: Config) -> bytes:
@@ -265,7 +285,8 @@ def entry_cases() -> Cases:
     body = entries_module._encode(prepare)
     kind_at = 1 + 32 + 4 + 16 + 8 + 4 + 32 + STATE_BYTES
     yield "entry-bad-body-newer", one("a body of format 2", forged(prepare, body=cut(body, 0, b"\2")), UPGRADE)
-    yield "entry-bad-kind", one("an unknown kind", forged(prepare, body=cut(body, kind_at, b"\4")), FORMAT)
+    yield "entry-bad-kind", one("an unknown kind", forged(prepare, body=cut(body, kind_at, b"\4")), UPGRADE)
+    yield "entry-bad-kind-0", one("kind 0", forged(prepare, body=cut(body, kind_at, b"\0")), FORMAT)
     yield (
         "entry-bad-accept-without-value",
         one("ACCEPT of nothing", forged(prepare, body=cut(body, kind_at, b"\2")), FORMAT),

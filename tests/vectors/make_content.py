@@ -190,7 +190,6 @@ def of_dirs() -> Cases:
         "name-too-long": ("a name of 4,097 bytes", node(entry(name=b"n" * 4097))),
         "mode-high": ("mode 0o10000", node(entry(mode=0o10000))),
         "kind-0": ("kind 0", node(entry(kind=0))),
-        "kind-5": ("kind 5", node(entry(kind=5))),
         "file-id-short": ("31 bytes of an id", node(entry(body=digest(1)[:31], tags=b""))),
         "file-root-short": (
             "a file object's id cut short",
@@ -212,7 +211,13 @@ def of_dirs() -> Cases:
     }
     for name, (about, data) in bad.items():
         yield f"dir-bad-{name}", case("dir node", about, FORMAT, data)
-    yield "dir-bad-newer", case("dir node", "format 2", UPGRADE, node(good, fmt=2))
+    newer = {
+        "newer": ("format 2", node(good, fmt=2)),
+        "kind-5": ("an entry of kind 5, which a later version may write", node(entry(kind=5))),
+        "kind-5-unordered": ("kind 5 with a mode and an order of its own", node(good, entry(kind=5, mode=0xFFFF))),
+    }
+    for name, (about, data) in newer.items():
+        yield f"dir-bad-{name}", case("dir node", about, UPGRADE, data)
 
 
 def shape(nodes: Sequence[tuple[bytes, bytes]], decode: Any) -> list[Any]:
@@ -606,7 +611,6 @@ def of_footers() -> Cases:
         "objects-huge": ("2^32-1 objects", data[:45] + b"\xff\xff\xff\xff" + data[49:]),
         "segment-large": ("a segment that unpacks to 64 MiB + 1", data[:9] + u32((64 << 20) + 1) + data[13:]),
         "kind-0": ("an object of kind 0", data[:entry_at] + b"\0" + data[entry_at + 1 :]),
-        "kind-5": ("an object of kind 5", data[:entry_at] + b"\5" + data[entry_at + 1 :]),
         "no-segment": ("an object in segment 1 of 1", data[: entry_at + 36] + b"\1" + data[entry_at + 37 :]),
         "outside": (
             "an object that ends a byte behind its segment",
@@ -623,6 +627,8 @@ def of_footers() -> Cases:
         if len(hostile) < 10_000:  # the others are in test_objects.py: megabytes of hex say nothing
             yield f"footer-bad-{name}", case("pack footer", about, FORMAT, hostile)
     yield "footer-bad-newer", case("pack footer", "format 2", UPGRADE, b"\2" + data[1:])
+    kind_5 = data[:entry_at] + b"\5" + data[entry_at + 1 :]
+    yield "footer-bad-kind-5", case("pack footer", "an object of kind 5, a later version's", UPGRADE, kind_5)
 
 
 def one_row(s: Segment) -> bytes:
@@ -647,11 +653,11 @@ def record(number: int, *segments: Segment, **changes: Any) -> PackRecord:
     return PackRecord(digest(number + 200), number, size, header, segments)._replace(**changes)
 
 
-def table(s: IndexSegment) -> bytes:
+def table(s: IndexSegment, redundancy: bytes = b"\0\1\1") -> bytes:
     """The tables of an index segment, by hand."""
     out = u32(len(s.packs))
     for p in s.packs:
-        out += p.name + u64(p.generation) + u64(p.size) + p.header + bytes((p.size_class, p.k, p.n))
+        out += p.name + u64(p.generation) + u64(p.size) + p.header + redundancy
         out += u32(len(p.segments)) + b"".join(map(one_row, p.segments)) + tag_bytes(p.tags)
     out += u32(len(s)) + s.objects
     return out + u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones)
@@ -684,8 +690,6 @@ def of_index() -> Cases:
             "an object in two packs, one of them a delta; tombstones", make_segment([(a, in_a), (b, in_b)], stones)
         ),
     )
-    sharded = record(3, size_class=2, k=4, n=6, tags=((1, b"digests of shards"),))
-    yield "index-shards", index_ok("an erasure-coded pack, its shards in a tag", make_segment([(sharded, [])]))
     same = [(record(1, generation=4), in_a), (record(1, generation=5), in_a)]
     yield "index-generations", index_ok("one pack in two generations", make_segment(same))
     good = table(make_segment([(a, in_a)]))
@@ -702,8 +706,8 @@ def of_index() -> Cases:
         "packs-descending": ("packs out of order", listed(high, low)),
         "packs-twice": ("a pack two times", listed(a, a)),
         "packs-huge": ("2^32-1 packs", b"\xff\xff\xff\xff" + good[4:]),
-        "k-0": ("k = 0", listed(a._replace(k=0))),
-        "k-above-n": ("k = 2 of n = 1", listed(a._replace(k=2))),
+        "k-0": ("k = 0", table(IndexSegment((a,), b""), b"\0\0\1")),
+        "k-above-n": ("k = 2 of n = 1", table(IndexSegment((a,), b""), b"\0\2\1")),
         "pack-large": ("a pack of 256 MiB + 1", listed(a._replace(size=(256 << 20) + 1))),
         "pack-small": ("segments longer than their pack", listed(a._replace(size=97))),
         "segment-large": (
@@ -732,6 +736,13 @@ def of_index() -> Cases:
     }
     for name, (about, data) in bad.items():
         yield f"index-bad-{name}", index_case(about, FORMAT, data)
+    later = {
+        "shards": ("a pack of 6 shards, 4 of which give it back", table(IndexSegment((a,), b""), b"\0\4\6")),
+        "class": ("a pack of another class of redundancy", table(IndexSegment((a,), b""), b"\1\1\1")),
+        "kind-5": ("an object of kind 5", head + u32(1) + rows[0][:32] + b"\5" + rows[0][33:] + u32(0)),
+    }
+    for name, (about, data) in later.items():
+        yield f"index-bad-{name}", index_case(about, UPGRADE, data)
     whole = b"\1" + frame(good)
     frames = {
         "empty": ("no bytes", b""),

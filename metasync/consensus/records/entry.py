@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, Tags, ascending, bytes16, check_format, encode_tags, u8, u32, u64
+from metasync.codec import Reader, Tags, ascending, bytes16, check_format, check_kind, encode_tags, u8, u32, u64
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import (
@@ -301,10 +301,7 @@ def _decode(body: bytes) -> Entry:
     check_format(r.u8(), "a log entry")
     ns_id, era, acceptor_id, v, idx, prev_entry = r.take(32), r.u32(), r.take(16), r.u64(), r.u32(), r.take(32)
     base = decode_state(r.take(STATE_BYTES))
-    number = r.u8()
-    if number not in (1, 2, 3):
-        raise r.fail(f"kind {number}")
-    kind = Kind(number)
+    kind = Kind(check_kind(r.u8(), max(Kind), "a log entry"))
     rnd = Round(r.u32(), r.take(16))
     has_value = r.u8()
     if has_value != (kind is not Kind.PREPARE):
