@@ -51,7 +51,11 @@ _LOOK_FIRST_BYTES = 1 << 16  # from here on a name that is taken is looked for b
 _ROOM_BYTES_MIN = 1 << 20  # a file system with less left beside what was to be written counts as full
 _WHOLE_READ_BYTES = 32 << 10  # every server gives as many for one request
 
-_HOST = re.compile(r"(?:([^/\s]+)@)?(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+# Both become words of a shell where ~/.ssh/config has a ProxyCommand with %r or %h: letters, digits and a few marks.
+_HOST = re.compile(
+    r"(?:([^/]+)@)?(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?", re.ASCII
+)
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=,-]{0,127}", re.ASCII)
 
 
 class SftpBackend:
@@ -82,8 +86,11 @@ class SftpBackend:
                 "an SFTP URL begins with a server",
                 next_step="Write sftp://user@host/path or sftp://user@host:port/path.",
             )
-        if match[1] and match[1].startswith("-"):
-            raise UsageError("not a user to log in as", next_step="Write sftp://user@host/path.")
+        if match[1] and _USER.fullmatch(match[1]) is None:
+            raise UsageError(
+                "not a user to log in as: the name has characters other than A-Z a-z 0-9 _ . @ + = , -",
+                next_step="Write sftp://user@host/path. Any other user stands as User in ~/.ssh/config.",
+            )
         parts = url.path.rstrip("/").split("/")[1:]
         home = bool(parts) and parts[0].startswith("~")
         if not {*parts[home:]} - {"", "."} or ".." in parts or (home and parts[0] != "~"):
