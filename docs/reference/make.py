@@ -37,6 +37,7 @@ ENVIRONMENT = {
     "METASYNC_PASSPHRASE": "The passphrase, which is asked for otherwise.",
     "METASYNC_PASSPHRASE_FILE": "A file whose first line is the passphrase.",
     "METASYNC_PASSPHRASE_COMMAND": "A command that prints the passphrase.",
+    "METASYNC_SAFE_DIRECTORY": "Workspaces to use although others own them or write there; : between them, * for all.",
     "METASYNC_PAGER": "The pager for what does not fit the terminal; else PAGER, else less. cat: none.",
     "METASYNC_NEW_PASSPHRASE": "The new passphrase, where a command sets one; also with _FILE and _COMMAND.",
     "METASYNC_KEYRING": "off: keep this device's keys in a file, not in the system's keyring.",

@@ -27,6 +27,11 @@ HOLDER_BYTES_MAX = 4096
 AFTER_YOU_S = 5.0  # for a process that presses to take a free lock
 
 
+def private(path: str, flags: int) -> int:
+    """An opener for `open`: what it makes is its owner's alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
 def _lock(path: Path, how: int, flags: int = os.O_CREAT) -> int | None:
     """A descriptor of the file, locked; None where another lock is in the way."""
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
@@ -166,7 +171,8 @@ class WorkspaceLock:
         text = json.dumps({"pid": os.getpid(), "command": command, "since": time.time()})
         beside = self._dir / "lock.holder.new"
         try:
-            beside.write_text(text, encoding="utf-8")
+            with open(beside, "w", encoding="utf-8", opener=private) as file:
+                file.write(text)
             beside.replace(self._holder)  # a reader sees all of it or the one before
         except OSError as e:
             self._give_back()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metasync.errors import PausedError, UsageError, WorkspaceError
-from metasync.local.lock import exclusive
+from metasync.local.lock import exclusive, private
 
 if TYPE_CHECKING:  # `limits` is loaded only where something is set
     from metasync.reports.settings import SettingsReport
@@ -84,7 +84,8 @@ def write(path: Path, settings: Settings) -> None:
     text = json.dumps({"settings": dict(sorted(settings.values.items())), "pause": pause}, indent=1)
     beside = path.with_suffix(".new")
     try:
-        beside.write_text(text + "\n", encoding="utf-8")
+        with open(beside, "w", encoding="utf-8", opener=private) as file:
+            file.write(text + "\n")
         beside.replace(path)
     except OSError as e:
         raise WorkspaceError(

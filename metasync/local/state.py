@@ -11,14 +11,17 @@ Rows of the working tree are opaque here; `worktree.index` gives them meaning.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import stat
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from metasync.errors import UpgradeError, WorkspaceError
 from metasync.local.state_keys import CLONE_ANEW, TABLES, TREE_KEY, UNPLACED, Key, Table
@@ -167,6 +170,9 @@ class LocalDb(State):
         `UpgradeError`: a newer MetaSync wrote it. `WorkspaceError`: it is something else, damaged, or can't be opened.
         """
         name = str(path)
+        with contextlib.suppress(OSError):  # whatever the umask: SQLite gives its other files the mode of this one
+            if name != ":memory:":
+                os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
         try:
             db = sqlite3.connect(name, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as e:
@@ -376,3 +382,59 @@ def _unusable(name: str, cause: Exception) -> WorkspaceError:
     else:
         step = "Check that the folder is there, writable, and on a working disk; then run again."
     return WorkspaceError(f"The local state {name} failed: {cause}.", next_step=step)
+
+
+SAFE_VARIABLE: Final = "METASYNC_SAFE_DIRECTORY"
+
+
+def refuse_strangers(folder: Path, state_dir: Path, names: Sequence[str]) -> None:
+    """Raises `WorkspaceError` for a workspace that somebody else may have put there, to be handed this user's files.
+
+    `folder`, its `state_dir`, and the files `names` in that belong to this user or root, and nobody else may write
+    there (in a sticky folder nobody puts another one in its place). What is not there passes. It is the rule of git's
+    safe.directory, and of what writable parents allow. METASYNC_SAFE_DIRECTORY names exceptions, with `:` between
+    them; `*` is all.
+    """
+    ours = {os.geteuid(), 0}
+    if os.geteuid() == 0 and (sudo := os.environ.get("SUDO_UID", "")).isdecimal():
+        ours.add(int(sudo))  # `sudo metasync` in a folder of the user who says it
+    why = _stranger_in(folder, ours)
+    for place in (state_dir, *(state_dir / name for name in names)):
+        why = why or _stranger_in(place, ours, below=True)
+    exceptions = os.environ.get(SAFE_VARIABLE, "").split(":") if why else []
+    if why and "*" not in exceptions and str(folder) not in {os.path.normpath(e) for e in exceptions if e}:
+        raise WorkspaceError(
+            f"the workspace {folder} is not used: {why}, and so may have your files sent somewhere else",
+            next_step=f"Change its owner or mode if it is yours; or set {SAFE_VARIABLE}={folder} if you trust it.",
+        )
+
+
+def _stranger_in(place: Path, ours: Collection[int], *, below: bool = False) -> str:
+    """Why others may have put there what lies at `place`; "" if they may not. `below`: it is in `.metasync`."""
+    try:
+        st = place.lstat() if below else place.stat()
+    except FileNotFoundError:
+        return ""
+    if st.st_uid not in ours:
+        return f"{place} belongs to another user ({st.st_uid})"
+    if stat.S_ISLNK(st.st_mode):
+        return f"{place} is a link, which other users can make"
+    if (below or not st.st_mode & stat.S_ISVTX) and _others_write(st):
+        return f"other users may write in {place}" if stat.S_ISDIR(st.st_mode) else f"other users may write {place}"
+    return ""
+
+
+def _others_write(st: os.stat_result) -> bool:
+    """Whether the mode lets users write besides the owner: all, or a group that is not the owner's alone."""
+    if st.st_mode & stat.S_IWOTH:
+        return True
+    if not st.st_mode & stat.S_IWGRP or st.st_gid == 0:
+        return False
+    import grp
+    import pwd
+
+    try:  # Linux gives users a group of their own, which may write what they make
+        owner, group = pwd.getpwuid(st.st_uid), grp.getgrgid(st.st_gid)
+    except KeyError:
+        return True
+    return (group.gr_name, group.gr_gid) != (owner.pw_name, owner.pw_gid) or not {*group.gr_mem} <= {owner.pw_name}

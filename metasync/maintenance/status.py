@@ -17,6 +17,7 @@ from metasync.reports.members import Withdrawal
 from metasync.reports.sync import Changes
 from metasync.session import agreement, evidence, health
 from metasync.session.connections import REMOVED
+from metasync.session.folder import STATE_DIR, exposed
 from metasync.session.session import Session
 from metasync.store.placement import survives
 from metasync.sync import sides
@@ -93,6 +94,7 @@ def status(s: Session) -> Status:
             *seen.warnings,
             *heads,
             *key_copies.warnings(s),
+            *([shown] if (shown := exposed(s.directory / STATE_DIR)) else []),
             *([guard.warning(stop)] if stop is not None else []),
         ),
         withdraw=_withdraw(s),

@@ -15,6 +15,7 @@ import base64
 import contextlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +44,7 @@ from metasync.keys.device_set import (
 )
 from metasync.keys.keyring import WorkspaceKeys, decode_keys
 from metasync.local import state_keys
-from metasync.local.state import LocalDb
+from metasync.local.state import LocalDb, refuse_strangers
 from metasync.local.state_keys import (
     CLONE_ANEW,
     CLONING_KEY,
@@ -119,7 +120,12 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
         if (place / STATE_DIR / DB_FILE).exists():
             where = "is a workspace already" if place == folder else f"lies in the workspace {place}"
             raise WorkspaceError(f"{folder} {where}", next_step="`metasync status` there tells more.")
+    _refuse_strangers(folder)  # at once, and not when the workspace is used
     return folder
+
+
+def _refuse_strangers(folder: Path) -> None:
+    refuse_strangers(folder, folder / STATE_DIR, (DB_FILE, KEYS_FILE))
 
 
 def absolute(directory: str | os.PathLike[str]) -> Path:
@@ -129,10 +135,11 @@ def absolute(directory: str | os.PathLike[str]) -> Path:
 
 
 def folder_above(directory: str | os.PathLike[str]) -> Path:
-    """The folder of the workspace that `directory` lies in. `WorkspaceError` if it lies in none."""
+    """The folder of the workspace that `directory` lies in. `WorkspaceError` if it lies in none, or in a stranger's."""
     start = absolute(directory)
     for folder in (start, *start.parents):
         if (folder / STATE_DIR / DB_FILE).is_file():
+            _refuse_strangers(folder)
             return folder
     if not start.is_dir():
         why = "it is no directory" if start.exists() else "there is no such directory"
@@ -147,6 +154,7 @@ def is_unfinished(folder: Path, name: str | None) -> bool:
     """Whether the folder is an interrupted clone of `name` (None: by an invitation)."""
     if not (folder / STATE_DIR / DB_FILE).is_file():
         return False
+    _refuse_strangers(folder)
     with contextlib.closing(LocalDb.open(folder / STATE_DIR / DB_FILE)) as db:
         return db.has(CLONING_KEY) and (name is None or db.get(NAME_KEY) == name)
 
@@ -180,7 +188,7 @@ def write_local(
 ) -> None:
     """Makes `.metasync` under another name, and renames it: whole or not at all. `more`: further values."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o755, parents=True, exist_ok=True)  # whatever the umask: see `refuse_strangers`
         building = folder / f"{STATE_DIR}.new"
         if building.exists():
             import shutil
@@ -294,7 +302,9 @@ class IdentityGuard:
             return None
 
     def tell(self, config: Config, listener: Listener) -> None:
-        """Warns the user of a copy, which votes through acceptors in log form alone."""
+        """Warns the user of keys that others can read, and of a copy, which votes through log-form acceptors alone."""
+        if text := exposed(self._directory / STATE_DIR):
+            listener(Notice(text, warning=True))
         names = sorted(b.name for b, a in config.acceptors if a.form == "block")
         if names and self.is_copy():
             text = f"this folder is a copy of another: it does not vote on {', '.join(names)}"
@@ -374,6 +384,19 @@ def kept_secret(state_dir: Path, account: str) -> bytes:
             next_step="Unlock it, or clone the workspace into a new folder.",
         )
     return secret
+
+
+def exposed(state_dir: Path) -> str:
+    """A warning where other users may read this device's keys; "" where they may not."""
+    path = state_dir / KEYS_FILE
+    try:
+        mode = path.stat().st_mode
+        shown = mode & (stat.S_IRGRP | stat.S_IROTH) and path.read_bytes() != IN_KEYRING
+    except OSError:
+        return ""
+    if not shown:
+        return ""
+    return f"other users may read this device's keys in {path}, and with them all versions: chmod 600 {path}"
 
 
 def drop_secret(state_dir: Path, db: LocalDb) -> None:
