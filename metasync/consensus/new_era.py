@@ -92,7 +92,7 @@ class Content:
     retained: bytes = b""
     carried: State | None = None
     without: tuple[str, ...] = ()
-    at_s: int = 0
+    at_ns: int = 0
     links: Mapping[bytes, str] = field(default_factory=dict)  # ways to the new acceptors
 
 
@@ -201,7 +201,7 @@ def begin(
     first, objects = yield from _first(m, enter, ended, content)
     instance = yield from enter(ended)
     yield from _furnish(m, instance, first, content, objects)
-    record = EraRecord(ended, first, content.carried, content.config, content.without, content.at_s, chain)
+    record = EraRecord(ended, first, content.carried, content.config, content.without, content.at_ns, chain)
     data = seal_record(m.keys, record, admin_private, (yield Random(32)))
     order = [content.links[a.acceptor_id] for _, a in content.config.acceptors]
     record = yield from claim(m, open_record(m.keys, data, first.era), order)

@@ -147,7 +147,7 @@ def _begin(
         retained=s.runtime.run(s.group.get_meta(state.retained)),
         carried=held.carried if agreed.state == held.carried else None,
         without=tuple(sorted(without)),
-        at_s=s.wall_ns() // 1_000_000_000,
+        at_ns=s.wall_ns(),
         links={a.acceptor_id: ways[b.backend_id] for b, a in new.config.acceptors},
     )
     s.listener(Phase("agree"))

@@ -231,7 +231,9 @@ def _cross(s: Session, known: State, state: State) -> list[str]:
         record = records.get(number)
         if record is None:
             continue
-        text = f"the workspace was restarted as era {number} without {', '.join(record.without)} on {_day(record.at_s)}"
+        text = (
+            f"the workspace was restarted as era {number} without {', '.join(record.without)} on {_day(record.at_ns)}"
+        )
         if base.era < number and (base.era, base.v) > (record.ended.era, record.ended.v):
             base = record.ended
             text += (
@@ -247,9 +249,9 @@ def _cross(s: Session, known: State, state: State) -> list[str]:
     return warnings
 
 
-def _day(at_s: int) -> str:
+def _day(at_ns: int) -> str:
     with contextlib.suppress(OverflowError, ValueError, OSError):
-        return datetime.datetime.fromtimestamp(at_s, datetime.UTC).date().isoformat()
+        return datetime.datetime.fromtimestamp(at_ns // 1_000_000_000, datetime.UTC).date().isoformat()
     return "an unknown day"
 
 

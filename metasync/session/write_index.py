@@ -220,7 +220,9 @@ def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
             packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]
             if packed is not None:
                 packed += objects[at : at + PACK_AT] + bytes(4) + objects[at + PACK_AT + 4 : at + OBJECT.size]
-    return segment_sorted(((record, _sorted(bytes(packed))) for record, packed in keep.values()), () if final else dead)
+    packs = ((record, _sorted(bytes(packed))) for record, packed in keep.values())
+    tags = {tag: data for s in segments for tag, data in s.tags}
+    return segment_sorted(packs, () if final else dead, tuple(sorted(tags.items())))
 
 
 def _sorted(packed: bytes) -> bytes:

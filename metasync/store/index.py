@@ -85,6 +85,7 @@ class IndexSegment:
     packs: tuple[PackRecord, ...]
     objects: bytes
     tombstones: tuple[tuple[int, bytes], ...] = ()
+    tags: Tags = ()
     is_one_of_many: bool = field(init=False)  # its index is too large for maps
     _offsets: range = field(init=False)
     _asked: int = field(default=0, init=False)
@@ -177,9 +178,7 @@ def objects_at(places: bytes) -> bytes:
     """The same of a pack that was just made, whose places are packed (`pack_format.pack_place`)."""
     none = bytes(4)
     starts = range(0, len(places), PLACE_BYTES)
-    objects = {
-        places[a + 1 : a + PACK_AT] + places[a : a + 1] + none + places[a + PACK_AT : a + PLACE_BYTES] for a in starts
-    }
+    objects = {places[a : a + PACK_AT] + none + places[a + PACK_AT : a + PLACE_BYTES] for a in starts}
     return b"".join(sorted(objects))
 
 
@@ -196,10 +195,10 @@ def make_segment(
 
 
 def segment_sorted(
-    packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tuple[int, bytes]] = ()
+    packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tuple[int, bytes]] = (), tags: Tags = ()
 ) -> IndexSegment:
-    listed = sorted(packs, key=lambda p: (p[0].name, p[0].generation))
-    if not ascending([p.name + u64(p.generation) for p, _ in listed]):
+    listed = sorted(packs, key=lambda p: _pack_key(p[0]))
+    if not ascending([_pack_key(p) for p, _ in listed]):
         raise ValueError("a pack is listed twice")
     objects = bytearray()
     for first in range(0, 256, _SORTED_TOGETHER):  # by the first byte of the id: in parts, for there may be many
@@ -211,7 +210,7 @@ def segment_sorted(
         objects += b"".join(sorted(some))
     records = tuple(p for p, _ in listed)
     del listed[:]  # of a large segment nothing is held three times
-    return IndexSegment(records, bytes(objects), tuple(sorted(set(tombstones))))
+    return IndexSegment(records, bytes(objects), tuple(sorted(set(tombstones))), tags)
 
 
 def _between(packed: bytes, first: int, end: int) -> range:
@@ -248,11 +247,11 @@ def encode_segment(s: IndexSegment) -> bytes:
     objects = s.objects
     parts = [u32(len(s.packs))]
     for p in s.packs:
-        parts += [p.name, u64(p.generation), u64(p.size), p.header, _WHOLE_COPIES]
+        parts += [u64(p.generation), p.name, u64(p.size), p.header, _WHOLE_COPIES]
         parts += [u32(len(p.segments)), *(u32(g.stored_bytes) + u32(g.raw_bytes) + g.digest for g in p.segments)]
         parts.append(encode_tags(p.tags))
     before = b"".join((*parts, u32(len(s))))
-    after = u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones)
+    after = u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones) + encode_tags(s.tags)
     size = len(before) + len(objects) + len(after)
     frame = zstandard.ZstdCompressor(level=3).compressobj(size=size)
     return b"".join((u8(FORMAT), *map(frame.compress, (before, objects, after)), frame.flush()))
@@ -278,8 +277,14 @@ def decode_segment(data: bytes) -> IndexSegment:
     stones = tuple((r.u64(), r.take(ID_BYTES)) for _ in range(r.count(r.u32(), 8 + ID_BYTES)))
     if any(a >= b for a, b in pairwise(stones)):
         raise r.fail("tombstones out of order")
+    tags = r.tags()
     r.end()
-    return IndexSegment(packs, objects, stones)
+    return IndexSegment(packs, objects, stones, tags)
+
+
+def _pack_key(pack: PackRecord) -> bytes:
+    """What a pack is known by, in the order of a segment's packs."""
+    return u64(pack.generation) + pack.name
 
 
 def _packs(r: Reader) -> tuple[PackRecord, ...]:
@@ -288,7 +293,7 @@ def _packs(r: Reader) -> tuple[PackRecord, ...]:
     last = b""
     for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)):
         pack = _pack(r)
-        if (key := pack.name + u64(pack.generation)) <= last:
+        if (key := _pack_key(pack)) <= last:
             raise r.fail("packs out of order")
         last = key
         out.append(pack)
@@ -296,7 +301,7 @@ def _packs(r: Reader) -> tuple[PackRecord, ...]:
 
 
 def _pack(r: Reader) -> PackRecord:
-    name, generation, size, header = r.take(ID_BYTES), r.u64(), r.u64(), r.take(HEADER_BYTES)
+    generation, name, size, header = r.u64(), r.take(ID_BYTES), r.u64(), r.take(HEADER_BYTES)
     size_class, k, n = r.take(len(_WHOLE_COPIES))
     count = r.u32()
     if count > SEGMENTS_MAX or not 1 <= k <= n or size > PACK_BYTES_MAX:
@@ -351,6 +356,7 @@ class RootItem(NamedTuple):
     size: int
     objects: int
     packs: int
+    tags: Tags = ()
 
     @property
     def tier(self) -> int:
@@ -369,7 +375,8 @@ class IndexRoot(NamedTuple):
 
 def encode_root(root: IndexRoot) -> bytes:
     body = b"".join(
-        u64(i.ref.generation) + i.ref.hash + u64(i.size) + u64(i.objects) + u32(i.packs) for i in root.items
+        u64(i.ref.generation) + i.ref.hash + u64(i.size) + u64(i.objects) + u32(i.packs) + encode_tags(i.tags)
+        for i in root.items
     )
     return u8(FORMAT) + u32(len(root.items)) + body + encode_tags(root.tags)
 
@@ -381,7 +388,7 @@ def decode_root(data: bytes) -> IndexRoot:
     if count > ROOT_SEGMENTS_MAX:
         raise r.fail(f"{count} segments")
     items = tuple(
-        RootItem(Ref(r.u64(), r.take(ID_BYTES)), r.u64(), r.u64(), r.u32()) for _ in range(r.count(count, 60))
+        RootItem(Ref(r.u64(), r.take(ID_BYTES)), r.u64(), r.u64(), r.u32(), r.tags()) for _ in range(r.count(count, 61))
     )
     out = IndexRoot(items, r.tags())
     r.end()

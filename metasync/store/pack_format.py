@@ -30,7 +30,7 @@ PADDING_NUMBER, FOOTER_NUMBER, TRAILER_NUMBER = 2**32 - 3, 2**32 - 2, 2**32 - 1 
 _HEADER = struct.Struct(">BBI32s")
 HEADER_BYTES = _HEADER.size
 _SEGMENT = struct.Struct(">II32s")
-_OBJECT = struct.Struct(">B32sIII")
+_OBJECT = struct.Struct(">32sBIII")
 PLACE_BYTES = _OBJECT.size
 _SEGMENT_AT = 1 + ID_BYTES  # where the segment stands in it
 
@@ -88,7 +88,7 @@ def decode_header(data: bytes) -> Header:
 
 def pack_place(kind: ObjectKind, object_id: bytes, offset: int, length: int) -> bytes:
     """Packs the place of a whole object in segment 0 as a footer has it, in a fifth of the memory; see `in_segment`."""
-    return _OBJECT.pack(kind, object_id, 0, offset, length)
+    return _OBJECT.pack(object_id, kind, 0, offset, length)
 
 
 def in_segment(places: bytes, number: int) -> bytes:
@@ -106,21 +106,21 @@ def in_segment(places: bytes, number: int) -> bytes:
 
 def kinds_of(places: bytes) -> set[int]:
     """The kinds of objects among these places."""
-    return {kind & 15 for kind in {*places[::PLACE_BYTES]}}
+    return {kind & 15 for kind in {*places[ID_BYTES::PLACE_BYTES]}}
 
 
 def unpack_places(places: bytes) -> tuple[Located, ...]:
     """The values of packed places, which this process made."""
     return tuple(
         Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4)
-        for kind, object_id, segment, offset, length in _OBJECT.iter_unpack(places)
+        for object_id, kind, segment, offset, length in _OBJECT.iter_unpack(places)
     )
 
 
 def encode_footer(f: Footer) -> bytes:
     if any(not 0 <= o.encoding < 16 for o in f.objects):
         raise ValueError("an encoding is 0 to 15")
-    packed = (_OBJECT.pack(o.encoding << 4 | o.kind, o.id, o.segment, o.offset, o.length) for o in f.objects)
+    packed = (_OBJECT.pack(o.id, o.encoding << 4 | o.kind, o.segment, o.offset, o.length) for o in f.objects)
     return encode_packed_footer(f.segments, b"".join(packed), f.tags)
 
 
@@ -151,10 +151,12 @@ def decode_footer(data: bytes) -> Footer:
     count = r.count(r.u32(), _OBJECT.size)
     if count > OBJECTS_MAX:
         raise r.fail(f"{count} objects")
-    check_object_kinds({*r.data[r.pos : r.pos + count * _OBJECT.size : _OBJECT.size]}, "an object in a pack footer")
+    check_object_kinds(
+        {*r.data[r.pos + ID_BYTES : r.pos + count * _OBJECT.size : _OBJECT.size]}, "an object in a pack footer"
+    )
     objects: list[Located] = []
     for _ in range(count):
-        kind, object_id, segment, offset, length = _OBJECT.unpack(r.take(_OBJECT.size))
+        object_id, kind, segment, offset, length = _OBJECT.unpack(r.take(_OBJECT.size))
         if segment >= len(segments) or offset + length > segments[segment].raw_bytes:
             raise r.fail("an object outside its segment")
         objects.append(Located(_KINDS[kind & 15], object_id, segment, offset, length, kind >> 4))

@@ -61,7 +61,7 @@ def recovering(room: Room, group: Group, known: State, lost: str, *, carry: bool
     config, births, links = room.without((yield from group._config_of(found.ended)), lost)
     content = Content(
         config=config, births=births, devices=room.ws.devices.encode(), state=carried or found.ended,
-        op_id=room.world.rng.randbytes(16), carried=carried, without=tuple(lost), at_s=1, links=links,
+        op_id=room.world.rng.randbytes(16), carried=carried, without=tuple(lost), at_ns=1, links=links,
     )  # fmt: skip
     return (yield from begin(
         group.participant, group.enter, found.ended, content, room.ws.devices.chain, room.ws.admin

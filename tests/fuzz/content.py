@@ -338,7 +338,7 @@ def decode_tables(tables: bytes) -> index.IndexSegment:
     raw = out.objects
     assert ascending([raw[at : at + 49] for at in range(0, len(raw), 49)])
     assert ascending([u64(generation) + name for generation, name in out.tombstones])
-    assert ascending([p.name + u64(p.generation) for p in out.packs])
+    assert ascending([u64(p.generation) + p.name for p in out.packs])
     return out
 
 

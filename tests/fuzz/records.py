@@ -31,7 +31,7 @@ from agreement_kit import (
 
 from fuzz.agreement import seeds_of, use_state, vector_seeds
 from fuzz.target import SOME, Target, joined_parts, parts_of
-from metasync.codec import ascending, bytes32, u8
+from metasync.codec import ascending, bytes32, encode_tags, u8
 from metasync.consensus.objects import open_object, seal_object
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records import entry as heads
@@ -216,6 +216,9 @@ def head_seeds() -> list[bytes]:
     return out
 
 
+_TAG = encode_tags(((9, b"later"),))
+
+
 def genesis_inside(data: bytes) -> None:
     """State and chain, signed by the first admin key, whatever key the chain ends with."""
     body = data + sign(ADMIN, "genesis 1", data)
@@ -227,7 +230,7 @@ def genesis_inside(data: bytes) -> None:
 
 
 def genesis_seeds() -> list[bytes]:
-    return [u8(1) + GENESIS.encode() + CHAIN.encode(), u8(1) + BASE.encode() + CHAIN.encode()]
+    return [u8(1) + state.encode() + CHAIN.encode() + tags for state in (GENESIS, BASE) for tags in (b"\0", _TAG)]
 
 
 def shown_record(data: bytes) -> None:

@@ -610,7 +610,7 @@ def of_footers() -> Cases:
         "segments-huge": ("2^32-1 segments", b"\1" + b"\xff\xff\xff\xff" + data[5:]),
         "objects-huge": ("2^32-1 objects", data[:45] + b"\xff\xff\xff\xff" + data[49:]),
         "segment-large": ("a segment that unpacks to 64 MiB + 1", data[:9] + u32((64 << 20) + 1) + data[13:]),
-        "kind-0": ("an object of kind 0", data[:entry_at] + b"\0" + data[entry_at + 1 :]),
+        "kind-0": ("an object of kind 0", data[: entry_at + 32] + b"\0" + data[entry_at + 33 :]),
         "no-segment": ("an object in segment 1 of 1", data[: entry_at + 36] + b"\1" + data[entry_at + 37 :]),
         "outside": (
             "an object that ends a byte behind its segment",
@@ -627,7 +627,7 @@ def of_footers() -> Cases:
         if len(hostile) < 10_000:  # the others are in test_objects.py: megabytes of hex say nothing
             yield f"footer-bad-{name}", case("pack footer", about, FORMAT, hostile)
     yield "footer-bad-newer", case("pack footer", "format 2", UPGRADE, b"\2" + data[1:])
-    kind_5 = data[:entry_at] + b"\5" + data[entry_at + 1 :]
+    kind_5 = data[: entry_at + 32] + b"\5" + data[entry_at + 33 :]
     yield "footer-bad-kind-5", case("pack footer", "an object of kind 5, a later version's", UPGRADE, kind_5)
 
 
@@ -657,10 +657,10 @@ def table(s: IndexSegment, redundancy: bytes = b"\0\1\1") -> bytes:
     """The tables of an index segment, by hand."""
     out = u32(len(s.packs))
     for p in s.packs:
-        out += p.name + u64(p.generation) + u64(p.size) + p.header + redundancy
+        out += u64(p.generation) + p.name + u64(p.size) + p.header + redundancy
         out += u32(len(p.segments)) + b"".join(map(one_row, p.segments)) + tag_bytes(p.tags)
     out += u32(len(s)) + s.objects
-    return out + u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones)
+    return out + u32(len(s.tombstones)) + b"".join(u64(g) + name for g, name in s.tombstones) + tag_bytes(s.tags)
 
 
 def tag_bytes(tags: Sequence[tuple[int, bytes]]) -> bytes:
@@ -673,8 +673,11 @@ def index_case(about: str, expect: str, plain_table: bytes, **more: Any) -> Case
 
 def index_ok(about: str, s: IndexSegment) -> Case:
     objects = [{"pack": p.name, **located._asdict()} for p, located in s]
-    value = {"packs": s.packs, "objects": objects, "tombstones": s.tombstones}
+    value = {"packs": s.packs, "objects": objects, "tombstones": s.tombstones, "tags": s.tags}
     return index_case(about, OK, table(s), value=value)
+
+
+END = u32(0) + b"\0"  # no tombstones, no tags
 
 
 def of_index() -> Cases:
@@ -692,15 +695,18 @@ def of_index() -> Cases:
     )
     same = [(record(1, generation=4), in_a), (record(1, generation=5), in_a)]
     yield "index-generations", index_ok("one pack in two generations", make_segment(same))
+    tagged = make_segment([(a._replace(tags=((1, digest(7)[:16]), (99, b"later"))), in_a)], stones)
+    tagged.tags = ((7, b"kept"),)
+    yield "index-tags", index_ok("tags of a pack and of the segment", tagged)
     good = table(make_segment([(a, in_a)]))
-    objects_at = len(good) - 4 - 2 * 49
+    objects_at = len(good) - 5 - 2 * 49
     rows = [good[objects_at + i * 49 :][:49] for i in range(2)]
     head = good[: objects_at - 4]
 
     def listed(*packs: PackRecord) -> bytes:
         return table(IndexSegment(packs, b""))
 
-    low, high = sorted((record(1), record(2)), key=lambda p: p.name)
+    low, high = record(1), record(2)
     bad = {
         "nothing": ("no tables", b""),
         "packs-descending": ("packs out of order", listed(high, low)),
@@ -718,20 +724,21 @@ def of_index() -> Cases:
             "2^32-1 segments",
             good.replace(u32(1) + one_row(a.segments[0]), b"\xff" * 4 + one_row(a.segments[0])),
         ),
-        "objects-descending": ("objects out of order", head + u32(2) + rows[1] + rows[0] + u32(0)),
-        "objects-twice": ("an object two times", head + u32(2) + rows[0] * 2 + u32(0)),
+        "objects-descending": ("objects out of order", head + u32(2) + rows[1] + rows[0] + END),
+        "objects-twice": ("an object two times", head + u32(2) + rows[0] * 2 + END),
         "objects-huge": ("2^32-1 objects", head + b"\xff\xff\xff\xff" + good[objects_at:]),
-        "kind-0": ("an object of kind 0", head + u32(1) + rows[0][:32] + b"\0" + rows[0][33:] + u32(0)),
-        "no-pack": ("an object in pack 1 of 1", head + u32(1) + rows[0][:36] + b"\1" + rows[0][37:] + u32(0)),
-        "no-segment": ("an object in segment 1 of 1", head + u32(1) + rows[0][:40] + b"\1" + rows[0][41:] + u32(0)),
-        "outside": ("an object longer than its segment", head + u32(1) + rows[0][:48] + b"\xff" + u32(0)),
+        "kind-0": ("an object of kind 0", head + u32(1) + rows[0][:32] + b"\0" + rows[0][33:] + END),
+        "no-pack": ("an object in pack 1 of 1", head + u32(1) + rows[0][:36] + b"\1" + rows[0][37:] + END),
+        "no-segment": ("an object in segment 1 of 1", head + u32(1) + rows[0][:40] + b"\1" + rows[0][41:] + END),
+        "outside": ("an object longer than its segment", head + u32(1) + rows[0][:48] + b"\xff" + END),
         "tombstones-descending": (
             "tombstones out of order",
-            u32(0) * 2 + u32(2) + (u64(2) + digest(1)) + (u64(1) + digest(1)),
+            u32(0) * 2 + u32(2) + (u64(2) + digest(1)) + (u64(1) + digest(1)) + b"\0",
         ),
-        "tombstones-twice": ("a tombstone two times", u32(0) * 2 + u32(2) + (u64(1) + digest(1)) * 2),
+        "tombstones-twice": ("a tombstone two times", u32(0) * 2 + u32(2) + (u64(1) + digest(1)) * 2 + b"\0"),
         "tombstones-huge": ("2^32-1 tombstones", u32(0) * 2 + b"\xff\xff\xff\xff" + u64(1) + digest(1)),
-        "trailing": ("a byte behind the last table", good + b"\0"),
+        "tags-twice": ("tag 1 two times", good[:-1] + b"\2\0\1\0\0\0\1\0\0"),
+        "trailing": ("a byte behind the tags", good + b"\0"),
         "cut-short": ("a byte is missing", good[:-1]),
     }
     for name, (about, data) in bad.items():
@@ -739,7 +746,7 @@ def of_index() -> Cases:
     later = {
         "shards": ("a pack of 6 shards, 4 of which give it back", table(IndexSegment((a,), b""), b"\0\4\6")),
         "class": ("a pack of another class of redundancy", table(IndexSegment((a,), b""), b"\1\1\1")),
-        "kind-5": ("an object of kind 5", head + u32(1) + rows[0][:32] + b"\5" + rows[0][33:] + u32(0)),
+        "kind-5": ("an object of kind 5", head + u32(1) + rows[0][:32] + b"\5" + rows[0][33:] + END),
     }
     for name, (about, data) in later.items():
         yield f"index-bad-{name}", index_case(about, UPGRADE, data)
@@ -768,17 +775,18 @@ def of_index() -> Cases:
 
 
 def of_roots() -> Cases:
-    items = (RootItem(Ref(3, digest(1)), 4096, 70, 2), RootItem(Ref(2**64 - 1, digest(2)), 2**40, 2**33, 2**32 - 1))
+    largest = RootItem(Ref(2**64 - 1, digest(2)), 2**40, 2**33, 2**32 - 1, ((9, b"later"),))
+    items = (RootItem(Ref(3, digest(1)), 4096, 70, 2), largest)
     for name, about, root in (
         ("empty", "no segments", IndexRoot()),
-        ("two", "two segments and a tag", IndexRoot(items, ((2, b"x"),))),
+        ("two", "two segments, one of them with a tag, and a tag of the root", IndexRoot(items, ((2, b"x"),))),
     ):
         yield f"root-{name}", case("index root", about, OK, encode_root(root), value=root)
     good = encode_root(IndexRoot(items))
     bad = {
         "nothing": ("no bytes", b""),
         "format-0": ("format 0", b"\0" + good[1:]),
-        "count-1025": ("more segments than a root may list", b"\1" + u32(1025) + good[5:65] * 1025 + b"\0"),
+        "count-1025": ("more segments than a root may list", b"\1" + u32(1025) + good[5:66] * 1025 + b"\0"),
         "count-huge": ("2^32-1 segments", b"\1\xff\xff\xff\xff" + good[5:]),
         "count-high": ("one segment less than counted", b"\1" + u32(3) + good[5:]),
         "count-low": ("one segment more than counted", b"\1" + u32(1) + good[5:]),

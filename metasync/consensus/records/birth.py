@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from metasync.codec import Reader, check_format, u8
+from metasync.codec import Reader, check_format, encode_tags, u8
 from metasync.consensus.records.state import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import FORMAT, Header, RecordKind, seal, sha256, sign, signed_part, verify
@@ -60,7 +60,7 @@ def seal_genesis(
     keys: WorkspaceKeys, state: State, chain: AdminChain, admin_private: bytes, acceptor_id: bytes, random: bytes
 ) -> bytes:
     """State 0 for one acceptor, signed by the admin key that `chain` ends with."""
-    body = u8(FORMAT) + state.encode() + chain.encode()
+    body = u8(FORMAT) + state.encode() + chain.encode() + encode_tags(())
     body += sign(admin_private, _SIGNED, body)
     header = Header(RecordKind.GENESIS, state.era, state.epoch, random)
     return seal(keys.log_key(state.epoch), header, body, binding=state.ns_id + acceptor_id, pad_to=_PAD)
@@ -86,6 +86,7 @@ def open_genesis(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> State:
     check_format(r.u8(), "the genesis")
     state = decode_state(r.take(STATE_BYTES))
     chain = decode_chain(r)
+    r.tags()
     signed, signature = signed_part(r)
     if chain.ns_id != keys.ns_id or state.ns_id != keys.ns_id:
         raise FormatError("genesis: of another workspace")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, bytes32, check_format, text16, u8, u32, u64
+from metasync.codec import Reader, Tags, bytes32, check_format, encode_tags, i64, text16, u8, u32
 from metasync.config import CONFIG_BYTES_MAX, NAME_BYTES_MAX, Config, decode_config
 from metasync.consensus.records.birth import BIRTH_NONCE_BYTES, birth_matches
 from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, State, decode_state, skip_version
@@ -73,7 +73,8 @@ class EraRecord:
     """One era's beginning. `ended`: the last state of the era before; `first`: the state that is decided by this.
 
     `carried`: the value whose content `first` has, which was proposed after `ended` and maybe never decided.
-    `config`: the one that `first` names. `without`: names of the backends that were lost. `at_s`: seconds since 1970.
+    `config`: the one that `first` names. `without`: names of the backends that were lost.
+    `at_ns`: ns since 1970, for people.
     """
 
     ended: State
@@ -81,10 +82,11 @@ class EraRecord:
     carried: State | None
     config: Config
     without: tuple[str, ...]
-    at_s: int
+    at_ns: int
     chain: AdminChain
     digest: bytes = ZERO_HASH
     data: bytes = b""
+    tags: Tags = ()
 
     @property
     def number(self) -> int:
@@ -103,11 +105,11 @@ def era_path(number: int) -> str:
 
 def seal_record(keys: WorkspaceKeys, record: EraRecord, admin_private: bytes, random: bytes) -> bytes:
     """The bytes to store, signed by the admin key that the record's chain ends with."""
-    body = u8(FORMAT) + u32(record.number) + u64(record.at_s) + record.ended.encode() + record.first.encode()
+    body = u8(FORMAT) + u32(record.number) + i64(record.at_ns) + record.ended.encode() + record.first.encode()
     body += u8(0) if record.carried is None else u8(1) + record.carried.encode()
     names = record.without[:WITHOUT_MAX]
     body += u8(len(names)) + b"".join(text16(name) for name in names)
-    body += bytes32(record.config.encode()) + record.chain.encode()
+    body += bytes32(record.config.encode()) + record.chain.encode() + encode_tags(record.tags)
     body += sign(admin_private, _SIGNED, body)
     header = Header(RecordKind.ERA, record.number, record.first.epoch, random)
     return seal(keys.log_key(record.first.epoch), header, body, binding=keys.ns_id, pad_to=_PAD)
@@ -123,7 +125,7 @@ def open_record(keys: WorkspaceKeys, data: bytes, number: int) -> EraRecord:
     header, body = keys.opened(data, RecordKind.ERA, "an era record", binding=keys.ns_id, bytes_max=RECORD_BYTES_MAX)
     r = Reader(body, "era record")
     check_format(r.u8(), "an era record")
-    shown, at_s = r.u32(), r.u64()
+    shown, at_ns = r.u32(), r.i64()
     ended, first = decode_state(r.take(STATE_BYTES)), decode_state(r.take(STATE_BYTES))
     has_carried = r.u8()
     if has_carried > 1:
@@ -131,13 +133,13 @@ def open_record(keys: WorkspaceKeys, data: bytes, number: int) -> EraRecord:
     carried = decode_state(r.take(STATE_BYTES)) if has_carried else None
     without = tuple(r.text16(NAME_BYTES_MAX) for _ in range(r.count(r.u8(), 2)))
     config = decode_config(r.bytes32(CONFIG_BYTES_MAX))
-    chain = decode_chain(r)
+    chain, tags = decode_chain(r), r.tags()
     signed, signature = signed_part(r)
     if chain.ns_id != keys.ns_id or not verify(chain.admin, _SIGNED, signed, signature):
         raise FormatError("era record: the admin's signature is wrong")
     if (shown, header.era, header.epoch, chain.epoch) != (number, number, first.epoch, first.epoch):
         raise FormatError("era record: of another era or epoch")
-    record = EraRecord(ended, first, carried, config, without, at_s, chain, sha256(data), data)
+    record = EraRecord(ended, first, carried, config, without, at_ns, chain, sha256(data), data, tags)
     _check(record, keys.ns_id)
     return record
 
