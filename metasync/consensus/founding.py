@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+from metasync.codec import check_format
 from metasync.config import Config
 from metasync.consensus.eras import newest_record
 from metasync.consensus.objects import const_path, created, get_const, sealed
@@ -194,9 +195,9 @@ def _by_acceptor(
 
 
 def _no_beginning(backends: Sequence[str], got: Mapping[str, Any], problems: Mapping[str, str]) -> MetaSyncError:
-    newer = next((answer for answer in got.values() if isinstance(answer, UpgradeError)), None)
-    if newer is not None:  # if others could be read, it would be one backend's garbage
-        return newer
+    newer = [answer for answer in got.values() if isinstance(answer, UpgradeError)]
+    if 2 * len(newer) > len(backends):  # of fewer it may be damage
+        return newer[0]
     reasons = "; ".join(f"{b}: {why}" for b, why in sorted(problems.items()))
     if any(isinstance(answer, BackendError) for answer in got.values()) or not backends:
         return NoQuorumError(f"no backend could be read ({reasons})", next_step="check the backends' URLs")
@@ -297,6 +298,12 @@ def _root(keys: WorkspaceKeys, backend: str, acceptor_id: bytes, seen: Seen) -> 
     except UpgradeError as e:
         return e
     except FormatError:
+        try:
+            check_format(data[0] if data else 0, "the genesis")
+        except UpgradeError as e:  # nobody vouches for the byte: `_no_beginning` says so where most backends show it
+            return e
+        except FormatError:
+            pass
         return None
     hint = None
     data = yield from _get(backend, hint_path(acceptor_id), ENTRY_BYTES_MAX, seen)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from metasync.codec import padme
+from metasync.codec import check_format, padme
 from metasync.consensus.records.state import STATE_BYTES, Ref, State, decode_state
 from metasync.errors import (
     BackendError,
@@ -66,7 +66,13 @@ def sealed(keys: WorkspaceKeys, kind: RecordKind, plaintext: Callable[[], bytes]
 
 
 def open_object(keys: WorkspaceKeys, kind: RecordKind, data: bytes) -> bytes:
-    """The plaintext of what `seal_object` made. `FormatError`, or `UpgradeError` for a newer format."""
+    """The plaintext of what `seal_object` made. `FormatError`.
+
+    `UpgradeError` for a newer format where the hash of the bytes is agreed and was checked before. Nobody vouches for
+    the clear header of the others.
+    """
+    if data and kind in (RecordKind.META, RecordKind.CONST):
+        check_format(data[0], "a meta object")
     return keys.opened(data, kind, "a meta object", binding=keys.ns_id, bytes_max=_bound(kind))[1]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from metasync.codec import Reader, check_format, u8, u32
+from metasync.codec import Reader, u8, u32
 from metasync.errors import FormatError
 
 if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
@@ -88,9 +88,15 @@ def derive(key: bytes, label: str, salt: bytes = b"") -> bytes:
 
 
 def read_header(data: bytes) -> Header:
-    """The clear header of a sealed record, not yet authenticated. `FormatError`, or `UpgradeError` for a newer one."""
+    """The clear header of a sealed record, not yet authenticated.
+
+    `FormatError` for another format as well: nobody vouches for the byte, and a damaged one looks newer just as well. A
+    newer program raises the agreed state's `min_fmt` before it writes what this one does not read.
+    """
     r = Reader(data, "sealed record")
-    check_format(r.u8(), "a sealed record")
+    fmt = r.u8()
+    if fmt != FORMAT:
+        raise FormatError(f"sealed record: format {fmt}, of which no agreed state says anything")
     return Header(r.u8(), r.u32(), r.u32(), r.take(32))
 
 
@@ -119,7 +125,7 @@ def seal(
 def unseal(
     parent: bytes, data: bytes, kind: RecordKind, *, binding: bytes = b"", bytes_max: int = RECORD_BYTES_MAX
 ) -> tuple[Header, bytes]:
-    """Opens what `seal` made: (header, plaintext). `FormatError` when it is not that, `UpgradeError` when newer."""
+    """Opens what `seal` made: (header, plaintext). `FormatError` when it is not that: see `read_header`."""
     if len(data) > bytes_max:
         raise FormatError(f"sealed record of {len(data)} bytes, at most {bytes_max} expected")
     header = read_header(data)

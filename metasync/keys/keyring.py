@@ -25,6 +25,7 @@ from metasync.keys.derive import (
     agree,
     derive,
     mac,
+    read_header,
     seal,
     seal_public,
     sha256,
@@ -89,12 +90,11 @@ class WorkspaceKeys:
     ) -> tuple[Header, bytes]:
         """(header, plaintext) of a record sealed under the log key of any epoch that this device holds.
 
-        `FormatError` when it is none of this kind, or of another epoch; `UpgradeError` for a newer format.
+        `FormatError` when it is none of this kind and format, or of another epoch.
         """
         if not HEADER_BYTES <= len(data) <= bytes_max:
             raise FormatError(f"{what} of {len(data)} bytes")
-        check_format(data[0], what)
-        epoch = int.from_bytes(data[6:10], "big")  # bound to the record, so that a false one does not open
+        epoch = read_header(data).epoch  # bound to the record, so that a false one does not open
         if epoch not in dict(self.epoch_keys):
             raise FormatError(f"{what} of epoch {epoch}, whose key this device does not hold")
         return unseal(self.log_key(epoch), data, kind, binding=binding, bytes_max=bytes_max)

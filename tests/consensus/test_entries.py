@@ -156,9 +156,14 @@ def test_two_of_three_stop_a_version_and_are_named(
     assert world.now - before < 20  # it is hopeless: no use in waiting for the deadline
 
 
-def test_newer_entries_on_a_quorum_ask_for_an_upgrade(world: World, ws: Workspace) -> None:
-    for name in ("b", "c"):
-        world.stores[name][slot(ws, name)] = b"\2" + honest(world, ws, name)[1:]
+def test_newer_entries_on_a_quorum_ask_for_an_upgrade(
+    world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that open, so that somebody who holds the keys wrote them."""
+    with monkeypatch.context() as newer:
+        newer.setattr(entries, "FORMAT", 2)
+        for name in ("b", "c"):
+            world.stores[name][slot(ws, name)] = honest(world, ws, name)
     group = ws.group(b"1" * 16)
     with pytest.raises(UpgradeError, match="b, c"):
         world.do(group.propose(ws.genesis, lambda: change(b"x" * 16)))

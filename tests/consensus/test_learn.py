@@ -404,6 +404,20 @@ def test_a_newer_state_asks_for_an_upgrade(world: World, ws: Workspace) -> None:
         world.do(group_of(ws, 3, 1).propose(ws.genesis, lambda: change(b"y" * 16)))
 
 
+@pytest.mark.parametrize("fmt", [2, 9, 31])
+def test_a_damaged_answer_is_not_told_as_newer(world: World, ws: Workspace, fmt: int) -> None:
+    """One backend was wiped, of another a byte is wrong, which would be a newer format's: there is no quorum."""
+    world.stores["a"].clear()
+    path = entry_path(ws.keys, 1, 0, ws.acceptor_of("b"), 1, 0)
+    world.stores["b"][path] = bytes([fmt]) + bytes(511)
+    for work in (
+        group_of(ws, 1).get_recent(ws.genesis, deadline_s=5),
+        group_of(ws, 2, 1).propose(ws.genesis, lambda: change(b"y" * 16), deadline_s=5),
+    ):
+        with pytest.raises(NoQuorumError):
+            world.do(work)
+
+
 def test_one_hostile_newer_entry_stops_nobody(world: World, ws: Workspace) -> None:
     path = entry_path(ws.keys, 1, 0, ws.acceptor_of("a"), 1, 0)
     world.stores["a"][path] = bytes([9]) + bytes(511)

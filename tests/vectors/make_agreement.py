@@ -280,7 +280,7 @@ def entry_cases() -> Cases:
     yield "entry-bad-empty", one("no bytes", b"", FORMAT)
     yield "entry-bad-zeros", one("512 zeros", bytes(512), FORMAT)
     yield "entry-bad-huge", one("more than 4 KiB", good * 5, FORMAT)
-    yield "entry-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "entry-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     # Well sealed, signed, and impossible.
     body = entries_module._encode(prepare)
     kind_at = 1 + 32 + 4 + 16 + 8 + 4 + 32 + STATE_BYTES
@@ -338,7 +338,7 @@ def block_cases() -> Cases:
     yield "block-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
     yield "block-bad-cut", one("cut", good[:-512], FORMAT)
     yield "block-bad-empty", one("no bytes", b"", FORMAT)
-    yield "block-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "block-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
 
 
 def blocks_case(about: str, writer: BlockWriter, **expected: Any) -> Case:
@@ -389,7 +389,11 @@ def blocks() -> Cases:
     after = w().add(ALICE, Kind.ACCEPT, 1).then().add(BOB, Kind.PREPARE, 2, raw=bytes(512))
     yield "blocks-poison-evidence", poison("what was seen before stays evidence", after, **seen)
     newer = cut(seal_block(KEYS, entry(), ALICE.sign_private, drawn("record")), 0, b"\2")
-    yield "blocks-poison-newer", poison("of a newer format", w().add(ALICE, Kind.PREPARE, 1, raw=newer), newer=True)
+    clear = "format 2 in the clear, where nothing vouches for it"
+    yield "blocks-poison-clear-newer", poison(clear, w().add(ALICE, Kind.PREPARE, 1, raw=newer))
+    body = cut(entries_module._encode(entry()), 0, b"\2")
+    newer = forged(entry(), body=body, kind=RecordKind.BLOCK, binding=BLOCK_BINDING)
+    yield "blocks-poison-newer", poison("a body of format 2", w().add(ALICE, Kind.PREPARE, 1, raw=newer), newer=True)
 
 
 def hint() -> bytes:
@@ -405,7 +409,16 @@ def hints() -> Cases:
     undecided = forged(entry(Kind.ACCEPT), kind=RecordKind.HINT, binding=NS_ID + ACCEPTOR)
     yield "hint-bad-accept", case("hint", "not DECIDED", undecided, FORMAT, acceptor=ACCEPTOR)
     yield "hint-bad-bit", case("hint", "altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT, acceptor=ACCEPTOR)
-    yield "hint-bad-newer", case("hint", "format 2", cut(good, 0, b"\2"), UPGRADE, acceptor=ACCEPTOR)
+    yield (
+        "hint-bad-newer",
+        case(
+            "hint",
+            "format 2 in the clear, where nothing vouches for it",
+            cut(good, 0, b"\2"),
+            FORMAT,
+            acceptor=ACCEPTOR,
+        ),
+    )
 
 
 def log_case(about: str, writer: Writer, **expected: Any) -> Case:
@@ -568,10 +581,19 @@ def logs() -> Cases:
     yield "log-poison-repeated", log_case("the same bytes at two indexes", repeated, promised=one, poison=True)
     first = Writer().prepare(1)
     yield (
+        "log-poison-clear-newer",
+        log_case(
+            "format 2 in the clear, where nothing vouches for it",
+            Writer().accept(1, X).add(Kind.PREPARE, 2, raw=cut(first.entries[0], 0, b"\2")),
+            **poisoned,
+        ),
+    )
+    at = replace(entry(), idx=1, prev_entry=drawn("p"))
+    yield (
         "log-newer",
         log_case(
-            "an entry of format 2",
-            Writer().accept(1, X).add(Kind.PREPARE, 2, raw=cut(first.entries[0], 0, b"\2")),
+            "a body of format 2",
+            Writer().accept(1, X).add(Kind.PREPARE, 2, raw=forged(at, body=cut(entries_module._encode(at), 0, b"\2"))),
             **{**poisoned, "newer": True},
         ),
     )
@@ -609,7 +631,7 @@ def geneses() -> Cases:
     yield "genesis-bad-signature", one("not signed by the admin", forger, FORMAT)
     later = seal_genesis(KEYS, BASE, CHAIN, ADMIN, ACCEPTOR, drawn("genesis"))
     yield "genesis-bad-version", one("version 1", later, FORMAT)
-    yield "genesis-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "genesis-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     yield "genesis-bad-bit", one("altered", cut(good, 200, bytes([good[200] ^ 1])), FORMAT)
     yield "genesis-bad-empty", one("no bytes", b"", FORMAT)
 
@@ -627,7 +649,7 @@ def heads() -> Cases:
     gone = Head(MALLORY.device_id, 2, X.hash, drawn("head"), drawn("prev"))
     revoked = seal_head(KEYS, gone, MALLORY, era=0, epoch=1, random=drawn("head record"))
     yield "head-bad-revoked", one("a revoked device's", revoked, FORMAT, device=MALLORY.device_id)
-    yield "head-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "head-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     yield "head-bad-short", one("cut", good[:9], FORMAT)
 
 
@@ -658,7 +680,7 @@ def blocks_of_states() -> Cases:
     yield "states-bad-absent", one("the state is not in it", good, FORMAT, hash=BASE.hash)
     yield "states-bad-kind", one("a state's own object", single, FORMAT)
     yield "states-bad-bit", one("altered", cut(good, 50, bytes([good[50] ^ 1])), FORMAT)
-    yield "states-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "states-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     yield "states-bad-short", one("cut", good[:-16], FORMAT)
 
 
@@ -681,7 +703,7 @@ def floors() -> Cases:
     hinted = seal_hint(KEYS, e, ALICE.sign_private, drawn("hint"))
     yield "floor-bad-hint", one("a hint of that version", hinted, FORMAT)
     yield "floor-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
-    yield "floor-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "floor-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     yield "floor-bad-short", one("cut", good[:-512], FORMAT)
 
 
@@ -755,7 +777,7 @@ def invites() -> Cases:
     yield "invite-bad-secret", one("another secret", good, FORMAT, secret=drawn("other"))
     yield "invite-bad-other", one("another invitation's", good, FORMAT, invitation=drawn("other", 16))
     yield "invite-bad-bit", one("altered", cut(good, 60, bytes([good[60] ^ 4])), FORMAT)
-    yield "invite-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "invite-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     yield "invite-bad-short", one("cut", good[:-1024], FORMAT)
 
 
