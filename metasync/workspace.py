@@ -68,8 +68,8 @@ class Workspace:
     """One managed folder on this device. Made by `init`, `clone` or `open`; a context manager.
 
     One operation at a time per folder: a second one, in this process or another, waits for the first. All that methods
-    raise is a `metasync.errors.MetaSyncError`. Passphrases are arguments; nothing asks for one here. Where one is
-    wanted, the recovery phrase serves as well. `PassphraseError` when neither opens anything.
+    raise is a `metasync.errors.MetaSyncError`. Passphrases are arguments, and the recovery phrase serves as well.
+    `PassphraseError` when neither opens anything.
     """
 
     def __init__(
@@ -147,20 +147,23 @@ class Workspace:
         expect: str | None = None,
         device_name: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
+        trust_hosts: clone_invitation.Trust = False,
         on_event: Listener = ignore,
     ) -> reports.CloneReport[Workspace]:
         """Brings the workspace `name` into a new or empty folder, as a new device.
 
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
-        where the inviter's do not lead. `expect`: refuse unless the newest version has this fingerprint (`status` shows
-        it). A clone that was interrupted goes on when run again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
+        where the inviter's do not lead. `trust_hosts`: may logins go to servers that the invitation alone names? True,
+        or a function that is told them; else `UsageError`, and nothing was sent. `expect`: refuse unless the newest
+        version has this fingerprint (of `status`). A clone that was interrupted goes on when run again.
+        `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
         preferences.check(settings)
         folder, heard = absolute(directory), Sheltered(lambda: on_event)
         for turn in range(JOINS_MAX):
             opened: dict[str, Backend] = {}
             if invite is not None:
-                clone_invitation.accept(folder, invite, backends, heard)
+                clone_invitation.accept(folder, invite, backends, heard, trust_hosts)
             else:
                 words, again = (name, backends, passphrase, device_name), turn > 0
                 opened = clone_passphrase.begin(folder, *words, expect, heard, again=again)

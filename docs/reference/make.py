@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "METASYNC_PAGER": "The pager for what does not fit the terminal; else PAGER, else less. cat: none.",
     "METASYNC_NEW_PASSPHRASE": "The new passphrase, where a command sets one; also with _FILE and _COMMAND.",
     "METASYNC_KEYRING": "off: keep this device's keys in a file, not in the system's keyring.",
+    "METASYNC_WEBDAV_HOST": "The only server that METASYNC_WEBDAV_PASSWORD goes to; METASYNC_SFTP_HOST likewise.",
     "METASYNC_TRACE": "A file to which every request to a backend is written, or - for stderr.",
     "NO_COLOR": "Print no colours.",
 }

@@ -164,6 +164,25 @@ def digest_kind(scheme: str) -> str | None:
         return None
 
 
+_DEFAULT_SERVERS = {"gcs": "storage.googleapis.com", "s3": "amazonaws.com"}
+_LOCAL = frozenset({"file", "memory"})
+
+
+def server_of(url: BackendUrl) -> str:
+    """The server that a URL leads to, with its scheme, for people: `webdav dav.example:8443`. Two are the same server
+    only if the words are. "": this machine, or (Swift without `auth`) what the user's own environment names.
+    """
+    params = dict(url.params)
+    address = params.get("endpoint") or params.get("auth")
+    if url.scheme in _LOCAL or (url.scheme == "swift" and address is None):
+        return ""
+    if address is None and url.scheme == "azure":
+        address = f"{params['account']}.blob.core.windows.net"
+    host = url.host.rpartition("@")[2]
+    words = f"{url.scheme} {address or _DEFAULT_SERVERS.get(url.scheme) or host or url.location}"
+    return words.lower().encode("ascii", "backslashreplace").decode("ascii")  # letters that look like others do not
+
+
 def is_own(scheme: str) -> bool:
     """Whether the provider of a scheme comes with MetaSync, so that what may vote is MetaSync's own judgement."""
     return scheme in _BUILT_IN

@@ -197,9 +197,14 @@ def provider(environ: Mapping[str, str], profile: str | None, host: str) -> Call
     source = _FromFiles(environ, lambda: read_keys(environ, profile, host))
     if source.keys is None:
         return None
-    if profile is None and all(environ.get(half) for half in _HALVES):
-        return lambda: source.keys
-    return source
+    return (lambda: source.keys) if _says_environment(environ, profile, host) else source
+
+
+def _says_environment(environ: Mapping[str, str], profile: str | None, host: str) -> bool:
+    """Whether the key is that of the environment: no profile is named, and if an endpoint is, the key is for that."""
+    endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    ours = not endpoint or not host or _host(endpoint)[1:] == host
+    return profile is None and ours and all(environ.get(half) for half in _HALVES)
 
 
 class _FromFiles:
@@ -242,7 +247,7 @@ def read_keys(
     The order is: a profile of the URL, the environment, the file, the keyring (by the server's `host`). `RefusedError`
     if none has a key: the client would ask for a cloud machine's own service, and hang for a minute elsewhere.
     """
-    if profile is None and all(environ.get(half) for half in _HALVES):
+    if _says_environment(environ, profile, host):
         return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))
     name = profile or environ.get("AWS_PROFILE") or "default"
     path = _credentials_file(environ)
@@ -261,6 +266,8 @@ def read_keys(
         if not _login_of(sections) and not disabled and in_cloud():
             return None
     half = f"{missing[0]} is not set, and " if len(missing) == 1 and profile is None else ""
+    if not missing and profile is None:
+        half = "the key of the environment is for the server in AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, and "
     raise _no_key(name, path, half, _login_of(sections))
 
 

@@ -17,6 +17,7 @@ from metasync.terminal.passphrase import anyway_option, first_passphrase, tried
 from metasync.terminal.style import alarm
 
 if TYPE_CHECKING:  # asking for help, or completing a word, loads no workspace
+    from metasync.members.clone_invitation import Trust
     from metasync.reports.start import ClonePreview, CloneReport
     from metasync.workspace import Workspace
 
@@ -126,6 +127,8 @@ def init(
     "--expect", default=None, metavar="FINGERPRINT", help="Stop unless the newest version has this fingerprint."
 )
 @click.option("--dry-run", is_flag=True, help="Only show how much would come, and whether the disk has room for it.")
+@click.option("--trust-hosts", is_flag=True,
+              help="Send your logins to the servers that the invitation names, without asking.")  # fmt: skip
 @click.option("--config", "settings", multiple=True, metavar="KEY=VALUE",
               help="A setting that holds from the first file on, such as limit.down=2M.")  # fmt: skip
 @common
@@ -140,12 +143,13 @@ def clone(
     device_name: str | None,
     settings: tuple[str, ...],
     dry_run: bool,
+    trust_hosts: bool,
 ) -> None:
     """Copies a workspace into a new folder, on this device.
 
     Takes the workspace's name, its passphrase, and the URLs of most of its backends; or an invitation, which
     `metasync invite` makes on another device. With an invitation, give URLs only for backends that this device
-    reaches by another address.
+    reaches by another address. Asks before your logins go to servers that the invitation alone names.
 
     \b
     Example:
@@ -159,8 +163,9 @@ def clone(
     _check_words(name, backends, invite, expect or device_name)
 
     code = invite if invite is None or is_code(invite) else str(options.directory / invite)
+    trusted = _asked_trust(options) if not trust_hosts else True
     if dry_run:
-        _preview(console, options.directory / directory, name or "", backends, code)
+        _preview(console, options.directory / directory, name or "", backends, code, trusted)
 
     def begun(given: str) -> CloneReport[Workspace]:
         return Workspace.clone(
@@ -172,6 +177,7 @@ def clone(
             expect=expect,
             device_name=device_name,
             settings=_settings(settings),
+            trust_hosts=trusted,
             on_event=console.event,
         )
 
@@ -196,13 +202,31 @@ def clone(
     console.report("clone", lines, report, codes)
 
 
-def _preview(console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None) -> NoReturn:
+def _asked_trust(options: Options) -> Trust:
+    """Asks on a terminal whether logins may go to the servers of an invitation; elsewhere they may not."""
+    if options.json or options.quiet or not prompt.somebody():
+        return False
+
+    def ask(servers: tuple[str, ...]) -> bool:
+        prompt.tell(
+            "The invitation leads to servers that you did not name. They will be shown the logins that you have for",
+            "their kind: in the environment, in files, in the keyring.",
+            *(f"  {server}" for server in servers),
+        )
+        return prompt.confirmed("Do you trust whoever made the invitation, and are these the servers you were told of?")
+
+    return ask
+
+
+def _preview(
+    console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None, trusted: Trust
+) -> NoReturn:
     """Says what a clone would bring. Exit code 1 where the disk has no room for it."""
     from metasync.session.folder import absolute
     from metasync.sync.clone_preview import preview
 
     def looked(given: str) -> ClonePreview:
-        return preview(absolute(directory), name, backends, given, code, console.event)
+        return preview(absolute(directory), name, backends, given, code, console.event, trusted)
 
     r = looked("") if code is not None else tried(looked)
     free, needed = _text.size(r.free_bytes), _text.size(r.needed_bytes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from metasync.backends.api import Backend, BackendUrl
-from metasync.backends.registry import parse_url
+from metasync.backends.registry import parse_url, server_of
 from metasync.backends.wrappers.wrapper import AbsentBackend
 from metasync.config import BackendEntry, Config, decode_config
 from metasync.consensus import birth_matches, birth_path, decode_state
@@ -39,17 +39,23 @@ from metasync.session.open_backend import ASK_TIMEOUT_S
 CODE_FILE_BYTES_MAX: Final = 1 << 20
 GET_TIMEOUT_S: Final = 30.0
 
+Trust: TypeAlias = bool | Callable[[tuple[str, ...]], bool]
+"""Whether logins may be sent to the servers that an invitation names; or whom to ask, told which they are."""
 
-def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listener) -> None:
+
+def accept(folder: Path, invite: str, backends: Sequence[str], on_event: Listener, trust_hosts: Trust = False) -> None:
     """Makes `folder` the device that an invitation is for, unless that was begun before and interrupted.
 
-    `invite`: the code, or a file that holds it. `backends`: URLs in place of those in the code, or beside them.
+    `invite`: the code, or a file that holds it. `backends`: URLs in place of those in the code, or beside them. Nothing
+    is sent to a server that the invitation alone names before `trust_hosts` says so (`UsageError`): whoever wrote it
+    may want the logins that this user has for servers of that kind.
     """
     if is_unfinished(folder, None):
         return
     code = decode_code(_read(invite))
     check_empty(new_folder(folder, "invited"))
     urls = _urls(code, backends, on_event)
+    _check_trusted(urls, backends, trust_hosts)
     with contextlib.ExitStack() as stack:
         opened = opened_all(stack, urls)
         runtime = stack.enter_context(open_backend.bare_runtime(opened))
@@ -103,6 +109,19 @@ def _urls(code: Code, backends: Sequence[str], on_event: Listener) -> dict[str, 
         if way.name not in out and url.location not in {u.location for u in given.values()}:
             out[way.name] = url
     return out
+
+
+def _check_trusted(urls: Mapping[str, BackendUrl], backends: Sequence[str], trust_hosts: Trust) -> None:
+    """`UsageError` unless the user named all servers, or agrees to them. A server in one of his own URLs is named."""
+    named = {server_of(parse_url(text)) for text in backends}
+    servers = tuple(sorted({server_of(url) for url in urls.values()} - named - {""}))
+    if not servers or (trust_hosts(servers) if callable(trust_hosts) else trust_hosts):
+        return
+    raise UsageError(
+        f"the invitation leads to servers that you did not name, and your logins would be sent to them (none was): "
+        f"{', '.join(servers)}",
+        next_step="If they are the right ones, run again with --trust-hosts, or name each with --backend URL.",
+    )
 
 
 def _folders(runtime: Runtime, opened: Mapping[str, Backend], code: Code) -> dict[str, list[str]]:

@@ -26,7 +26,13 @@ from metasync.sync.first_checkout import walked
 
 
 def preview(
-    folder: Path, name: str, backends: Sequence[str], passphrase: str, invite: str | None, on_event: Listener
+    folder: Path,
+    name: str,
+    backends: Sequence[str],
+    passphrase: str,
+    invite: str | None,
+    on_event: Listener,
+    trust_hosts: clone_invitation.Trust = False,
 ) -> ClonePreview:
     """Finds the newest version, and counts its files. Changes nothing; raises what `Workspace.clone` raises."""
     clone_passphrase.check_empty(new_folder(folder, name or "invited"))
@@ -34,7 +40,7 @@ def preview(
         place = Path(top) / "folder"
         opened: dict[str, Backend] = {}
         if invite is not None:
-            clone_invitation.accept(place, invite, backends, on_event)
+            clone_invitation.accept(place, invite, backends, on_event, trust_hosts)
         else:
             opened = clone_passphrase.begin(place, name, backends, passphrase, None, None, on_event)
         with contextlib.closing(LocalDb.open(place / STATE_DIR / DB_FILE)) as db:

@@ -27,6 +27,17 @@ def secret(account: str, variables: Sequence[str]) -> str | None:
     return from_keyring(account)
 
 
+def is_for(host: str, variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether a login of the environment may go to `host` (with a port or not): `variable` names the one it is for.
+
+    Where it is not set the login is for every server that the user names. One named without a port is meant whichever
+    port it has.
+    """
+    named = environ.get(variable, "").strip().lower()
+    host = host.lower()
+    return not named or named in {host, re.sub(r":[0-9]+$", "", host), host.strip("[]")}
+
+
 def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The secret of an account in the system's keyring; None without one, or with `METASYNC_KEYRING=off`."""
     if environ.get("METASYNC_KEYRING", "").lower() == "off":

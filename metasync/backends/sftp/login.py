@@ -13,10 +13,11 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
-from metasync.backends._shared.credentials import SERVICE, secret
+from metasync.backends._shared.credentials import SERVICE, is_for, secret
 from metasync.backends.sftp.hosts import PORT, Server, paramiko
 from metasync.errors import BackendError, RefusedError, UnreachableError
 
+HOST_VARIABLE: Final = "METASYNC_SFTP_HOST"
 PASSWORD_VARIABLE: Final = "METASYNC_SFTP_PASSWORD"  # noqa: S105
 _USUAL = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _KEYS_MAX = 6  # a server ends the connection after so many attempts (MaxAuthTries of OpenSSH)
@@ -221,4 +222,5 @@ class _Attempt:
 
 def password_of(server: Server) -> str | None:
     """The password for a login, if one is given to us anywhere."""
-    return secret(server.login, (PASSWORD_VARIABLE,))
+    ours = any(is_for(name, HOST_VARIABLE, os.environ) for name in (server.alias, server.host))
+    return secret(server.login, (PASSWORD_VARIABLE,) if ours else ())

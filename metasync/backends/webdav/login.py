@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from metasync.backends._shared.credentials import SERVICE, from_keyring
+from metasync.backends._shared.credentials import SERVICE, from_keyring, is_for
 from metasync.errors import RefusedError
 
+HOST_VARIABLE: Final = "METASYNC_WEBDAV_HOST"
 USER_VARIABLE: Final = "METASYNC_WEBDAV_USER"
 PASSWORD_VARIABLE: Final = "METASYNC_WEBDAV_PASSWORD"  # noqa: S105 (the name of one)
 _HEADER_CHARS_MAX: Final = 1 << 13
@@ -48,10 +49,13 @@ class Challenge(NamedTuple):
 def find_login(host: str, user: str | None, environ: Mapping[str, str]) -> Login | None:
     """Finds the login for `host`, as `user` if the URL names one; None if there is none: some servers want none.
 
-    The order is: the netrc file, where a host's own entry comes first; METASYNC_WEBDAV_*; the system's keyring.
+    The order is: the netrc file, where a host's own entry comes first; METASYNC_WEBDAV_*, which METASYNC_WEBDAV_HOST
+    keeps to one server; the system's keyring.
     `RefusedError` for a netrc file that cannot be read.
     """
-    return _from_netrc(host, user, environ) or _from_variables(user, environ) or _from_keyring(host, user, environ)
+    return (
+        _from_netrc(host, user, environ) or _from_variables(host, user, environ) or _from_keyring(host, user, environ)
+    )
 
 
 def where_to_put_it(host: str) -> str:
@@ -88,9 +92,9 @@ def _from_netrc(host: str, user: str | None, environ: Mapping[str, str]) -> Logi
     return None
 
 
-def _from_variables(user: str | None, environ: Mapping[str, str]) -> Login | None:
+def _from_variables(host: str, user: str | None, environ: Mapping[str, str]) -> Login | None:
     named, password = environ.get(USER_VARIABLE), environ.get(PASSWORD_VARIABLE)
-    if not password or (user and named and user != named):
+    if not password or not is_for(host, HOST_VARIABLE, environ) or (user and named and user != named):
         return None
     if not (user or named):
         raise RefusedError(
