@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from metasync.codec import check_format, padme
+from metasync.codec import check_format
 from metasync.consensus.records.state import STATE_BYTES, Ref, State, decode_state
 from metasync.errors import (
     BackendError,
@@ -22,13 +22,12 @@ from metasync.errors import (
     NotFoundError,
     UpgradeError,
 )
-from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, seal, sha256
+from metasync.keys.derive import Header, RecordKind, seal, sealed_bytes, sha256
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, Work, patience_s
 
 META_BYTES_MAX: Final = 1 << 26  # 64 MiB sealed: an index segment of a workspace with millions of blobs
 CONST_BYTES_MAX: Final = 1 << 23
-PAD_BYTES_LEAST: Final = 1024  # an exact size would tell whether a planted file's content was known before
 META_TRIES: Final = 4
 CREATE_TRIES: Final = 3  # of each object of a new root
 GET_TRIES: Final = 3  # a reply that got lost is no reason to give a copy up
@@ -50,12 +49,10 @@ def seal_object(
     keys: WorkspaceKeys, kind: RecordKind, plaintext: bytes, *, era: int, epoch: int, random: bytes
 ) -> tuple[bytes, bytes]:
     """(the SHA-256 that names it, the sealed bytes) of a const, meta or state object."""
-    if padme(len(plaintext) + SEAL_OVERHEAD_BYTES + PAD_BYTES_LEAST) > _bound(kind):
+    if sealed_bytes(kind, len(plaintext)) > _bound(kind):
         raise ValueError(f"a meta object of {len(plaintext)} bytes")
     header = Header(kind, era, epoch, random)
-    size = len(plaintext) + SEAL_OVERHEAD_BYTES
-    pad_to = padme(-(-size // PAD_BYTES_LEAST) * PAD_BYTES_LEAST)  # a whole multiple: the record gets just this size
-    sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id, pad_to=pad_to)
+    sealed = seal(keys.log_key(epoch), header, plaintext, binding=keys.ns_id)
     return sha256(sealed), sealed
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from metasync.codec import Reader, u8, u32
+from metasync.codec import Reader, padme, u8, u32
 from metasync.errors import FormatError
 
 if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
@@ -54,6 +54,17 @@ class RecordKind(IntEnum):
     INVITATION = 17
     ERA = 18
     TOMBSTONE = 19
+
+
+_UNITS: Final[dict[int, int]] = {  # bytes; a record of another kind has 512
+    RecordKind.SLOT: 256,  # hides the length of the workspace's name
+    RecordKind.RING: 256,
+    RecordKind.META: 1024,  # an exact size would tell whether a planted file's content was known before
+    RecordKind.CONST: 1024,
+    RecordKind.STATE: 1024,
+    RecordKind.STATES: 1024,
+    RecordKind.INVITATION: 1024,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +111,26 @@ def read_header(data: bytes) -> Header:
     return Header(r.u8(), r.u32(), r.u32(), r.take(32))
 
 
+def sealed_bytes(kind: int, content_bytes: int) -> int:
+    """The length of a whole record: header, length, content and tag, in units of its kind, brought to a Padmé size."""
+    unit = _UNITS.get(kind, 512)
+    return padme(-(-(SEAL_OVERHEAD_BYTES + content_bytes) // unit) * unit)
+
+
 def seal(
     parent: bytes,
     header: Header,
     plaintext: bytes,
     *,
     binding: bytes = b"",
-    pad_to: int = 1,
 ) -> bytes:
-    """Seals `plaintext` under a key drawn from `parent`, `header.random` and `header.kind`.
+    """Seals `plaintext` under a key drawn from `parent`, `header.random` and `header.kind`: `sealed_bytes` of it.
 
-    `header.random` must be fresh for every different plaintext. The result's length is a multiple of `pad_to`.
+    `header.random` must be fresh for every different plaintext.
     """
     if len(header.random) != 32:
         raise ValueError("a record's header takes 32 random bytes")
-    padding = bytes(-(HEADER_BYTES + 16 + 4 + len(plaintext)) % pad_to)
+    padding = bytes(sealed_bytes(header.kind, len(plaintext)) - SEAL_OVERHEAD_BYTES - len(plaintext))
     inner = b"".join((u32(len(plaintext)), plaintext, padding))
     head = header.encode()
     sealed = _aead(parent, header).encrypt(_NONCE, inner, head + binding)
@@ -139,8 +155,8 @@ def unseal(
         raise FormatError("sealed record does not open: another key, another place, or altered") from e
     r = Reader(inner, "sealed record")
     plaintext = r.bytes32(len(inner))
-    if inner.count(0, r.pos) != len(inner) - r.pos:
-        raise FormatError("sealed record: padding is not zero")
+    if inner.count(0, r.pos) != len(inner) - r.pos or len(data) != sealed_bytes(kind, len(plaintext)):
+        raise FormatError("sealed record: padding is not zero, or of another length than it has to be")
     return header, plaintext
 
 

@@ -20,7 +20,6 @@ INVITATION_BYTES_MAX: Final = 8 << 20  # a device set is 4 MiB at most, a config
 CODE_CHARS_MAX: Final = 64 << 10
 _PREFIX: Final = "metasync-invitation-"
 _CHECK_BYTES: Final = 4
-_PAD: Final = 1024
 _TEXT_BYTES_MAX: Final = 4096
 
 
@@ -104,7 +103,7 @@ def seal_invite(invite: Invite, invitation_id: bytes, secret: bytes, random: byt
         body += bytes32(part)
     body += bytes32(invite.keys) + bytes32(invite.memory)
     header = Header(RecordKind.INVITATION, 0, epoch, random)
-    return seal(derive(secret, "invitation"), header, body, binding=invitation_id, pad_to=_PAD)
+    return seal(derive(secret, "invitation"), header, body, binding=invitation_id)
 
 
 def open_invite(data: bytes, invitation_id: bytes, secret: bytes) -> Invite:

@@ -26,7 +26,6 @@ PHRASE_ENTROPY_BYTES: Final = 16
 SLOT_ENTROPY_BYTES: Final = 32 + 32 + 32  # salt, private key, record
 SLOT_BYTES_MAX: Final = 4096
 NAME_BYTES_MAX: Final = 1024
-_SEALED_PAD: Final = 256  # hides the length of the workspace's name
 _CLEAR_BYTES: Final = 1 + 1 + 32 + 12 + 32
 
 PHRASE_WORDS_LEAST: Final = 12
@@ -198,7 +197,7 @@ def make_slot(
     clear = _clear(kind, salt, cost, public)
     inner = private + ns_id + text16(name)
     key = _stretch(kind, passphrase, salt, cost)
-    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, random), inner, binding=clear, pad_to=_SEALED_PAD)
+    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, random), inner, binding=clear)
     return clear + bytes32(sealed), SlotSecret(kind, public, ns_id, name, private)
 
 

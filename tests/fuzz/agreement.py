@@ -196,7 +196,7 @@ def slot_inside(data: bytes) -> None:
     """Part 0 is the clear part, part 1 what is sealed under it, by somebody who knows the passphrase."""
     clear, inside = [*parts_of(data), b"", b""][:2]
     key = drawn("stretched")
-    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, drawn("record")), inside, binding=clear, pad_to=256)
+    sealed = seal(key, Header(RecordKind.SLOT, 0, 0, drawn("record")), inside, binding=clear)
     with replaced([(slots_module, "_stretch", lambda *_: key)]):
         secret = open_slot(clear + bytes32(sealed), "passphrase")
     assert inside == secret.private + secret.ns_id + text16(secret.name)

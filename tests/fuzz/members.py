@@ -83,9 +83,7 @@ def era_inside(data: bytes) -> None:
     """The body of a record, signed by the admin and sealed here."""
     record = _record()
     body = data + sign(ADMIN, "era 1", data)
-    sealed = seal(
-        KEYS.log_key(1), Header(RecordKind.ERA, record.number, 1, drawn("r")), body, binding=NS_ID, pad_to=512
-    )
+    sealed = seal(KEYS.log_key(1), Header(RecordKind.ERA, record.number, 1, drawn("r")), body, binding=NS_ID)
     found = open_record(KEYS, sealed, record.number)
     assert found.digest == sha256(sealed)
     assert (found.number, found.first.prev) == (record.number, found.ended.hash)
@@ -117,7 +115,7 @@ def floor_inside(data: bytes) -> bytes:
         raise FormatError("no floor is so long")
     header = Header(RecordKind.FLOOR, BASE.era, BASE.epoch, drawn("record"))
     signature = sign(ALICE.sign_private, "floor 1", header.encode() + data)
-    sealed = seal(KEYS.log_key(1), header, data + signature, binding=NS_ID + ACCEPTOR, pad_to=512)
+    sealed = seal(KEYS.log_key(1), header, data + signature, binding=NS_ID + ACCEPTOR)
     signed = open_floor(KEYS, sealed, ACCEPTOR, 1)
     assert signed.entry.v >= 1
     assert signed.entry.value is not None

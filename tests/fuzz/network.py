@@ -187,7 +187,7 @@ def _sealed(g: Ground, acceptor: bytes, v: int, b: bytes, payload: bytes, kind: 
     binding = g.ws.keys.ns_id + acceptor
     if kind is RecordKind.ENTRY:
         binding += u64(v) + u32(entry.idx)
-    return seal(g.ws.keys.log_key(1), header, signed, binding=binding, pad_to=512)
+    return seal(g.ws.keys.log_key(1), header, signed, binding=binding)
 
 
 def knowing_all(data: bytes) -> bytes:

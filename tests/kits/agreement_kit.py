@@ -6,11 +6,13 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-from metasync.codec import u32, u64
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from metasync.codec import bytes32, u32, u64
 from metasync.consensus.records import entry as entries_module
 from metasync.consensus.records.entry import Entry, Kind, Round, seal_block, seal_entry
 from metasync.consensus.records.state import ZERO_HASH, Change, Ref, State, genesis_state, successor
-from metasync.keys.derive import Header, RecordKind, seal, sign, sign_public
+from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, derive, seal, sealed_bytes, sign, sign_public
 from metasync.keys.device_set import AdminChain, make_device_set, new_device
 from metasync.keys.keyring import new_keys
 
@@ -93,16 +95,24 @@ def forged(
     header: Header | None = None,
     log_key: bytes | None = None,
     kind: RecordKind = RecordKind.ENTRY,
-    pad_to: int = 512,
+    grown: int = 0,
 ) -> bytes:
-    """An entry as somebody seals it who holds the log key and does what he likes."""
+    """An entry as somebody seals it who holds the log key and does what he likes.
+
+    `grown`: bytes of padding too many.
+    """
     header = header or Header(kind, e.base.era, e.base.epoch, drawn("record"))
     body = entries_module._encode(e) if body is None else body
     if signature is None:
         signature = sign(ALICE.sign_private, "entry 1", header.encode() + body)
     if binding is None:
         binding = e.base.ns_id + e.acceptor_id + u64(e.v) + u32(e.idx)
-    return seal(log_key or KEYS.log_key(1), header, body + signature, binding=binding, pad_to=pad_to)
+    plain = body + signature
+    if not grown:
+        return seal(log_key or KEYS.log_key(1), header, plain, binding=binding)
+    room = bytes(sealed_bytes(kind, len(plain)) + grown - SEAL_OVERHEAD_BYTES - len(plain))
+    key = AESGCM(derive(log_key or KEYS.log_key(1), f"record {int(kind)}", header.random))
+    return header.encode() + key.encrypt(bytes(12), bytes32(plain) + room, header.encode() + binding)
 
 
 class Writer:

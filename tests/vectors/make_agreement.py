@@ -305,7 +305,8 @@ def entry_cases() -> Cases:
     yield "entry-bad-short-body", one("a body that ends early", forged(prepare, body=body[:-1]), FORMAT)
     seen_twice = replace(prepare, seen=seen * 2)
     yield "entry-bad-seen-order", one("one acceptor seen twice", forged(seen_twice), FORMAT)
-    yield "entry-bad-unpadded", one("not padded", forged(prepare, pad_to=1), FORMAT)
+    yield "entry-bad-unpadded", one("a byte of padding too few", forged(prepare, grown=-1), FORMAT)
+    yield "entry-bad-padding", one("512 bytes of padding too many", forged(prepare, grown=512), FORMAT)
     newer = replace(accept, value=replace(X, min_fmt=2))
     yield "entry-bad-value-newer", one("a value for newer programs", forged(newer), UPGRADE)
 

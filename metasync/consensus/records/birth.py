@@ -21,7 +21,6 @@ from metasync.keys.keyring import WorkspaceKeys
 BIRTH_BYTES: Final = 50
 BIRTH_NONCE_BYTES: Final = 32
 GENESIS_BYTES_MAX: Final = 1 << 18
-_PAD: Final = 512
 _SIGNED: Final = "genesis 1"
 
 
@@ -63,7 +62,7 @@ def seal_genesis(
     body = u8(FORMAT) + state.encode() + chain.encode() + encode_tags(())
     body += sign(admin_private, _SIGNED, body)
     header = Header(RecordKind.GENESIS, state.era, state.epoch, random)
-    return seal(keys.log_key(state.epoch), header, body, binding=state.ns_id + acceptor_id, pad_to=_PAD)
+    return seal(keys.log_key(state.epoch), header, body, binding=state.ns_id + acceptor_id)
 
 
 def seal_genesis_again(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, new_id: bytes, random: bytes) -> bytes:
@@ -71,7 +70,7 @@ def seal_genesis_again(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes, new
     state = open_genesis(keys, data, acceptor_id)
     header, body = _unsealed(keys, data, acceptor_id)
     again = replace(header, random=random)
-    return seal(keys.log_key(state.epoch), again, body, binding=keys.ns_id + new_id, pad_to=_PAD)
+    return seal(keys.log_key(state.epoch), again, body, binding=keys.ns_id + new_id)
 
 
 def _unsealed(keys: WorkspaceKeys, data: bytes, acceptor_id: bytes) -> tuple[Header, bytes]:

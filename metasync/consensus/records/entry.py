@@ -34,7 +34,6 @@ from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, Devi
 from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 4096
-ENTRY_PAD: Final = 512
 SEEN_MAX: Final = 32
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
@@ -257,7 +256,7 @@ def _seal(
     header = Header(kind, entry.base.era, entry.base.epoch, random)
     body = _encode(entry)
     signature = sign(sign_private, _SIGNED[kind], header.encode() + body)
-    sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding, pad_to=ENTRY_PAD)
+    sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding)
     if len(sealed) > ENTRY_BYTES_MAX:
         raise ValueError(f"an entry of {len(sealed)} bytes")
     return sealed
@@ -271,8 +270,6 @@ def _open(
     era: int | None = None,
     epoch: int | None = None,
 ) -> SignedEntry:
-    if len(data) % ENTRY_PAD:
-        raise FormatError(f"entry of {len(data)} bytes")
     header, plaintext = keys.opened(data, kind, "a log entry", binding=binding, bytes_max=ENTRY_BYTES_MAX)
     cut = len(plaintext) - SIGNATURE_BYTES
     if cut < 0:
@@ -350,7 +347,7 @@ def seal_head(
     body += bytes16(head.certificate) + encode_tags(head.tags)
     header = Header(RecordKind.HEAD, era, epoch, random)
     body += sign(identity.sign_private, _SIGNED[RecordKind.HEAD], header.encode() + body)
-    return seal(keys.log_key(epoch), header, body, binding=keys.ns_id + head.device_id, pad_to=ENTRY_PAD)
+    return seal(keys.log_key(epoch), header, body, binding=keys.ns_id + head.device_id)
 
 
 def open_head(keys: WorkspaceKeys, devices: DeviceSet, data: bytes, device_id: bytes) -> Head:

@@ -36,7 +36,6 @@ ERAS: Final = "eras"
 RECORD_BYTES_MAX: Final = 1 << 21  # a config of 1 MiB, a chain of 1024 keys, and small things
 TOMBSTONE_BYTES: Final = 86
 WITHOUT_MAX: Final = 255  # names of lost backends that are kept; a config has 256 backends at most
-_PAD: Final = 512
 _SIGNED: Final = "era 1"
 
 
@@ -112,7 +111,7 @@ def seal_record(keys: WorkspaceKeys, record: EraRecord, admin_private: bytes, ra
     body += bytes32(record.config.encode()) + record.chain.encode() + encode_tags(record.tags)
     body += sign(admin_private, _SIGNED, body)
     header = Header(RecordKind.ERA, record.number, record.first.epoch, random)
-    return seal(keys.log_key(record.first.epoch), header, body, binding=keys.ns_id, pad_to=_PAD)
+    return seal(keys.log_key(record.first.epoch), header, body, binding=keys.ns_id)
 
 
 def epoch_of(data: bytes) -> int:
