@@ -34,12 +34,13 @@ def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:
     st = disk.look(name, above)
     if new is None or expected is None or st is None:
         return False
-    if not same_stat(expected, st) and not (again and _is_half_touched(change, st)):
+    if not same_stat(expected, st) and not (again and _is_half_touched(tree, change, st)):
         return False
     # Only what is to change: a disk without modes (FAT) shows others than were agreed, and can't take them.
     try:
-        if tree.rules.modes and new.mode != expected.entry.mode and stat_.S_IMODE(st.st_mode) != new.mode:
-            disk.chmod(name, above, new.mode)
+        here = stat_.S_IMODE(st.st_mode)
+        if tree.rules.modes and new.mode != expected.entry.mode and here != (mode := tree.mode_of(new.mode, here)):
+            disk.chmod(name, above, mode)
         if new.mtime_ns != expected.entry.mtime_ns and st.st_mtime_ns != new.mtime_ns:
             disk.utime(name, above, new.mtime_ns)
     except FileNotFoundError:
@@ -47,7 +48,7 @@ def touch(tree: WorkTree, change: Change, *, again: bool) -> bool:
     return True
 
 
-def _is_half_touched(change: Change, st: os.stat_result) -> bool:
+def _is_half_touched(tree: WorkTree, change: Change, st: os.stat_result) -> bool:
     """Whether a run ended between two calls here: each value is the old or the new one."""
     new, expected = change.new, change.expected
     if new is None or expected is None:
@@ -56,7 +57,7 @@ def _is_half_touched(change: Change, st: os.stat_result) -> bool:
         (st.st_ino, st.st_dev, st.st_size) == (expected.ino, expected.dev, expected.size)
         and st.st_mtime_ns in (expected.mtime_ns, new.mtime_ns)
         and stat_.S_IFMT(st.st_mode) == stat_.S_IFMT(expected.mode)
-        and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), new.mode)
+        and stat_.S_IMODE(st.st_mode) in (stat_.S_IMODE(expected.mode), tree.mode_of(new.mode, expected.mode))
     )
 
 
@@ -182,7 +183,7 @@ class Placer:
             assert new is not None
             if new.kind is Kind.DIR:
                 self.made.add(i)
-                self.modes.wanted[changes[i].path] = new.mode
+                self.modes.wanted[changes[i].path] = self.tree.mode_of(new.mode)
             elif i not in self.stage.apart:
                 self.seen[i] = self.staged.get(i)  # none in another run than the one that staged it
                 self.whole.add(i)
@@ -378,7 +379,7 @@ class Placer:
             self.disk.rename_new(self.side_name(i), above, name, above)  # an ended run was between two spellings
         for _ in range(TRIES_MAX):
             try:
-                self.disk.mkdir(name, above, mode | 0o700)
+                self.disk.mkdir(name, above, self.tree.mode_of(mode) | 0o700)
                 break
             except FileExistsError:
                 pass
@@ -390,7 +391,7 @@ class Placer:
             self.old.set_aside(path, name, above)
         else:
             raise Left("something else is made there again and again")
-        self.modes.wanted[path] = mode
+        self.modes.wanted[path] = self.tree.mode_of(mode, stat_.S_IMODE(self.disk.lstat(name, above).st_mode))
         self.made.add(i)
 
     def respell(self, i: int, path: bytes, name: bytes, above: int) -> bool:

@@ -68,6 +68,10 @@ from metasync.worktree.tree import WorkTree, failed
 __all__ = ["Applied", "Change", "Checkout"]
 
 
+FILE_BYTES_MAX = (1 << 63) - 1  # of any file system: offsets have 63 bits
+LARGE_FILE_BYTES = 1 << 30  # a smaller file that has no room means that the disk is full
+
+
 class Checkout:
     """One checkout at a time: `recover` after every start, then `begin`, deliver contents, `apply`.
 
@@ -108,7 +112,8 @@ class Checkout:
         """
         if self.db.has(INODES_KEY) or self.plan is not None:
             raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
-        before = self._staged_before()
+        if (before := self._staged_before()) is not None:
+            self._left = Leftovers(self.tree, before.changes, before.unfit)
         by_path = {change.path: change for change in changes}
         for path in self.db.unplaced().keys() & by_path.keys():
             by_path[path] = _not_as_agreed(by_path[path])
@@ -118,11 +123,9 @@ class Checkout:
         bad = {
             i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))
         }
-        left = {**unfit(self.tree, self.db, ordered), **bad}
+        left = {**self._too_large(ordered), **unfit(self.tree, self.db, ordered), **bad}
         plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left, origin)
         staged = [(i, change) for i, change in enumerate(ordered) if i not in left and change.is_staged]
-        if before is not None:
-            self._left = Leftovers(self.tree, before.changes, before.unfit)
         self._check_space([change for _, change in staged])
         with self.db.transaction():
             self.db.set_value(PLAN_KEY.name, encode_plan(plan))
@@ -190,7 +193,7 @@ class Checkout:
                 size = self.disk.fstat(fd).st_size
                 if at != entry.size or size != entry.size:
                     raise _wrong_size(path, min(at, size), entry.size)
-                self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
+                self._stats[i] = dress(self.disk, fd, self.tree.mode_of(entry.mode), entry.mtime_ns)
         self._awaited.discard(i)
 
     # ---- what an interrupted checkout had staged
@@ -226,7 +229,7 @@ class Checkout:
                     set_mode(self.disk, fd, 0o600)  # it may have been complete, and for reading only
                     self._parts[i] = dict(parts)
                     return True
-                self._stats[i] = dress(self.disk, fd, entry.mode, entry.mtime_ns)
+                self._stats[i] = dress(self.disk, fd, self.tree.mode_of(entry.mode), entry.mtime_ns)
         self._awaited.discard(i)
         return True
 
@@ -319,6 +322,22 @@ class Checkout:
         assert entry is not None
         return i, entry
 
+    def _too_large(self, changes: Iterable[Change]) -> dict[int, str]:
+        """The files that are too large for this disk, by number, with the reason: they hold up no others."""
+        free = -1
+        out: dict[int, str] = {}
+        for i, change in enumerate(changes):
+            if change.new is None or not change.is_awaited:
+                continue
+            if free < 0:
+                free = self.disk.free_bytes(self.tree.state_dir())
+            size = change.new.size
+            if size > FILE_BYTES_MAX:
+                out[i] = f"it has {size:,} bytes, more than a file can have"
+            elif is_too_large(size, free) and size > free + (self._left.bytes_of([change]) if self._left else 0):
+                out[i] = f"it has {size:,} bytes, and this disk has {free:,} left"
+        return out
+
     def _check_space(self, staged: list[Change]) -> None:
         needed = sum(change.new.size + SMALL_FILE_BYTES for change in staged if change.new is not None)
         try:
@@ -364,7 +383,7 @@ class Checkout:
             try:
                 if data:
                     disk.write(fd, data)
-                self._stats[i] = dress(disk, fd, entry.mode, entry.mtime_ns)
+                self._stats[i] = dress(disk, fd, self.tree.mode_of(entry.mode), entry.mtime_ns)
             finally:
                 disk.close(fd)
 
@@ -429,6 +448,11 @@ class Checkout:
         """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""
         tmp = self.tree.state_dir(TMP)
         remove_all(self.disk, tmp, self.disk.names(tmp))
+
+
+def is_too_large(size: int, free: int) -> bool:
+    """Whether a file is left unplaced on a disk with so many bytes left: it has no room there, even alone."""
+    return size > free and size >= LARGE_FILE_BYTES
 
 
 def check_room(tree: WorkTree, needed: int, more: Callable[[], int] = lambda: 0) -> None:

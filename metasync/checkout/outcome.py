@@ -50,7 +50,7 @@ def rows_after(tree: WorkTree, placer: Placer) -> tuple[dict[bytes, Row], list[b
         elif i in placer.seen:
             seen = placer.seen[i]
             if seen is None:
-                put[path] = _row_unseen(new, st, placer.inodes[i], tree.root_stat.st_dev)
+                put[path] = _row_unseen(tree, new, st, placer.inodes[i])
             else:
                 trusted = seen.st_mtime_ns < stamp and seen.st_ctime_ns < stamp
                 trusted = trusted and st is not None and is_unchanged(seen, st, ctime=True)
@@ -72,15 +72,16 @@ def _look(tree: WorkTree, path: bytes, *, exactly: bool = False) -> os.stat_resu
         return None
 
 
-def _row_unseen(new: Entry, st: os.stat_result | None, inode: int, device: int) -> Row:
+def _row_unseen(tree: WorkTree, new: Entry, st: os.stat_result | None, inode: int) -> Row:
     """The untrusted row of a file that may have been changed or removed after it was placed.
 
     A changed file's stat must not pass for the one it was placed with: its mode and time are the user's.
     """
+    mode = tree.mode_of(new.mode)
     if st is not None and (st.st_ino, st.st_size) == (inode, new.size):
         as_placed = abs(st.st_mtime_ns - new.mtime_ns) <= COARSEST_NS
         if as_placed:
             # A mode that differs is the user's chmod since. (On a disk without modes it is sent once, and settles.)
-            return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | new.mode)
+            return row_of(new, st, trusted=False)._replace(mode=stat_.S_IFMT(st.st_mode) | mode)
     kind = stat_.S_IFREG if new.kind is Kind.FILE else stat_.S_IFLNK
-    return Row(new, device, inode, new.size, new.mtime_ns, 0, kind | new.mode, False)
+    return Row(new, tree.root_stat.st_dev, inode, new.size, new.mtime_ns, 0, kind | mode, False)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import stat as stat_
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from metasync.checkout.plan import LEFT, Change, Plan
 from metasync.errors import WorkspaceError
 from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.disk import CREATE_FLAGS, DIR_FLAGS, Disk
-from metasync.worktree.tree import WorkTree
+from metasync.worktree.tree import DirTree, WorkTree
 
 TMP = b"tmp"
 BLOCK_BYTES = 512  # of `st_blocks`
@@ -72,6 +72,7 @@ class Stage:
 
     def __init__(self, tree: WorkTree, changes: Sequence[Change], whole: Mapping[int, Sequence[int]]) -> None:
         self.changes = changes
+        self.tree = tree
         self.disk = tree.disk
         self.tmp = tree.state_dir(TMP)
         self.whole = dict(whole)
@@ -109,7 +110,7 @@ class Stage:
     def _make(self, i: int, name: bytes, above: int) -> None:
         new = self.changes[i].new
         assert new is not None
-        self.disk.mkdir(name, above, new.mode | 0o700)
+        self.disk.mkdir(name, above, self.tree.mode_of(new.mode) | 0o700)
 
     def _give_up(self, top: int) -> None:
         name = b"%d" % top
@@ -265,6 +266,18 @@ def remove(disk: Disk, name: bytes, fd: int) -> None:
     if not stat_.S_ISDIR(disk.lstat(name, fd).st_mode):
         disk.unlink(name, fd)
         return
-    with disk.opened(name, DIR_FLAGS, fd) as inside:
-        remove_all(disk, inside, disk.names(inside))
+    with closing(DirTree(name, disk.open(name, DIR_FLAGS, fd), disk)) as inside:  # no recursion: it may be deep
+        todo, dirs = [b""], []
+        while todo:
+            path = todo.pop()
+            dirs.append(path)
+            here = inside.dir(path)
+            for below in disk.names(here):
+                if stat_.S_ISDIR(disk.lstat(below, here).st_mode):
+                    todo.append(path + b"/" + below if path else below)
+                else:
+                    disk.unlink(below, here)
+        for path in dirs[:0:-1]:  # what is in a directory goes before it
+            parent, last = split(path)
+            disk.rmdir(last, inside.dir(parent))
     disk.rmdir(name, fd)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from metasync.errors import DamagedError, UnreachableError, UsageError
 from metasync.history.log import History, Moment, is_below, item_of, last_with
 from metasync.history.versions import Version, required, resolve
+from metasync.local.memory import room_for_tree
 from metasync.merge.changes import Pair, counts, described, facts
 from metasync.merge.lines import DIFF_BYTES_MAX, TOO_LARGE, unified
 from metasync.objects import walk
@@ -112,7 +113,7 @@ def _against_folder(history: History, old: Version, tops: Sequence[bytes]) -> tu
     base = s.base()
     walked = walk_index(s.tree, s.db, base.tree_root)
     seen = scan(walked or walk_folder(s.tree, s.db, s.flat(base, history.contents)), s.ingest())
-    since = history.contents.walk(walk.diff(old.root, base.tree_root))
+    since = history.contents.walk(walk.diff(old.root, base.tree_root, room_for_tree))
     before = {path: x for path, (x, _) in since.items()}
     differing = {*since, *changed(seen.tree)}
     pairs = [(p, before[p] if p in before else seen.base.get(p), seen.tree.get(p)) for p in differing]

@@ -15,14 +15,15 @@ import errno
 import fcntl
 import os
 import stat as stat_
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UsageError, WorkspaceError
+from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UpgradeError, UsageError, WorkspaceError
 from metasync.history.diff import nothing_there, top_paths
 from metasync.history.log import History, is_below
 from metasync.history.versions import Version, required, resolve
+from metasync.local.memory import room_for_tree
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, split
 from metasync.reports.history import Cause, NotRestored, RestoreReport
@@ -123,26 +124,33 @@ def _tree(history: History, version: Version, tops: tuple[bytes, ...], failures:
     return tree
 
 
-def _collect(history: History, path: bytes, entry: Entry, tree: dict[bytes, Entry], failures: Failures) -> None:
+def _collect(history: History, top: bytes, entry: Entry, tree: dict[bytes, Entry], failures: Failures) -> None:
     """An entry and all below it; of what can't be read, the directories that can."""
-    if entry.kind is not Kind.DIR:
-        tree[path] = entry
-        return
-    if path:
-        tree[path] = entry._replace(content=b"")
-    prefix = path + b"/" if path else b""
-    with suppress(DamagedError, UnreachableError):
-        below = history.contents.walk(walk.flatten(entry.content))
-        tree.update((prefix + name, e) for name, e in below.items())
-        return
-    try:
-        listed = history.contents.walk(walk.listing(entry.content))
-    except (DamagedError, UnreachableError) as e:
-        tree.pop(path, None)
-        failures.lost(path, e)
-        return
-    for name, inside in listed:
-        _collect(history, prefix + name, inside, tree, failures)
+    todo = [(top, entry)]
+    while todo:  # no recursion: directories may be nested deeply
+        path, entry = todo.pop()
+        if entry.kind is not Kind.DIR:
+            tree[path] = entry
+            continue
+        if path:
+            tree[path] = entry._replace(content=b"")
+        prefix = path + b"/" if path else b""
+        try:
+            below = history.contents.walk(walk.flatten(entry.content, room_for_tree))
+        except (DamagedError, UnreachableError, UpgradeError) as e:
+            if isinstance(e.__cause__, walk.TreeTooLargeError):
+                failures.lost(path, e)
+                continue
+        else:
+            tree.update((prefix + name, e) for name, e in below.items())
+            continue
+        try:
+            listed = history.contents.walk(walk.listing(entry.content))
+        except (DamagedError, UnreachableError, UpgradeError) as e:
+            tree.pop(path, None)
+            failures.lost(path, e)
+            continue
+        todo += [(prefix + name, inside) for name, inside in reversed(listed)]
 
 
 # ---- what is there
@@ -237,7 +245,7 @@ def _write(history: History, where: Path, new: dict[bytes, Entry], failures: Fai
             _drop_leftovers(there)
             for source in (here, {}):
                 with _staging(there) as fd:
-                    staged = Staged(there, fd, new)
+                    staged = Staged(there, fd, new, s.tree.mode_of)
                     try:
                         deliver(s, staged, staged.awaited, source, history.contents, failures.lost)
                     except ChangedMeanwhile:
@@ -292,11 +300,15 @@ def _drop_leftovers(there: DirTree) -> None:
 class Staged:
     """The files of one restore on their way: written under numbers, then given their names.
 
-    `awaited`: those whose contents are to be delivered. Contents may come from several threads.
+    `awaited`: those whose contents are to be delivered. Contents may come from several threads. `mode_of`: the mode
+    that one of a version becomes here.
     """
 
-    def __init__(self, there: DirTree, fd: int, new: Mapping[bytes, Entry]) -> None:
+    def __init__(
+        self, there: DirTree, fd: int, new: Mapping[bytes, Entry], mode_of: Callable[[int], int] = int
+    ) -> None:
         self.there = there
+        self.mode_of = mode_of
         self.disk = there.disk
         self.fd = fd
         self.new = new
@@ -336,7 +348,7 @@ class Staged:
             self.disk.close(fd)
 
     def _dress(self, path: bytes, fd: int) -> None:
-        dress(self.disk, fd, self.new[path].mode, self.new[path].mtime_ns)
+        dress(self.disk, fd, self.mode_of(self.new[path].mode), self.new[path].mtime_ns)
         self.ready.add(path)
 
     def place(self, failures: Failures) -> dict[bytes, Entry]:
@@ -367,7 +379,7 @@ class Staged:
                 self.there.forget(path)
                 parent, name = split(path)
                 with suppress(OSError):
-                    self.disk.chmod(name, self.there.dir(parent), placed[path].mode)
+                    self.disk.chmod(name, self.there.dir(parent), self.mode_of(placed[path].mode))
         self.disk.syncfs(self.fd)
         return placed
 
@@ -380,6 +392,8 @@ class Staged:
             except FileExistsError:
                 if not stat_.S_ISDIR(self.disk.lstat(name, above).st_mode):
                     raise
-            self.disk.chmod(name, above, entry.mode | 0o700)  # whatever the umask; the rest when all is in it
+            self.disk.chmod(
+                name, above, self.mode_of(entry.mode) | 0o700
+            )  # whatever the umask; the rest when all is in it
         else:
             self.disk.rename_new(self.numbers[path], self.fd, name, above)

@@ -19,6 +19,7 @@ from metasync.errors import BackendError, DamagedError, NoQuorumError, Unreachab
 from metasync.events import Notice
 from metasync.history.times import WAYS, span
 from metasync.keys.device_set import names_of
+from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
@@ -183,7 +184,7 @@ class History:
             return {}
         out = {path: _bare(entry)} if path else {}
         if entry.kind is Kind.DIR:
-            below = self.contents.walk(walk.flatten(entry.content))
+            below = self.contents.walk(walk.flatten(entry.content, room_for_tree))
             out.update((_join(path, name), e) for name, e in below.items())
         return out
 
@@ -197,7 +198,7 @@ class History:
             if path and (x is None or y is None or _bare(x) != _bare(y)):
                 out.append((path, _bare(x) if x else None, _bare(y) if y else None))
             x_dir, y_dir = (e.content if e is not None and e.kind is Kind.DIR else None for e in (x, y))
-            below = self.contents.walk(walk.diff(x_dir, y_dir))
+            below = self.contents.walk(walk.diff(x_dir, y_dir, room_for_tree))
             out += ((_join(path, name), p, q) for name, (p, q) in below.items())
         return out
 

@@ -23,6 +23,7 @@ from metasync.events import Phase
 from metasync.history.diff import nothing_there, top_paths
 from metasync.history.log import History, is_below, last_with
 from metasync.history.versions import Version, required, resolve
+from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import RESTORED_KEY, RESTORED_ON_KEY
 from metasync.merge.changes import same_bytes
 from metasync.objects import walk
@@ -200,7 +201,7 @@ def _target(
     """The version's tree, as far as it is wanted; what is equal to the base's is not read again."""
     if tops == (b"",):
         target = dict(here.base)
-        for path, (_, entry) in history.contents.walk(walk.diff(base.tree_root, version.root)).items():
+        for path, (_, entry) in history.contents.walk(walk.diff(base.tree_root, version.root, room_for_tree)).items():
             if entry is None:
                 target.pop(path, None)
             else:

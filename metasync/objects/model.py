@@ -19,6 +19,7 @@ ObjectId = NewType("ObjectId", bytes)
 
 ID_BYTES = 32
 PATH_BYTES_MAX = 1 << 20  # 4,000 names of 255 bytes; a chain of directories says a path per node, each longer by a name
+DEPTH_MAX = 1024  # directories, one in the other: of names of three letters as many as PATH_MAX of Linux has room for
 NAME_BYTES_MAX = 4096  # no file system holds a longer name; a bound for hostile records
 TARGET_BYTES_MAX = 0xFFFF  # PATH_MAX is 4,096 on Linux
 MESSAGE_BYTES_MAX = 0xFFFF
@@ -48,6 +49,9 @@ class Kind(IntEnum):
     FILE = 1
     DIR = 2
     SYMLINK = 3
+
+
+SPECIAL = 0o7000  # of a mode: set-user-id, set-group-id, sticky
 
 
 class Entry(NamedTuple):

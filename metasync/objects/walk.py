@@ -7,37 +7,64 @@ per level and not one per directory. `docs/design/format.md` section 3.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from metasync.errors import FormatError
 from metasync.objects import directory, file
 from metasync.objects.chunker import LEVELS_MAX
 from metasync.objects.directory import Beside, Bytes, Leaves, Needs, above_leaves, check_leaf, listed, load
-from metasync.objects.model import PATH_BYTES_MAX, Chunk, Entry, Ids, Kind, ObjectKind
+from metasync.objects.model import DEPTH_MAX, PATH_BYTES_MAX, Chunk, Entry, Ids, Kind, ObjectKind
 
 Tree: TypeAlias = dict[bytes, Entry]
 """A flat tree: path -> entry; directories carry content b""."""
 
 # Equal directories are one object, so a few nodes can say more paths than any memory holds.
 TREE_BYTES_MAX = 8 << 30  # of a flat tree in memory: 20 million files with paths of 130 bytes
+TREE_BYTES_SURE = 64 << 20  # that any device has: 150,000 files. Beyond it `Room` asks how much there is
 ENTRY_BYTES = 300  # what a path and its entry take, without the path's bytes
 CHUNKS_AGAIN_MAX = 1 << 22  # of nodes that one walk meets again: 16 TiB of zeros in chunks of 4 MiB
 
 
-class Room:
-    """What is left for paths in one walk."""
+class TreeTooLargeError(FormatError):
+    """A tree that this device has no memory for, or that is nested too deeply: nothing in it helps."""
 
-    def __init__(self) -> None:
-        self.left = TREE_BYTES_MAX
+
+Most: TypeAlias = Callable[[], int]
+"""Tells how many bytes of paths and entries a walk may hold now."""
+
+
+def _any() -> int:
+    return TREE_BYTES_MAX
+
+
+class Room:
+    """What is left for paths in one walk. `most` is asked once, when a tree turns out to be large."""
+
+    def __init__(self, most: Most = _any) -> None:
+        self.left = TREE_BYTES_SURE
+        self._most: Most | None = most
 
     def take(self, path: bytes) -> bytes:
         if len(path) > PATH_BYTES_MAX:
             raise FormatError(f"directory object: a path of {len(path)} bytes")
         self.left -= len(path) + ENTRY_BYTES
         if self.left < 0:
-            raise FormatError("directory object: a tree larger than any device could hold")
+            self._ask()
         return path
+
+    def _ask(self) -> None:
+        if self._most is not None:
+            self.left += min(self._most(), TREE_BYTES_MAX) - TREE_BYTES_SURE
+            self._most = None
+        if self.left < 0:
+            raise TreeTooLargeError("directory object: a tree of more paths than this device has memory for")
+
+
+def check_depth(directories: int) -> None:
+    """Raises `FormatError` for more directories, one in the other, than any tree may have."""
+    if directories > DEPTH_MAX:
+        raise TreeTooLargeError(f"directory object: directories nested deeper than {DEPTH_MAX:,}")
 
 
 def _opened(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generator[Needs, Bytes, dict[bytes, Leaves]]:
@@ -55,12 +82,14 @@ def _entries(leaves: Leaves, nodes: Mapping[bytes, directory.DirNode]) -> list[t
     return [item for _, leaf_id in leaves for item in nodes[leaf_id].entries]
 
 
-def flatten(root: bytes | None) -> Generator[Needs, Bytes, Tree]:
-    """The whole tree below a root directory's id; None is the empty tree."""
+def flatten(root: bytes | None, most: Most = _any) -> Generator[Needs, Bytes, Tree]:
+    """The whole tree below a root directory's id; None is the empty tree. `most`: see `Room`."""
     tree: Tree = {}
-    room = Room()
+    room, depth = Room(most), 0
     level = [(b"", root)] if root is not None else []
     while level:
+        check_depth(depth)
+        depth += 1
         nodes: dict[bytes, directory.DirNode] = {}
         leaves = yield from _opened([i for _, i in level], nodes)
         below: list[tuple[bytes, bytes]] = []
@@ -142,15 +171,17 @@ def _child(dir_id: bytes, name: bytes) -> Generator[Needs, Bytes, Entry | None]:
 Change: TypeAlias = tuple[Entry | None, Entry | None]
 
 
-def diff(a_root: bytes | None, b_root: bytes | None) -> Generator[Needs, Bytes, dict[bytes, Change]]:
-    """What differs between two trees (None: empty): path -> (entry in a, entry in b).
+def diff(a_root: bytes | None, b_root: bytes | None, most: Most = _any) -> Generator[Needs, Bytes, dict[bytes, Change]]:
+    """What differs between two trees (None: empty): path -> (entry in a, entry in b). `most`: see `Room`.
 
     Equal directories stay shut, and so do the parts that two long directories share.
     """
     out: dict[bytes, Change] = {}
-    room = Room()
+    room, depth = Room(most), 0
     level: list[tuple[bytes, bytes | None, bytes | None]] = [(b"", a_root, b_root)]
     while level := [(prefix, a, b) for prefix, a, b in level if a != b]:
+        check_depth(depth)
+        depth += 1
         nodes: dict[bytes, directory.DirNode] = {}
         yield from above_leaves([i for _, a, b in level for i in (a, b) if i is not None], nodes)
         parted = [(prefix, Beside.of(a, b, nodes), Beside.of(b, a, nodes)) for prefix, a, b in level]
@@ -384,6 +415,7 @@ def build_nodes(items: Iterable[tuple[bytes, Entry]], ids_of: Ids) -> Iterator[t
             yield from _closed(stack, ids_of)
         if stack[-1].path != parent:
             stack.append(_Building(parent))
+            check_depth(parent.count(b"/") + 1)
             if parent[len(stack[-2].prefix) :] not in stack[-2].waiting:
                 raise KeyError(parent)
         yield from stack[-1].add(name, entry, ids_of)

@@ -16,7 +16,7 @@ from metasync.objects import directory
 from metasync.objects.chunker import LEVELS_MAX
 from metasync.objects.directory import Bytes, Needs
 from metasync.objects.model import Entry, Kind, ObjectKind
-from metasync.objects.walk import Room
+from metasync.objects.walk import Room, check_depth
 
 BATCH_BYTES = 4 << 20  # of nodes opened together: those of some 60,000 files
 
@@ -37,7 +37,10 @@ def gather(
     """
     gathering = _Gathering(size_of, take, keep)
     level: Dirs = {b"": root} if root is not None else {}
+    depth = 0
     while level:
+        check_depth(depth)
+        depth += 1
         gathering.below = {}
         for batch in _batches(level.items(), size_of):
             yield from gathering.open(batch)
@@ -66,7 +69,7 @@ class _Gathering:
         self.take = take
         self.keep = keep
         self.below: Dirs = {}
-        self.room = Room()
+        self.room = Room()  # of bytes that lie on the disk, most of them
 
     def open(self, batch: list[tuple[bytes, bytes]]) -> Generator[Needs, Bytes, None]:
         ids = sorted({dir_id for _, dir_id in batch})

@@ -6,6 +6,7 @@
     limit.connections    calls at once, on each backend; limit.connections.NAME on that one
     nice                 how far the command line steps back for other programs, as `nice` has it
     durability           for how many copies of everything a push waits that is not told; all, where fewer are promised
+    special-modes        `on`: set-id and sticky bits of what others pushed are set here too
 
 Theory of operation of a rate. A line counts bytes: those that calls have booked, and those that its rate has let pass
 since. A call has a place, the end of its bytes among all that are booked, and begins when all but BURST_S's worth of
@@ -31,6 +32,8 @@ NICE_MOST: Final = 19
 COPIES_MOST: Final = 255  # as many as a workspace can promise
 NUMBERS: Final = {"nice": (0, NICE_MOST), "durability": (1, COPIES_MOST)}
 EXAMPLES: Final = {"nice": 4, "durability": 1}
+SPECIAL_MODES: Final = "special-modes"
+ON, OFF = "on", "off"
 WINDOWS_MAX: Final = 48  # of a day: more than that nobody reads
 DAY_MINUTES: Final = 24 * 60
 
@@ -42,7 +45,8 @@ _SECONDS: Final = (86_400, 3_600, 60, 1)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3}
 
 KEYS_STEP: Final = (
-    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability."
+    "There are: limit.up, limit.down, limit.connections (each also for one backend: limit.up.NAME), nice, durability, "
+    "special-modes."
 )
 RATE_STEP: Final = (
     "Write bytes a second such as 500k, 2M or off; with hours before one that holds for a part of the day:"
@@ -147,7 +151,7 @@ def parse_duration(text: str) -> float:
 
 def check_key(key: str) -> None:
     """`UsageError` if there is no such setting."""
-    if key not in NUMBERS and _KEY.fullmatch(key) is None:
+    if key not in (*NUMBERS, SPECIAL_MODES) and _KEY.fullmatch(key) is None:
         raise UsageError(f"no setting is called {key[:60]!r}", next_step=KEYS_STEP)
 
 
@@ -155,7 +159,12 @@ def check(key: str, value: str) -> None:
     """`UsageError` if there is no such setting, or it does not take this value."""
     check_key(key)
     match = _KEY.fullmatch(key)
-    if match is None:
+    if key == SPECIAL_MODES:
+        if value.strip() not in (ON, OFF):
+            raise UsageError(
+                f"{key} is on or off, not {value[:40]!r}", next_step=f"Write: metasync config set {key} on"
+            )
+    elif match is None:
         _number(key, value, *NUMBERS[key])
     elif match[1] == "connections":
         _number(key, value, 1, CALLS_MAX)
@@ -177,6 +186,8 @@ def understood(values: Mapping[str, str]) -> Limits:
     for key, value in values.items():
         check(key, value)
         match = _KEY.fullmatch(key)
+        if key == SPECIAL_MODES:
+            continue
         if match is None:
             numbers[key] = int(value)
         elif match[1] == "connections":

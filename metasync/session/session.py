@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
 from metasync.config import NO_LIMIT, decode_config
@@ -339,9 +339,10 @@ class Session:
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""
+        from metasync.local.memory import room_for_tree
         from metasync.objects.walk import flatten
 
-        return (contents or self.contents(agreed)).walk(flatten(agreed.tree_root))
+        return (contents or self.contents(agreed)).walk(flatten(agreed.tree_root, room_for_tree))
 
 
 @contextlib.contextmanager
@@ -424,6 +425,7 @@ class Operations:
             settings.refuse_paused(self.settings_path, what)
         with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree, c.guard.lending():
             tree.rules = rules_of(tree, c.db)
+            tree.sets_special = cache(self._sets_special)
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
             try:
                 s = Session(c, tree, self.tell)
@@ -448,6 +450,10 @@ class Operations:
             self.connections.guard.tell(s.config, self.tell)
             yield s
             s.keep_estimates()
+
+    def _sets_special(self) -> bool:
+        """Whether the user asked for set-id and sticky bits that others pushed."""
+        return settings.read(self.settings_path).values.get("special-modes") == "on"
 
     def _governed(self) -> settings.Governor:
         """The governor of this workspace's calls: one for all its operations."""

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from metasync.checkout.checkout import Applied, Change, Checkout, check_room
+from metasync.checkout.checkout import Applied, Change, Checkout, check_room, is_too_large
 from metasync.consensus import State
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
@@ -42,6 +43,8 @@ from metasync.worktree.names import STATE_NAME
 from metasync.worktree.scan import scan, store_scan
 
 WHOLE_PATHS_MAX = 20_000  # so many are planned at once, which takes less of the CPU
+FAR_BEYOND = 4  # times the room of the disk: nobody waits to hear how much more a tree would take
+DIR_BYTES = 256  # that a directory takes on a disk, at least: its inode
 PART_PATHS = 20_000  # at most: what a checkout knows of them is some 60 MB
 PART_PATHS_LEAST = 15_000  # from then on a part ends where the top of the folder has its next name
 
@@ -91,18 +94,38 @@ def finish_clone(s: Session, workspace: W) -> CloneReport[W]:
 
 @dataclass
 class _Tree:
-    """All paths of an agreed tree: a `Large` where there are many of them."""
+    """All paths of an agreed tree: a `Large` where there are many of them.
+
+    `free`: bytes that the folder's disk has left. Files that are too large for it will not be placed, and are counted
+    apart, in `large`. `check`: raises where there is no room for so many bytes; asked while paths come, where
+    they take far more, so that a few directories that say very many paths are refused in time.
+    """
 
     paths: MutableMapping[bytes, Entry] = field(default_factory=dict)
     files: int = 0
     size_bytes: int = 0
+    large: int = 0
+    dirs: int = 0
+    free: int = 1 << 64
+    check: Callable[[int], None] = lambda _: None
 
     def take(self, found: list[tuple[bytes, Entry]]) -> None:
         self.paths.update(found)
         self.paths = grown(self.paths, WHOLE_PATHS_MAX, pack_entry, unpack_entry)
         sizes = [e.size for _, e in found if e.kind is not Kind.DIR]
+        fitting = [size for size in sizes if not is_too_large(size, self.free)]
         self.files += len(sizes)
-        self.size_bytes += sum(sizes)
+        self.large += len(sizes) - len(fitting)
+        self.size_bytes += sum(fitting)
+        self.dirs += len(found) - len(sizes)
+        needed = max(self.needed, self.dirs * DIR_BYTES)
+        if needed > FAR_BEYOND * self.free:
+            self.check(needed)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the files take on a disk."""
+        return self.size_bytes + (self.files - self.large) * SMALL_FILE_BYTES
 
 
 def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None) -> Brought:
@@ -122,9 +145,9 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
         s.transfer.begun.clear()
 
 
-def walked(contents: Contents, target: Agreed) -> _Tree:
-    """Reads all paths of an agreed tree."""
-    tree = _Tree()
+def walked(contents: Contents, target: Agreed, tree: _Tree | None = None) -> _Tree:
+    """Reads all paths of an agreed tree, into `tree` if it is given."""
+    tree = tree or _Tree()
     contents.walk(
         gather(target.tree_root, contents.size_of, tree.take, lambda dirs: grown(dirs, WHOLE_PATHS_MAX, bytes, bytes))
     )
@@ -133,7 +156,10 @@ def walked(contents: Contents, target: Agreed) -> _Tree:
 
 def _bring(s: Session, target: Agreed, before: Callable[[], None], contents: Contents, last: bytes | None) -> Brought:
     """The same, of a tree that is read first. `last`: up to which path it is here already, None: nothing was begun."""
-    tree = walked(contents, target)
+    tree = _Tree(free=s.tree.disk.free_bytes(s.tree.state_dir()))
+    if last is None and not s.db.has(PLAN_KEY):  # some of it lies there already: each checkout looks for itself
+        tree.check = partial(check_room, s.tree)
+    walked(contents, target, tree)
     if last is None and not isinstance(tree.paths, Large):
         return _whole(s, target, before, tree)
     if not isinstance(tree.paths, Large):
@@ -243,8 +269,7 @@ class _Parts:
         """`WorkspaceError` where the disk has no room for what is left, before any of it comes."""
         if self.s.db.has(PLAN_KEY):
             return  # some of it lies there already: each part looks for itself
-        files, size = self.tree.files - self.files_here, self.tree.size_bytes - self.bytes_here
-        check_room(self.s.tree, size + files * SMALL_FILE_BYTES)
+        check_room(self.s.tree, self.tree.needed - self.bytes_here - self.files_here * SMALL_FILE_BYTES)
 
     def _cut(self) -> Iterator[tuple[dict[bytes, Entry], bool]]:
         """What is not here yet, in parts; and whether a part is the last one."""

@@ -17,6 +17,7 @@ from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable, unfit
 from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
 from metasync.events import Phase
+from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
 from metasync.merge import guard
 from metasync.merge.changes import same_bytes
@@ -141,7 +142,7 @@ def _integrate_once(
 ) -> PullReport:
     contents = s.contents(target)
     if news is None and base.tree_root != target.tree_root:
-        news = contents.walk(walk.diff(base.tree_root, target.tree_root))
+        news = contents.walk(walk.diff(base.tree_root, target.tree_root, room_for_tree))
     plan = _plan(s, base, target, news or {}, contents)
     seen, coming = plan.scan.tree, plan.merge.changes
     waiting = [c for c in s.db.records(CONFLICTS) if c.copy in seen]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
-from metasync.errors import DamagedError, MetaSyncError
+from metasync.errors import DamagedError, FormatError, MetaSyncError
 from metasync.objects.directory import Needs
 from metasync.objects.model import ObjectKind
 from metasync.runtime.effects import Runner, Urgency
@@ -103,13 +103,15 @@ class Contents:
         return out
 
     def walk(self, walk: Generator[Needs, Mapping[bytes, bytes], T]) -> T:
-        """Runs a walk over trees, answering what it needs."""
+        """Runs a walk over trees, answering what it needs. `DamagedError` where an object is not what it claims."""
         try:
             needs = next(walk)
             while True:
                 needs = walk.send(self.load(*needs))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+        except FormatError as e:
+            raise DamagedError(e.message) from e
 
     def fetch(
         self, ids: Iterable[bytes], deliver: Deliver, *, neighbours: bool = False, on_lost: OnLost | None = None

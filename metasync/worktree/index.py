@@ -11,7 +11,7 @@ from typing import NamedTuple
 from metasync.codec import Reader, Tags, encode_tags
 from metasync.errors import FormatError, WorkspaceError
 from metasync.local.state import State
-from metasync.objects.model import ID_BYTES, Entry, Kind
+from metasync.objects.model import ID_BYTES, SPECIAL, Entry, Kind
 
 
 class Row(NamedTuple):
@@ -83,6 +83,18 @@ def is_unchanged(a: os.stat_result, b: os.stat_result, *, ctime: bool = False) -
         and a.st_mode == b.st_mode
         and (not ctime or a.st_ctime_ns == b.st_ctime_ns)
     )
+
+
+def mode_now(row: Row, st: os.stat_result) -> int:
+    """The mode that a path has, whose row says what was agreed and what the disk had made of that.
+
+    A disk without modes (FAT), or a checkout that set no set-id bits, has another than was agreed. What the disk does
+    not show as changed is not changed.
+    """
+    if row.mode == st.st_mode:
+        return row.entry.mode
+    mode = stat_.S_IMODE(st.st_mode)
+    return mode if (row.mode ^ mode) & SPECIAL else mode & ~SPECIAL | row.entry.mode & SPECIAL
 
 
 def pack_row(row: Row) -> bytes:

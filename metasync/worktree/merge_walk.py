@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from metasync.local.state import State
 from metasync.local.state_keys import TREE_KEY
-from metasync.objects.model import NAME_BYTES_MAX, PATH_BYTES_MAX, Entry, Kind, split
+from metasync.objects.model import DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, Entry, Kind, split
 from metasync.worktree.case import respelled
 from metasync.worktree.ignore_files import RuleFiles, load_texts
 from metasync.worktree.index import (
@@ -33,6 +33,7 @@ from metasync.worktree.index import (
     Row,
     is_packed_dir,
     is_packed_file,
+    mode_now,
     on_device,
     pages,
     row_of,
@@ -352,6 +353,8 @@ class _Walker:
             self.leave(here, path, "neither a file nor a directory nor a symlink", data)
         elif len(path) > DIR_PATH_BYTES_MAX:
             self.leave(here, path, "its path is too long", data)
+        elif path.count(b"/") >= DEPTH_MAX:
+            self.leave(here, path, f"directories nested deeper than {DEPTH_MAX:,} are not taken in", data)
         else:
             return self.take_dir(path, st, data)
         return False
@@ -372,7 +375,8 @@ class _Walker:
                 return False
         else:
             tags = row.entry.tags if row is not None and was_dir else ()
-            entry = Entry(Kind.DIR, stat_.S_IMODE(st.st_mode), 0, 0, b"", b"", tags)
+            mode = mode_now(row, st) if row is not None and was_dir else stat_.S_IMODE(st.st_mode)
+            entry = Entry(Kind.DIR, mode, 0, 0, b"", b"", tags)
         if row is None or row.entry is not entry or row.ino != st.st_ino or row.dev != st.st_dev:
             found.put_rows[path] = row_of(entry, st, trusted=True)
         if path:

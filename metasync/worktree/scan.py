@@ -31,6 +31,7 @@ from metasync.worktree.ignore_files import store_texts
 from metasync.worktree.index import (
     Row,
     is_unchanged,
+    mode_now,
     on_device,
     pack_entry,
     pack_row,
@@ -319,12 +320,10 @@ class _Scanner:
 
 def _entry_of(row: Row | None, st: os.stat_result, got: Content) -> Entry:
     """The entry of a file that was read. Values of its row stay unless the disk shows a change."""
-    mode = stat_.S_IMODE(st.st_mode)
     if row is None or row.entry.kind is not Kind.FILE:
-        return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root)
+        return Entry(Kind.FILE, stat_.S_IMODE(st.st_mode), st.st_mtime_ns, got.size, got.content, got.root)
     was = row.entry
-    if row.mode == st.st_mode:
-        mode = was.mode  # of a disk without modes (FAT) this is all there is
+    mode = mode_now(row, st)
     if (was.size, was.content) != (got.size, got.content):
         return Entry(Kind.FILE, mode, st.st_mtime_ns, got.size, got.content, got.root, was.tags)
     mtime_ns = was.mtime_ns if row.mtime_ns == st.st_mtime_ns else st.st_mtime_ns

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from metasync.errors import WorkspaceError
-from metasync.objects.model import split
+from metasync.objects.model import SPECIAL, split
 from metasync.worktree.disk import COPY_BYTES, CREATE_FLAGS, DIR_FLAGS, READ_FLAGS, WRITE_FLAGS, Disk, dress
 from metasync.worktree.names import ANY, STATE_NAME, Rules
 
@@ -94,12 +94,14 @@ class DirTree:
 class WorkTree(DirTree):
     """The directory of a workspace. `close` it. For one thread, but for `state_dir` and its descriptors.
 
-    `rules`: of its file system (`worktree.fs_probe`). `looked`: told now and then how many names a walk looked at.
+    `sets_special`: whether set-id and sticky bits of others' files are set here. `rules`: of its file system
+    (`worktree.fs_probe`). `looked`: told now and then how many names a walk looked at.
     `WorkspaceError` if the root or its `.metasync` is not there.
     """
 
     def __init__(self, root: bytes, disk: Disk | None = None) -> None:
         self.rules: Rules = ANY
+        self.sets_special: Callable[[], bool] = lambda: False
         self.looked: Callable[[int], None] = lambda _names: None
         self._state: dict[bytes, int] = {}
         self._trees: list[DirTree] = []
@@ -165,6 +167,14 @@ class WorkTree(DirTree):
         if self._clock_fd < 0:
             self._clock_fd = self.disk.open(b"clock", WRITE_FLAGS, self._state[b""])
         return self.disk.touch(self._clock_fd)
+
+    def mode_of(self, mode: int, here: int = 0) -> int:
+        """The mode that an agreed one becomes at a path whose mode is `here` (0: nothing is there).
+
+        Set-id and sticky bits that are not here come only where the user asked for them: whoever writes to the folder
+        must gain no rights on another's machine by that.
+        """
+        return mode if not mode & SPECIAL & ~here or self.sets_special() else mode & (here | ~SPECIAL)
 
     def tick_past(self, stamp_ns: int, wait_s: float) -> int:
         """Waits at most about `wait_s` until that clock shows more than `stamp_ns`; -> what it shows."""

@@ -43,7 +43,7 @@ from workdir import (
     write,
 )
 
-from metasync.checkout.checkout import Change, Checkout
+from metasync.checkout.checkout import LARGE_FILE_BYTES, Change, Checkout
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import PLAN_KEY
 from metasync.worktree import disk as fsio
@@ -133,6 +133,23 @@ def test_a_full_disk_is_noticed_before(work: Workspace) -> None:
     with pytest.raises(WorkspaceError, match=r"need 5,0\d\d bytes .* 100 are free"):
         checkout.begin([Change(b"f", entry(b"x" * 1000), None)])
     assert read(work.root) == {}
+
+
+def test_a_file_that_is_too_large_for_the_disk_is_left_out(work: Workspace) -> None:
+    class Small(QuietDisk):
+        def free_bytes(self, fd: int) -> int:
+            return LARGE_FILE_BYTES
+
+    work.tree.disk = Small()
+    checkout = Checkout(work.db, work.tree)
+    checkout.disk = work.tree.disk
+    sizes = {b"huge": (1 << 64) - 1, b"large": LARGE_FILE_BYTES + 1, b"small": 1}
+    wanted = checkout.begin([Change(name, entry(b"x")._replace(size=n), None) for name, n in sizes.items()])
+    assert wanted == [b"small"]
+    checkout.stage_whole(b"small", b"x")
+    assert [noted.path for noted in checkout.apply().unplaced] == [b"huge", b"large"]
+    assert read(work.root).keys() == {b"small"} == work.db.packed_rows().keys() - {b""}
+    assert work.db.unplaced()[b"large"] == "it has 1,073,741,825 bytes, and this disk has 1,073,741,824 left"
 
 
 def test_a_full_disk_while_staging_changes_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def past(lab: Lab) -> Workspace:
 def test_a_version_elsewhere(lab: Lab, past: Workspace) -> None:
     (past.directory / "later").unlink()
     write(past.directory, {"a.txt": b"unsaved"})
+    past.configure("special-modes", "on")  # `run` is set-user-id
     before = tree_of(past.directory)
     out = lab.root / "new/deep/out"
     r = past.restore("latest", to=out)

@@ -179,6 +179,7 @@ class Workspace:
         # What a killed process leaves does not depend on it, and hundreds of workspaces wait for the disk otherwise.
         self.db._execute("PRAGMA synchronous = OFF")
         self.tree = WorkTree(os.fsencode(root), disk or QuietDisk())
+        self.tree.sets_special = lambda: True  # as with `special-modes on`
         self.base: dict[bytes, Entry] = {}
 
     def close(self) -> None:

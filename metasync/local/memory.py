@@ -1,0 +1,39 @@
+"""How much memory there is for the paths of a tree that others wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+from typing import Final
+
+TREE_SHARE: Final = 4  # of free memory, for the paths of one tree: what is made of them takes more
+_PROC: Final = Path("/proc")
+_CGROUP: Final = Path("/sys/fs/cgroup")  # of version 2, as a container sees its own
+
+
+def room_for_tree() -> int:
+    """Bytes of memory that the paths of one tree may take now. Asks the system: for a tree that is large indeed."""
+    return _free_memory() // TREE_SHARE
+
+
+def _free_memory() -> int:
+    """What is left to this process, by the system, its container and `ulimit -v`, whichever is least."""
+    found = [math.inf]
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not on Windows
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2)
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = (_PROC / "meminfo").read_text().splitlines()
+        found[1:] = [int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024]
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        found.append(int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text()))
+    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            pages = int((_PROC / "self" / "statm").read_text().split()[0])
+            found.append(soft - pages * os.sysconf("SC_PAGE_SIZE"))
+    least = min(found)
+    return 1 << 40 if least == math.inf else max(0, int(least))

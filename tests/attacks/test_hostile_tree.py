@@ -1,0 +1,185 @@
+"""Trees that a device of the workspace made up: what they may not do to the folders and machines of the others."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from attack_kit import NO_BLOB, insider, named
+from workspace_kit import Lab, tree_of, write
+
+from metasync.checkout.staging import remove
+from metasync.errors import DamagedError, MetaSyncError, WorkspaceError
+from metasync.local import memory
+from metasync.objects import walk
+from metasync.objects.model import DEPTH_MAX, Entry, Kind
+from metasync.workspace import Workspace
+from metasync.worktree import merge_walk
+from metasync.worktree.disk import Disk
+
+
+@pytest.fixture
+def pair(lab: Lab) -> tuple[Workspace, Workspace]:
+    """Two devices at one version; the second one is the attacker's."""
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim", "d/f": b"one"})
+    victim.push("first")
+    return victim, lab.clone(urls, device="mallory")
+
+
+@pytest.mark.parametrize("size", [1 << 48, 1 << 60, (1 << 64) - 1])
+def test_a_file_larger_than_the_disk_blocks_nothing(pair: tuple[Workspace, Workspace], lab: Lab, size: int) -> None:
+    """A version holds a file that claims more bytes than any disk has. All else comes; the file is told, and waits."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        m.commit(m.tree({b"huge": m.file(b"x", size=size), b"new": m.file(b"sound")}))
+    write(victim.directory, {"mine": b"edited"})
+    report = victim.pull()
+    assert (victim.directory / "new").read_bytes() == b"sound"
+    assert [(u.path, f"{size:,} bytes" in u.reason) for u in report.unplaced] == [(b"huge", True)]
+    assert [u.path for u in victim.status().unplaced] == [b"huge"]
+    pushed = victim.push()
+    assert (pushed.changes.added, pushed.changes.deleted) == ((b"mine",), ())
+    assert b"huge" in {item.path for item in victim.ls().entries}, "its absence is no deletion"
+    urls = lab.urls("a", kind="memory")
+    cloned = lab.clone(urls, device="third")
+    assert sorted(tree_of(cloned.directory)) == sorted(tree_of(victim.directory))
+
+
+def test_a_file_that_grows_beyond_the_disk_leaves_the_old_one(pair: tuple[Workspace, Workspace]) -> None:
+    """A file that is here is said to have 2^60 bytes now: the bytes that are here stay, and are no change."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        m.commit(m.tree({b"kept": m.file(b"x", size=1 << 60)}))
+    assert [u.path for u in victim.pull().unplaced] == [b"kept"]
+    assert (victim.directory / "kept").read_bytes() == b"of the victim"
+    assert victim.push().version is None
+
+
+def deep(levels: int, leaf: Entry) -> dict[bytes, Entry]:
+    out = {b"/".join([b"d"] * n): Entry(Kind.DIR, 0o755, 0, 0, b"") for n in range(1, levels + 1)}
+    return {**out, b"/".join([b"d"] * levels) + b"/f": leaf}
+
+
+def test_deep_directories_with_a_missing_blob_leave_nothing_that_fails(pair: tuple[Workspace, Workspace]) -> None:
+    """Directories nested deeply, and a blob that nobody has: the pull fails by an error, and later commands work."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        missing = m.file(b"here")._replace(content=NO_BLOB)
+        m.commit(m.tree({**deep(350, m.file(b"leaf")), b"e": missing}))
+    for _ in range(2):
+        with pytest.raises(MetaSyncError):
+            victim.pull()
+    assert sorted(tree_of(victim.directory)) == [b"d", b"d/f", b"kept"]
+    with insider(mallory) as m:
+        m.commit(m.tree({b"e": m.file(b"mended")}))
+    victim.pull()
+    assert (victim.directory / "e").read_bytes() == b"mended"
+    clear(victim.directory, b"d")
+
+
+def test_directories_nested_deeper_than_any_may_be_are_refused(pair: tuple[Workspace, Workspace]) -> None:
+    """A tree of 1,500 levels is refused before the folder is touched, by pull and by clone."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        below = m.directory()
+        for _ in range(1500):
+            below = m.directory(named(b"d", Kind.DIR, below, mode=0o755))
+        m.commit(below)
+    before = tree_of(victim.directory)
+    with pytest.raises(DamagedError, match=f"nested deeper than {DEPTH_MAX:,}"):
+        victim.pull()
+    assert tree_of(victim.directory) == before
+
+
+def test_own_directories_that_are_too_deep_are_told_and_left_out(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A push never writes what others refuse: it says which directory is left out."""
+    victim, _ = pair
+    assert merge_walk.DEPTH_MAX == DEPTH_MAX
+    most = 20
+    monkeypatch.setattr(merge_walk, "DEPTH_MAX", most)
+    place = os.open(victim.directory, os.O_RDONLY)
+    for _ in range(most + 1):
+        os.mkdir("deep", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.close(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=inner))
+        os.close(place)
+        place = inner
+    os.close(place)
+    report = victim.push()
+    (skipped,) = report.skipped
+    assert (skipped.path.count(b"/"), f"deeper than {most}" in skipped.reason) == (most, True)
+    with victim._session("status") as s:
+        assert max(p.count(b"/") for p in s.flat(s.base())) == most
+
+
+def clear(directory: Path, name: bytes) -> None:
+    """Removes what pytest's own removal of the temporary folder would be too deep for."""
+    above = os.open(directory, os.O_RDONLY)
+    remove(Disk(), name, above)
+    os.close(above)
+
+
+def test_few_directories_that_say_very_many_paths_are_refused(
+    pair: tuple[Workspace, Workspace], lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve directories say a million paths. Pull and clone refuse them by a sentence, before the folder changes."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        below = m.directory()
+        for _ in range(11):
+            below = m.directory(*(named(b"%d" % n, Kind.DIR, below, mode=0o755) for n in range(4)))
+        m.commit(below)
+    monkeypatch.setattr(walk, "TREE_BYTES_SURE", 1 << 20)
+    monkeypatch.setattr(memory, "_free_memory", lambda: 8 << 20)
+    before = tree_of(victim.directory)
+    with pytest.raises(DamagedError, match="more paths than this device has memory for"):
+        victim.pull()
+    assert tree_of(victim.directory) == before
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1 << 20)
+    with pytest.raises(WorkspaceError, match="are free"):
+        lab.clone(lab.urls("a", kind="memory"), device="third")
+    assert tree_of(lab.root / "third") == {}
+
+
+def test_set_id_and_sticky_bits_come_only_where_they_are_asked_for(pair: tuple[Workspace, Workspace]) -> None:
+    """A program comes with set-user-id, a directory with the sticky bit: neither is set here, nor undone for others."""
+    victim, mallory = pair
+    os.chmod(mallory.directory / "kept", 0o6755)
+    os.chmod(mallory.directory / "d", 0o1777)
+    write(mallory.directory, {"tool": b"#!", "t/f": b""})
+    os.chmod(mallory.directory / "tool", 0o4755)
+    os.chmod(mallory.directory / "t", 0o3777)
+    mallory.push()
+    victim.pull()
+
+    def modes(w: Workspace) -> list[int]:
+        return [stat.S_IMODE(os.lstat(w.directory / name).st_mode) for name in ("kept", "d", "tool", "t")]
+
+    assert modes(victim) == [0o755, 0o777, 0o755, 0o777]
+    assert victim.push().version is None
+    write(victim.directory, {"kept": b"edited here", "t/g": b"new"})
+    os.chmod(victim.directory / "d", 0o700)
+    assert victim.push().version is not None
+    mallory.configure("special-modes", "on")
+    mallory.pull()
+    assert modes(mallory) == [0o6755, 0o1700, 0o4755, 0o3777], "a push from there has not taken them away"
+    os.chmod(mallory.directory / "tool", 0o755)
+    mallory.push()
+    victim.pull()
+    assert victim.status().changes.modified == ()
+
+
+def test_where_they_are_asked_for_they_come(pair: tuple[Workspace, Workspace]) -> None:
+    """`special-modes on` restores them, as a device wrote them."""
+    victim, mallory = pair
+    victim.configure("special-modes", "on")
+    os.chmod(mallory.directory / "kept", 0o4750)
+    mallory.push()
+    victim.pull()
+    assert stat.S_IMODE(os.lstat(victim.directory / "kept").st_mode) == 0o4750
