@@ -26,6 +26,7 @@ from metasync.store.index import (
     Index,
     IndexRoot,
     IndexSegment,
+    PackId,
     PackRecord,
     RootItem,
     check_records,
@@ -203,18 +204,18 @@ MERGED_BYTES_MAX = 48 << 20  # a merge makes no segment too large for a sealed r
 
 def merge(segments: Sequence[IndexSegment], *, final: bool) -> IndexSegment:
     """Merges segments into one. `final`: nothing older remains, so tombstones are dropped."""
-    check_records(segments)
+    again = check_records(segments)
     dead = {t for s in segments for t in s.tombstones}
-    keep: dict[tuple[bytes, int], tuple[PackRecord, bytearray]] = {}
+    keep: dict[PackId, tuple[PackRecord, bytearray]] = {}
     for s in segments:
         into: list[bytearray | None] = []
         for record in s.packs:
-            if (record.generation, record.name) in dead:
+            if record.id in dead:
                 into.append(None)
                 continue
-            before = keep.get((record.name, record.generation))
-            keep[record.name, record.generation] = (record, before[1] if before else bytearray())
-            into.append(keep[record.name, record.generation][1])
+            listed = keep[record.id][1] if record.id in keep else bytearray()
+            keep[record.id] = (again.get(record.id, record), listed)
+            into.append(listed)
         objects = s.objects
         for at in range(0, len(objects), OBJECT.size):
             packed = into[int.from_bytes(objects[at + PACK_AT : at + PACK_AT + 4], "big")]

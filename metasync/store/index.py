@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import lt
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from metasync.codec import UPGRADE, Reader, Tags, ascending, check_format, encode_tags, u8, u32, u64
 from metasync.errors import FormatError, UpgradeError
@@ -34,7 +34,7 @@ from metasync.store.pack_format import (
 )
 
 FORMAT = 1
-MD5_TAG = 1  # of a pack's record
+MD5_TAG = 1  # of a pack's record; 2 is kept for SHA-1, 3 for Dropbox's content hash, 4 for quickXorHash
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
@@ -50,6 +50,10 @@ _PLACE = struct.Struct(f">{ID_BYTES + 1}xIIII")  # the last four of them
 _CHECKED_TOGETHER = 10_000  # a megabyte
 _KINDS = {int(k): k for k in ObjectKind}
 _WHOLE_COPIES = bytes((0, 1, 1))  # class of redundancy, k and n: shards are refused
+
+
+PackId: TypeAlias = tuple[int, bytes]
+"""Generation and name: never used again once a tombstone names it."""
 
 
 class Ref(NamedTuple):
@@ -73,9 +77,24 @@ class PackRecord(NamedTuple):
     tags: Tags = ()
 
     @property
+    def id(self) -> PackId:
+        """What the pack is known by."""
+        return self.generation, self.name
+
+    def updated(self, newer: PackRecord) -> PackRecord:
+        """The same with the tags of a newer record of it added, which count where both have one."""
+        tags = {**dict(self.tags), **dict(newer.tags)}
+        return self._replace(tags=tuple(sorted(tags.items())))
+
+    @property
     def md5(self) -> bytes | None:
         """The MD5 of the whole pack, if whoever stored it noted it: some stores tell that of what they hold."""
-        return dict(self.tags).get(MD5_TAG)
+        md5 = dict(self.tags).get(MD5_TAG, b"")
+        return md5 if len(md5) == 16 else None
+
+
+def _id(pack: PackRecord) -> PackId:
+    return pack.id
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +103,7 @@ class IndexSegment:
 
     packs: tuple[PackRecord, ...]
     objects: bytes
-    tombstones: tuple[tuple[int, bytes], ...] = ()
+    tombstones: tuple[PackId, ...] = ()
     tags: Tags = ()
     is_one_of_many: bool = field(init=False)  # its index is too large for maps
     _offsets: range = field(init=False)
@@ -135,12 +154,15 @@ class IndexSegment:
         return out
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
-        """All objects of one of this segment's packs; without `blobs`, the others."""
+        """All objects that this segment lists of a pack, if it does; without `blobs`, the others."""
+        ordinal = bisect_left(self.packs, record.id, key=_id)
+        if ordinal == len(self.packs) or self.packs[ordinal].id != record.id:
+            return []
         if self._by_pack is None:
             self._by_pack = {}
             for at, (_, _, pack, _, _, _) in zip(self._offsets, OBJECT.iter_unpack(self.objects), strict=True):
                 self._by_pack.setdefault(pack, array("I")).append(at)
-        places = self._by_pack.get(self.packs.index(record), ())
+        places = self._by_pack.get(ordinal, ())
         kinds = self.objects if not blobs else b""
         return [self._at(at)[1] for at in places if blobs or kinds[at + ID_BYTES] & 15 != ObjectKind.BLOB]
 
@@ -339,14 +361,22 @@ def _check_objects(r: Reader, objects: bytes, packs: tuple[PackRecord, ...]) -> 
         raise r.fail("an object in no pack, or outside its segments") from None
 
 
-def check_records(segments: Iterable[IndexSegment]) -> None:
-    """A pack is its bytes: wherever it is listed, its size, header and segments are the same."""
-    known: dict[tuple[bytes, int], PackRecord] = {}
+def check_records(segments: Iterable[IndexSegment]) -> dict[PackId, PackRecord]:
+    """What is known of each pack that several segments list, these given oldest first.
+
+    `FormatError` unless its size, header and segments are the same in all: a pack is its bytes. Tags may differ.
+    """
+    known: dict[PackId, PackRecord] = {}
+    again: dict[PackId, PackRecord] = {}
     for s in segments:
         for p in s.packs:
-            before = known.setdefault((p.name, p.generation), p)
-            if before is not p and before[2:5] != p[2:5]:
+            before = known.setdefault(p.id, p)
+            if before is p:
+                continue
+            if before[2:5] != p[2:5]:
                 raise FormatError(f"pack index: pack {p.name.hex()[:16]} is listed in two ways")
+            again[p.id] = again.get(p.id, before).updated(p)
+    return again
 
 
 class RootItem(NamedTuple):
@@ -402,24 +432,26 @@ class Index:
     first use, where the error then occurs.
     """
 
+    _again: dict[PackId, PackRecord]
+
     def __init__(self, segments: Sequence[IndexSegment] | Callable[[], Sequence[IndexSegment]] = ()) -> None:
         if callable(segments):
             self._open = segments
         else:
             self._open = lambda: segments
-            check_records(segments)
+            self._again = check_records(segments)
 
     @cached_property
     def segments(self) -> tuple[IndexSegment, ...]:
         segments = tuple(self._open())
-        check_records(segments)
+        self._again = check_records(segments)
         if sum(map(len, segments)) > MAP_OBJECTS_MAX:
             for s in segments:
                 s.is_one_of_many = True
         return segments
 
     @cached_property
-    def _dead(self) -> set[tuple[int, bytes]]:
+    def _dead(self) -> set[PackId]:
         return {t for s in self.segments for t in s.tombstones}
 
     @property
@@ -431,15 +463,18 @@ class Index:
         """Every live place of an object; empty when the index does not hold it."""
         out: list[tuple[PackRecord, Located]] = []
         for s in reversed(self.segments):
-            out += [p for p in s.find(object_id) if not self._dead or (p[0].generation, p[0].name) not in self._dead]
-        return out
+            out += [p for p in s.find(object_id) if not self._dead or p[0].id not in self._dead]
+        return [(self._again.get(p.id, p), o) for p, o in out] if self._again else out
 
     def __contains__(self, object_id: bytes) -> bool:
         return bool(self.segments and self.find(object_id))
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
-        """All objects of a pack; without `blobs`, the others."""
-        return next((s.inside(record, blobs=blobs) for s in self.segments if record in s.packs), [])
+        """All objects of a pack, whichever of its records is given; without `blobs`, the others."""
+        found: list[Located] = []
+        for s in self.segments:
+            found += s.inside(record, blobs=blobs)
+        return [*dict.fromkeys(found)] if record.id in self._again else found
 
     def ids(self, kind: ObjectKind) -> list[bytes]:
         """The ids of all objects of a kind that a live pack holds, those of the newest segments first."""
@@ -448,12 +483,9 @@ class Index:
 
     def packs(self) -> dict[tuple[int, bytes], PackRecord]:
         """Every live pack by (generation, name)."""
-        return {
-            (p.generation, p.name): p
-            for s in self.segments
-            for p in s.packs
-            if (p.generation, p.name) not in self._dead
-        }
+        listed = {p.id: p for s in self.segments for p in s.packs if p.id not in self._dead}
+        listed.update((pack_id, p) for pack_id, p in self._again.items() if pack_id in listed)
+        return listed
 
     def __len__(self) -> int:
         return sum(map(len, self.segments))

@@ -466,3 +466,31 @@ def test_a_large_index_finds_by_tables_what_a_small_one_finds_by_maps(numbers, b
     for one in (small, large):
         wanted = [o for o in objects if blobs or o.kind is not ObjectKind.BLOB]
         assert sorted(one.inside(record, blobs=blobs)) == sorted(wanted)
+
+
+def test_of_several_records_of_a_pack_the_newest_counts():
+    """Who notes a digest later lists the pack again, with another tag, and needs to list no object of it again."""
+    (bare, located), (other, elsewhere) = pack(1), pack(2)
+    old = bare._replace(tags=((1, b"md5"), (9, b"old")))
+    new = bare._replace(tags=((3, b"content hash"), (9, b"new")))
+    late = Located(ObjectKind.DIR, digest(-5), 0, 0, 10)
+    loaded = Index([make_segment([(old, located), (other, elsewhere)]), make_segment([(new, [late])])])
+    new = bare._replace(tags=((1, b"md5"), (3, b"content hash"), (9, b"new")))
+    assert loaded.packs()[new.id] == new
+    for object_id in (located[0].id, late.id):
+        assert [record for record, _ in loaded.find(object_id)] == [new]
+    assert [record for record, _ in loaded.find(elsewhere[0].id)] == [other]
+    for record in (old, new):
+        assert sorted(loaded.inside(record)) == sorted([*located, late])
+        assert loaded.inside(record, blobs=False) == [late]
+    assert loaded.inside(pack(3)[0]) == []
+    twice = Index([make_segment([(old, located)]), make_segment([(new, located)])])
+    assert sorted(twice.inside(new)) == sorted(located)
+    merged = merge(loaded.segments, final=True)
+    assert merged.packs[[p.id for p in merged.packs].index(new.id)] == new
+
+
+def test_a_merge_keeps_tags_of_segments_the_newest_of_one_number():
+    parts = [make_segment([pack(n)]) for n in (1, 2)]
+    parts[0].tags, parts[1].tags = ((7, b"old"), (8, b"kept")), ((7, b"new"),)
+    assert merge(parts, final=True).tags == ((7, b"new"), (8, b"kept"))
