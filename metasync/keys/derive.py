@@ -14,9 +14,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from metasync.codec import Reader, padme, u8, u32
+from metasync.codec import Reader, bytes16, padme, u8, u32
 from metasync.errors import FormatError
 
 if TYPE_CHECKING:  # imported late elsewhere: `import metasync` stays light
@@ -222,6 +222,41 @@ def agree(private: bytes, public: bytes, label: str, salt: bytes) -> bytes:
     except ValueError as e:
         raise FormatError("unusable X25519 public key") from e
     return derive(shared, label, salt)
+
+
+class Recipient(NamedTuple):
+    """To whom a secret may be wrapped: a key that stands in the open, and its kind."""
+
+    kind: int
+    key: bytes
+
+    def encode(self) -> bytes:
+        return u8(self.kind) + bytes16(self.key)
+
+
+X25519: Final = 1  # a device's public key
+SLOT_KEY: Final = 3  # the id of a key slot's key, which is symmetric; 2 is kept for X25519 with ML-KEM-768
+RECIPIENT_BYTES_MAX: Final = 2048  # of a key; a hybrid's has 1,216
+_RECIPIENT_BYTES: Final = {X25519: 32, SLOT_KEY: 32}
+WRAPPED_BYTES: Final = {X25519: 48, SLOT_KEY: 48}
+
+
+def read_recipient(r: Reader) -> Recipient:
+    """Reads what `Recipient.encode` wrote; also one of a kind that this program does not know."""
+    out = Recipient(r.u8(), r.bytes16(RECIPIENT_BYTES_MAX))
+    if not out.kind or len(out.key) != _RECIPIENT_BYTES.get(out.kind, len(out.key)):
+        raise r.fail(f"a recipient of kind {out.kind} with {len(out.key)} bytes")
+    return out
+
+
+def device_recipient(private: bytes) -> Recipient:
+    """Of the holder of an X25519 private key."""
+    return Recipient(X25519, seal_public(private))
+
+
+def slot_recipient(key: bytes) -> Recipient:
+    """Of who opens a key slot: told from its key, of which it says nothing."""
+    return Recipient(SLOT_KEY, derive(key, "slot id"))
 
 
 def wrap(key: bytes, secret: bytes) -> bytes:

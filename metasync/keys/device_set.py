@@ -36,7 +36,17 @@ from metasync.codec import (
     u64,
 )
 from metasync.errors import ExcludedError, FormatError, UsageError
-from metasync.keys.derive import FORMAT, SIGNATURE_BYTES, seal_public, sha256, sign, sign_public, verify
+from metasync.keys.derive import (
+    FORMAT,
+    SIGNATURE_BYTES,
+    Recipient,
+    device_recipient,
+    read_recipient,
+    sha256,
+    sign,
+    sign_public,
+    verify,
+)
 from metasync.keys.slots import PASSPHRASE, RECOVERY
 
 CHAIN_MAX: Final = 1024  # epochs in one workspace's life; one a day for almost three years
@@ -111,19 +121,19 @@ _SIGNED: Final = "device certificate 1"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The admin's word that a device belongs to the workspace."""
+    """The admin's word that a device belongs to the workspace. `recipient`: for whom keyrings are sealed to it."""
 
     ns_id: bytes
     device_id: bytes
     name: str
     sign_public: bytes
-    seal_public: bytes
+    recipient: Recipient
     signature: bytes
     tags: Tags = ()
 
     def _signed(self) -> bytes:
         head = u8(FORMAT) + self.ns_id + self.device_id + text16(self.name)
-        return head + self.sign_public + self.seal_public + encode_tags(self.tags)
+        return head + self.sign_public + self.recipient.encode() + encode_tags(self.tags)
 
     def encode(self) -> bytes:
         return self._signed() + self.signature
@@ -143,7 +153,7 @@ def decode_certificate(data: bytes) -> Certificate:
         device_id=r.take(16),
         name=r.text16(DEVICE_NAME_BYTES_MAX),
         sign_public=r.take(32),
-        seal_public=r.take(32),
+        recipient=read_recipient(r),
         tags=r.tags(),
         signature=r.take(SIGNATURE_BYTES),
     )
@@ -163,7 +173,7 @@ class DeviceIdentity:
     def certified(self, admin_private: bytes, ns_id: bytes) -> Certificate:
         """A certificate for this device by the admin."""
         bare = Certificate(
-            ns_id, self.device_id, self.name, sign_public(self.sign_private), seal_public(self.seal_private), b""
+            ns_id, self.device_id, self.name, sign_public(self.sign_private), device_recipient(self.seal_private), b""
         )
         return recertified(bare, admin_private)
 

@@ -1,37 +1,45 @@
 """Keyrings: one key epoch's keys, sealed to every device and slot of that moment (architecture.md, D11).
 
-A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is wrapped to each recipient's X25519 key
-with one ephemeral key; under it lie the epoch key, the id key and the chunk seed, and beneath those the older epoch
-keys. The admin's private key is wrapped to slots only, so that no device ever holds it. The admin key of the epoch
-before signs the ring, the first signs its own.
+A ring lies on all backends as `keys/ring-<epoch>-<sha256>`. A *ring secret* is wrapped to each device's X25519 key
+with one ephemeral key, and to each slot's key, which is symmetric; under it lie the epoch key, the id key and the
+chunk seed, and beneath those the older epoch keys. The admin's private key is wrapped to slots only, so that no
+device ever holds it. The admin key of the epoch before signs the ring, the first signs its own.
 
 In a workspace without encryption the keys derive from `ns_id` for everybody; its ring wraps the admin key alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from metasync.codec import Reader, ascending, bytes32, check_format, u8, u16, u32, u64
-from metasync.errors import FormatError, PassphraseError, WorkspaceError
+from metasync.codec import UPGRADE, Reader, Tags, bytes16, bytes32, check_format, encode_tags, u8, u16, u32, u64
+from metasync.errors import FormatError, PassphraseError, UpgradeError, WorkspaceError
 from metasync.keys.derive import (
     FORMAT,
     HEADER_BYTES,
+    SLOT_KEY,
+    WRAPPED_BYTES,
+    X25519,
     Header,
+    Recipient,
     RecordKind,
     agree,
     derive,
+    device_recipient,
     mac,
     read_header,
+    read_recipient,
     seal,
     seal_public,
     sha256,
     sign,
     sign_public,
     signed_part,
+    slot_recipient,
     unseal,
     unwrap,
     verify,
@@ -41,10 +49,12 @@ from metasync.keys.device_set import AdminChain, decode_chain
 
 FIRST_EPOCH: Final = 1
 RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # ephemeral key, ring secret, record
-RING_BYTES_MAX: Final = 1 << 20
+RING_BYTES_MAX: Final = 4 << 20  # room for 3,000 recipients of 1.2 KB
 RECIPIENTS_MAX: Final = 4096
 _SIGNED: Final = "keyring 1"
-_WRAPPED_BYTES: Final = 48
+_WRAPPED_BYTES_MAX: Final = 2048
+
+Wraps = tuple[tuple[Recipient, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +88,12 @@ class WorkspaceKeys:
         )
 
     def log_key(self, epoch: int) -> bytes:
-        """The parent key of an epoch's log entries and meta objects."""
+        """The parent key of an epoch's sealed records. Derives keys, and does nothing else."""
         return derive(self.epoch_key(epoch), "log")
+
+    def log_name(self, epoch: int, place: bytes) -> str:
+        """The name of an entry or a block at a place in a log of this epoch."""
+        return mac(derive(self.epoch_key(epoch), "log names"), place).hex()
 
     def pack_key(self, epoch: int) -> bytes:
         """The parent key of an epoch's packs."""
@@ -101,11 +115,15 @@ class WorkspaceKeys:
 
     def state_name(self, state_hash: bytes) -> str:
         """The name under `const/` of the state with this hash."""
-        return mac(self.id_key, b"state" + state_hash).hex()
+        return mac(self._state_names, b"state" + state_hash).hex()
 
     def states_name(self, era: int, block: int) -> str:
         """The name under `const/` of all states of the versions whose logs lie in one folder."""
-        return mac(self.id_key, b"states" + u32(era) + u64(block)).hex()
+        return mac(self._state_names, b"states" + u32(era) + u64(block)).hex()
+
+    @property
+    def _state_names(self) -> bytes:
+        return derive(self.id_key, "state names")
 
     def encode(self) -> bytes:
         """For the device's own key store."""
@@ -150,15 +168,16 @@ def rotated_keys(keys: WorkspaceKeys, entropy: bytes) -> WorkspaceKeys:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A ring as anybody can read it. `wraps`: (recipient's X25519 public key, wrapped ring secret), ascending;
-    `admin_wraps` the same for the admin's private key."""
+    """A ring as anybody can read it. `wraps`: (recipient, wrapped ring secret), ascending; `admin_wraps` the same for
+    the admin's private key. Recipients may be of kinds that this program does not know."""
 
     encrypted: bool
     chain: AdminChain
     ephemeral: bytes
-    wraps: tuple[tuple[bytes, bytes], ...]
-    admin_wraps: tuple[tuple[bytes, bytes], ...]
+    wraps: Wraps
+    admin_wraps: Wraps
     body: bytes
+    tags: Tags = ()
 
     @property
     def epoch(self) -> int:
@@ -175,14 +194,15 @@ def make_ring(
     *,
     admin_private: bytes,
     signer_private: bytes,
-    devices: Sequence[bytes],
+    devices: Sequence[Recipient],
     slots: Sequence[bytes],
     entropy: bytes,
 ) -> bytes:
     """The ring of `keys.epoch`, to be stored under `ring_path`.
 
     `chain` ends with the public key of `admin_private`; `signer_private` is the admin key of the epoch before (the
-    first ring: the same). `devices` and `slots` are X25519 public keys. `entropy`: RING_ENTROPY_BYTES fresh bytes.
+    first ring: the same). `slots`: the keys of key slots. `entropy`: RING_ENTROPY_BYTES fresh bytes. `UpgradeError`
+    when a device has a key of a kind that this program cannot seal to.
     """
     if len(entropy) != RING_ENTROPY_BYTES:
         raise ValueError("a ring takes 96 random bytes")
@@ -193,17 +213,26 @@ def make_ring(
     ephemeral_private, secret, random = entropy[:32], entropy[32:64], entropy[64:]
     ephemeral = seal_public(ephemeral_private)
 
-    def wraps(label: str, publics: Sequence[bytes], what: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        return tuple((p, wrap(agree(ephemeral_private, p, label, ephemeral + p), what)) for p in sorted(set(publics)))
-
     head = _head(keys.encrypted, chain, ephemeral)
     body = b""
     if keys.encrypted:
         header = Header(RecordKind.RING, 0, keys.epoch, random)
         body = seal(secret, header, _body(keys, random), binding=head)
-    ring = head + _encode_wraps(wraps("ring", (*devices, *slots), secret) if keys.encrypted else ())
-    ring += _encode_wraps(wraps("ring admin", slots, admin_private)) + bytes32(body)
+    to_slots = {slot_recipient(key): partial(_slot_key, key, ephemeral) for key in slots}
+    to_devices = {r: partial(_device_key, ephemeral_private, ephemeral, r) for r in devices}
+    ring = head + _encode_wraps({**to_devices, **to_slots} if keys.encrypted else {}, "ring", secret)
+    ring += _encode_wraps(to_slots, "ring admin", admin_private) + bytes32(body) + encode_tags(())
     return ring + sign(signer_private, _SIGNED, ring)
+
+
+def _slot_key(key: bytes, ephemeral: bytes, label: str) -> bytes:
+    return derive(key, label, ephemeral)
+
+
+def _device_key(ephemeral_private: bytes, ephemeral: bytes, recipient: Recipient, label: str) -> bytes:
+    if recipient.kind != X25519:
+        raise UpgradeError(f"a device has a key of kind {recipient.kind}", next_step=UPGRADE)
+    return agree(ephemeral_private, recipient.key, label, ephemeral + recipient.key)
 
 
 def ring_path(data: bytes) -> str:
@@ -224,7 +253,8 @@ def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
     check_format(r.u8(), "the keyring")
     encrypted = _flag(r)
     chain = decode_chain(r)
-    ring = Ring(encrypted, chain, r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX))
+    ephemeral, wraps, admin_wraps, body = r.take(32), _decode_wraps(r), _decode_wraps(r), r.bytes32(RING_BYTES_MAX)
+    ring = Ring(encrypted, chain, ephemeral, wraps, admin_wraps, body, r.tags())
     signed, signature = signed_part(r)
     if ring.encrypted != bool(ring.body) or (ring.wraps and not encrypted):
         raise FormatError("keyring: sealed keys and the encryption flag contradict each other")
@@ -235,26 +265,25 @@ def read_ring(data: bytes, ns_id: bytes | None = None) -> Ring:
     return ring
 
 
-def open_ring(data: bytes, private: bytes | None, ns_id: bytes) -> WorkspaceKeys:
-    """The workspace's keys, with a device's or a slot's X25519 private key (None: a workspace without encryption).
+def open_ring(data: bytes, private: bytes | None, ns_id: bytes, *, kind: int = X25519) -> WorkspaceKeys:
+    """The workspace's keys, with a device's X25519 private key or, of kind SLOT_KEY, a slot's key.
 
-    `PassphraseError` when the ring is not sealed to that key; `FormatError` when it is no ring of `ns_id`.
+    None: a workspace without encryption. `PassphraseError` when the ring is not sealed to that key; `FormatError` when
+    it is no ring of `ns_id`.
     """
     ring = read_ring(data, ns_id)
     if not ring.encrypted:
         return open_keys(ns_id, ring.epoch)
-    secret = _unwrapped(ring, ring.wraps, private, "ring") if private else None
+    secret = _unwrapped(ring, ring.wraps, private, kind, "ring") if private else None
     if secret is None:
         raise PassphraseError(f"the keyring of epoch {ring.epoch} is not sealed to this key")
-    _, body = unseal(
-        secret, ring.body, RecordKind.RING, binding=_head(True, ring.chain, ring.ephemeral), bytes_max=RING_BYTES_MAX
-    )
+    body = _opened(secret, ring.body, ring.epoch, _head(True, ring.chain, ring.ephemeral))
     r = Reader(body, "keyring")
     epoch_key, id_key, seed = r.take(32), r.take(32), r.take(32)
     beneath = r.bytes32(RING_BYTES_MAX)
+    r.tags()
     r.end()
-    _, plain = unseal(derive(epoch_key, "older"), beneath, RecordKind.RING, bytes_max=RING_BYTES_MAX)
-    r = Reader(plain, "older epoch keys")
+    r = Reader(_opened(derive(epoch_key, "older"), beneath, ring.epoch, b""), "older epoch keys")
     older = _epoch_keys(r)
     r.end()
     if older and older[-1][0] >= ring.epoch:
@@ -262,10 +291,18 @@ def open_ring(data: bytes, private: bytes | None, ns_id: bytes) -> WorkspaceKeys
     return WorkspaceKeys(ns_id, True, (*older, (ring.epoch, epoch_key)), id_key, seed)
 
 
-def open_admin(data: bytes, private: bytes, ns_id: bytes) -> bytes:
-    """The admin's private Ed25519 key, with a slot's X25519 private key. `PassphraseError` when not sealed to it."""
+def _opened(parent: bytes, data: bytes, epoch: int, binding: bytes) -> bytes:
+    """A record of the ring of an epoch."""
+    header, plain = unseal(parent, data, RecordKind.RING, binding=binding, bytes_max=RING_BYTES_MAX)
+    if (header.era, header.epoch) != (0, epoch):
+        raise FormatError("keyring: a part of another epoch")
+    return plain
+
+
+def open_admin(data: bytes, slot_key: bytes, ns_id: bytes) -> bytes:
+    """The admin's private Ed25519 key, with a slot's key. `PassphraseError` when not sealed to it."""
     ring = read_ring(data, ns_id)
-    admin = _unwrapped(ring, ring.admin_wraps, private, "ring admin")
+    admin = _unwrapped(ring, ring.admin_wraps, slot_key, SLOT_KEY, "ring admin")
     if admin is None:
         raise PassphraseError("the admin key is sealed to key slots only, and not to this one")
     if sign_public(admin) != ring.chain.admin:
@@ -277,35 +314,43 @@ def _body(keys: WorkspaceKeys, random: bytes) -> bytes:
     older = u16(len(keys.epoch_keys) - 1) + b"".join(u32(e) + k for e, k in keys.epoch_keys[:-1])
     epoch_key = keys.epoch_keys[-1][1]
     beneath = seal(derive(epoch_key, "older"), Header(RecordKind.RING, 0, keys.epoch, random), older)
-    return epoch_key + keys.id_key + keys.chunk_seed + bytes32(beneath)
+    return epoch_key + keys.id_key + keys.chunk_seed + bytes32(beneath) + encode_tags(())
 
 
 def _head(encrypted: bool, chain: AdminChain, ephemeral: bytes) -> bytes:
     return u8(FORMAT) + u8(encrypted) + chain.encode() + ephemeral
 
 
-def _unwrapped(ring: Ring, wraps: tuple[tuple[bytes, bytes], ...], private: bytes, label: str) -> bytes | None:
-    mine = seal_public(private)
-    for public, wrapped in wraps:
-        if public == mine:
-            return unwrap(agree(private, ring.ephemeral, label, ring.ephemeral + public), wrapped)
-    return None
+def _unwrapped(ring: Ring, wraps: Wraps, private: bytes, kind: int, label: str) -> bytes | None:
+    mine = slot_recipient(private) if kind == SLOT_KEY else device_recipient(private)
+    wrapped = dict(wraps).get(mine)
+    if wrapped is None:
+        return None
+    if kind == SLOT_KEY:
+        return unwrap(_slot_key(private, ring.ephemeral, label), wrapped)
+    return unwrap(agree(private, ring.ephemeral, label, ring.ephemeral + mine.key), wrapped)
 
 
-def _encode_wraps(wraps: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    if len(wraps) > RECIPIENTS_MAX:
+def _encode_wraps(to: Mapping[Recipient, Callable[[str], bytes]], label: str, secret: bytes) -> bytes:
+    """`to`: recipients, and what makes each one's key for a label."""
+    if len(to) > RECIPIENTS_MAX:
         raise ValueError("too many recipients")
-    return u16(len(wraps)) + b"".join(p + w for p, w in wraps)
+    return u16(len(to)) + b"".join(r.encode() + bytes16(wrap(to[r](label), secret)) for r in sorted(to))
 
 
-def _decode_wraps(r: Reader) -> tuple[tuple[bytes, bytes], ...]:
-    n = r.count(r.u16(), 32 + _WRAPPED_BYTES)
+def _decode_wraps(r: Reader) -> Wraps:
+    n = r.count(r.u16(), 1 + 2 + 2)
     if n > RECIPIENTS_MAX:
         raise r.fail(f"{n} recipients")
-    out = tuple((r.take(32), r.take(_WRAPPED_BYTES)) for _ in range(n))
-    if not ascending([p for p, _ in out]):
+    out = []
+    for _ in range(n):
+        recipient, wrapped = read_recipient(r), r.bytes16(_WRAPPED_BYTES_MAX)
+        if len(wrapped) != WRAPPED_BYTES.get(recipient.kind, len(wrapped)):
+            raise r.fail(f"{len(wrapped)} wrapped bytes")
+        out.append((recipient, wrapped))
+    if any(a[0] >= b[0] for a, b in pairwise(out)):
         raise r.fail("recipients out of order")
-    return out
+    return tuple(out)
 
 
 def _epoch_keys(r: Reader) -> tuple[tuple[int, bytes], ...]:

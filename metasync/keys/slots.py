@@ -1,9 +1,9 @@
 """Key slots: what a passphrase or a recovery phrase opens (architecture.md, D11).
 
-A slot is an immutable object at `keys/`. In the clear it holds the salt, the Argon2id cost and an X25519 public key, so
-that a keyring can be sealed to it by somebody who does not know the passphrase; sealed, the X25519 private key, the
-workspace's id and its name. The cost that a slot asks for is bounded before it is paid: a hostile provider must not
-make a client spend a terabyte of memory.
+A slot is an immutable object at `keys/`. In the clear it holds the salt, the Argon2id cost and the id of its key;
+sealed, the key, the workspace's id and its name. The key is symmetric: keyrings are made by who has the passphrase,
+so that from it on nothing rests on a public key that stands beside what it protects. The cost that a slot asks for is
+bounded before it is paid: a hostile provider must not make a client spend a terabyte of memory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,33 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, bytes32, check_format, text16, u8, u32
+from metasync.codec import (
+    UPGRADE,
+    Reader,
+    Tags,
+    bytes16,
+    bytes32,
+    check_format,
+    check_kind,
+    encode_tags,
+    text16,
+    u8,
+    u32,
+)
 from metasync.errors import FormatError, PassphraseError, UpgradeError, UsageError
-from metasync.keys.derive import FORMAT, Header, RecordKind, seal, seal_public, sha256, unseal
+from metasync.keys.derive import (
+    FORMAT,
+    KEY_BYTES,
+    SLOT_KEY,
+    Header,
+    Recipient,
+    RecordKind,
+    read_recipient,
+    seal,
+    sha256,
+    slot_recipient,
+    unseal,
+)
 
 PASSPHRASE: Final = 1
 RECOVERY: Final = 2
@@ -26,7 +50,6 @@ PHRASE_ENTROPY_BYTES: Final = 16
 SLOT_ENTROPY_BYTES: Final = 32 + 32 + 32  # salt, private key, record
 SLOT_BYTES_MAX: Final = 4096
 NAME_BYTES_MAX: Final = 1024
-_CLEAR_BYTES: Final = 1 + 1 + 32 + 12 + 32
 
 PHRASE_WORDS_LEAST: Final = 12
 MEANT_WORDS: Final = (9, 27)  # a text of so many words may be a recovery phrase with words missing, or too many
@@ -84,19 +107,25 @@ class Slot:
     kind: int
     salt: bytes
     cost: Cost
-    public: bytes
+    recipient: Recipient
+    tags: Tags
     sealed: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSecret:
-    """What opening a slot yields: the key that keyrings are sealed to."""
+    """What opening a slot yields: the key that keyrings are sealed to. `tags`: of later formats; they go with it."""
 
     kind: int
-    public: bytes
     ns_id: bytes
     name: str
-    private: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    tags: Tags = field(default=(), repr=False)
+
+    @property
+    def key_id(self) -> bytes:
+        """By which keyrings and device sets name the key."""
+        return slot_recipient(self.key).key
 
 
 def make_phrase(entropy: bytes) -> str:
@@ -179,7 +208,7 @@ def _near(word: str, words: list[str]) -> tuple[str, ...]:
 
 
 def make_slot(
-    kind: int, passphrase: str, *, ns_id: bytes, name: str, entropy: bytes, cost: Cost = COST
+    kind: int, passphrase: str, *, ns_id: bytes, name: str, entropy: bytes, cost: Cost = COST, tags: Tags = ()
 ) -> tuple[bytes, SlotSecret]:
     """A new slot: (the bytes to store, what opening it yields). `entropy`: SLOT_ENTROPY_BYTES fresh bytes.
 
@@ -192,21 +221,29 @@ def make_slot(
         raise UsageError("the passphrase is empty")
     if len(name.encode()) > NAME_BYTES_MAX:
         raise UsageError(f"the workspace's name is longer than {NAME_BYTES_MAX} bytes")
-    salt, private, random = entropy[:32], entropy[32:64], entropy[64:]
-    public = seal_public(private)
-    clear = _clear(kind, salt, cost, public)
-    inner = private + ns_id + text16(name)
+    salt, random = entropy[:32], entropy[64:]
+    secret = SlotSecret(kind, ns_id, name, entropy[32:64], tags)
+    clear = _clear(kind, salt, cost, slot_recipient(secret.key))
+    inner = bytes16(secret.key) + ns_id + text16(name) + encode_tags(tags)
     key = _stretch(kind, passphrase, salt, cost)
     sealed = seal(key, Header(RecordKind.SLOT, 0, 0, random), inner, binding=clear)
-    return clear + bytes32(sealed), SlotSecret(kind, public, ns_id, name, private)
+    return clear + bytes32(sealed), secret
 
 
 class NewSlots(NamedTuple):
-    """A slot for the passphrase, and one for a new recovery phrase. `publics`: (kind, public key) of each."""
+    """A slot for the passphrase, and one for a new recovery phrase. `secrets`: what opening each yields."""
 
     files: dict[str, bytes]
-    publics: list[tuple[int, bytes]]
+    secrets: list[SlotSecret]
     phrase: str
+
+    @property
+    def publics(self) -> list[tuple[int, bytes]]:
+        """(kind, id of the key) of each, as device sets list them."""
+        return [(s.kind, s.key_id) for s in self.secrets]
+
+    def __repr__(self) -> str:
+        return f"NewSlots({sorted(self.files)})"
 
 
 def new_slots(
@@ -218,13 +255,14 @@ def new_slots(
         make_slot(kind, text, ns_id=ns_id, name=name, entropy=entropy(SLOT_ENTROPY_BYTES), cost=cost)
         for kind, text in ((PASSPHRASE, passphrase), (RECOVERY, phrase))
     ]
-    return NewSlots({slot_path(d): d for d, _ in made}, [(secret.kind, secret.public) for _, secret in made], phrase)
+    return NewSlots({slot_path(d): d for d, _ in made}, [secret for _, secret in made], phrase)
 
 
 def another_slot(secret: SlotSecret, passphrase: str, *, entropy: bytes, cost: Cost = COST) -> bytes:
     """A slot for the same key under another passphrase: keyrings need not be sealed anew. 96 fresh bytes."""
-    keyed = entropy[:32] + secret.private + entropy[64:]
-    return make_slot(secret.kind, passphrase, ns_id=secret.ns_id, name=secret.name, entropy=keyed, cost=cost)[0]
+    keyed = entropy[:32] + secret.key + entropy[64:]
+    ns_id, name, tags = secret.ns_id, secret.name, secret.tags
+    return make_slot(secret.kind, passphrase, ns_id=ns_id, name=name, entropy=keyed, cost=cost, tags=tags)[0]
 
 
 def slot_path(data: bytes) -> str:
@@ -244,12 +282,14 @@ def read_slot(data: bytes) -> Slot:
     r = Reader(data, "key slot")
     check_format(r.u8(), "a key slot")
     kind = r.u8()
-    if kind not in (PASSPHRASE, RECOVERY):
-        raise FormatError(f"key slot of unknown kind {kind}")
+    check_kind(kind, RECOVERY, "a key slot")
     salt = r.take(32)
     cost = Cost(r.u32(), r.u32(), r.u32())
     cost.check()
-    slot = Slot(kind, salt, cost, r.take(32), r.bytes32(SLOT_BYTES_MAX))
+    recipient = read_recipient(r)
+    if recipient.kind != SLOT_KEY:
+        raise UpgradeError(f"a key slot has a key of kind {recipient.kind}", next_step=UPGRADE)
+    slot = Slot(kind, salt, cost, recipient, r.tags(), r.bytes32(SLOT_BYTES_MAX))
     r.end()
     return slot
 
@@ -297,22 +337,24 @@ def open_slot(data: bytes, passphrase: str) -> SlotSecret:
     if not passphrase.strip():
         raise PassphraseError("the passphrase is empty")
     key = _stretch(slot.kind, passphrase, slot.salt, slot.cost)
+    binding = data[: len(data) - 4 - len(slot.sealed)]
     try:
-        _, inner = unseal(key, slot.sealed, RecordKind.SLOT, binding=data[:_CLEAR_BYTES], bytes_max=SLOT_BYTES_MAX)
+        _, inner = unseal(key, slot.sealed, RecordKind.SLOT, binding=binding, bytes_max=SLOT_BYTES_MAX)
     except FormatError as e:
         raise PassphraseError("the passphrase does not open this key slot") from e
     r = Reader(inner, "key slot")
-    private, ns_id, name = r.take(32), r.take(32), r.text16(NAME_BYTES_MAX)
+    slot_key, ns_id, name = r.bytes16(KEY_BYTES), r.take(32), r.text16(NAME_BYTES_MAX)
+    secret = SlotSecret(slot.kind, ns_id, name, slot_key, r.tags())
     r.end()
-    if seal_public(private) != slot.public:
-        raise FormatError("key slot: its public key is not that of its private key")
-    return SlotSecret(slot.kind, slot.public, ns_id, name, private)
+    if len(slot_key) != KEY_BYTES or slot_recipient(slot_key) != slot.recipient:
+        raise FormatError("key slot: the id of its key is not that of the key")
+    return secret
 
 
-def _clear(kind: int, salt: bytes, cost: Cost, public: bytes) -> bytes:
+def _clear(kind: int, salt: bytes, cost: Cost, recipient: Recipient) -> bytes:
     cost.check()
     numbers = u32(cost.memory_kib) + u32(cost.iterations) + u32(cost.lanes)
-    return u8(FORMAT) + u8(kind) + salt + numbers + public
+    return u8(FORMAT) + u8(kind) + salt + numbers + recipient.encode() + encode_tags(())
 
 
 def _stretch(kind: int, passphrase: str, salt: bytes, cost: Cost) -> bytes:

@@ -282,8 +282,8 @@ def found(
         chain,
         admin_private=admin_private,
         signer_private=admin_private,
-        devices=[certificate.seal_public],
-        slots=[public for _, public in slots.publics],
+        devices=[certificate.recipient],
+        slots=[secret.key for secret in slots.secrets],
         entropy=entropy(RING_ENTROPY_BYTES),
     )
     voters = {e.name: e.acceptor for e in config.backends if e.acceptor is not None}

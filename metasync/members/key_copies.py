@@ -49,8 +49,8 @@ class Copies:
     """What a look found: names below `keys/`.
 
     rings     agreed rings by epoch; an epoch without one has none intact within reach
-    slots     slots in force by (kind, public key)
-    unclear   (kind, public key) of which several slots are there, and none is in force for certain
+    slots     slots in force by (kind, id of the key)
+    unclear   (kind, id of the key) of which several slots are there, and none is in force for certain
     lacking   by backend: names that it does not hold intact
     old       slots of older epochs: name -> holders
     stale     slots of an older passphrase: name -> holders
@@ -156,7 +156,7 @@ def give(s: Session, state: State, name: str) -> dict[str, bytes]:
     found = look(s, state, [n for n in s.names.values() if n != name and n not in s.down])
     out: dict[str, bytes] = {}
     for public in found.unclear:
-        same = [x for x, data in found.files.slots.items() if key_store.public_of(data) == public]
+        same = [x for x, data in found.files.slots.items() if key_store.key_of(data) == public]
         found.slots[public] = max(same, key=lambda x: (len(found.files.holders(x)), x))
     for wanted in found.wanted():
         data = found.files.slots.get(wanted) or _ring_of(s, found, wanted)
@@ -234,7 +234,7 @@ def _find_slots(devices: DeviceSet, config: Config, found: Copies) -> None:
     voters = {e.name for e, _ in config.acceptors}
     heard = len(voters & found.files.names.keys()) >= config.quorum
     for public in devices.slots:
-        names = [n for n, data in sorted(found.files.slots.items()) if key_store.public_of(data) == public]
+        names = [n for n, data in sorted(found.files.slots.items()) if key_store.key_of(data) == public]
         on_quorum = [n for n in names if len(voters.intersection(found.files.holders(n))) >= config.quorum]
         if len(names) == 1 and heard:
             found.slots[public] = names[0]
@@ -250,7 +250,7 @@ def _find_old(s: Session, state: State, devices: DeviceSet, found: Copies) -> No
     strange = {
         n: public[1]
         for n, data in found.files.slots.items()
-        if (public := key_store.public_of(data)) is not None and public not in devices.slots
+        if (public := key_store.key_of(data)) is not None and public not in devices.slots
     }
     for epoch in range(state.epoch - 1, 0, -1):
         if not strange:
@@ -258,7 +258,7 @@ def _find_old(s: Session, state: State, devices: DeviceSet, found: Copies) -> No
         ring = _read(_ring_of(s, found, found.rings[epoch])) if epoch in found.rings else None
         if ring is None or ring.chain.keys != devices.chain.keys[:epoch]:
             continue
-        opens = {public for public, _ in ring.admin_wraps}
+        opens = {recipient.key for recipient, _ in ring.admin_wraps}
         for name in [n for n, public in strange.items() if public in opens]:
             found.old[name] = found.files.holders(name)
             del strange[name]

@@ -1,8 +1,8 @@
 """Finds, opens, stores and removes key files under `keys/` on the backends of an open workspace.
 
-A slot is tried only if the agreed device set lists its public key, which whoever can write to a backend can copy into
-slots of his own. So those that most backends hold are tried first, and of these the cheap ones. "Wrong passphrase" is
-reported only after all reachable slots were tried (architecture.md, D11).
+A slot is tried only if the agreed device set lists the id of its key, which whoever can write to a backend can copy
+into slots of his own. So those that most backends hold are tried first, and of these the cheap ones. "Wrong
+passphrase" is reported only after all reachable slots were tried (architecture.md, D11).
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def look(s: Session, among: Collection[str] | None = None) -> KeyFiles:
     return out
 
 
-def public_of(data: bytes) -> tuple[int, bytes] | None:
-    """(kind, public key) of a slot; None for bytes that are no slot of this format."""
+def key_of(data: bytes) -> tuple[int, bytes] | None:
+    """(kind, id of the key) of a slot; None for bytes that are no slot of this format."""
     try:
         slot = read_slot(data)
     except (FormatError, UpgradeError):
         return None
-    return slot.kind, slot.public
+    return slot.kind, slot.recipient.key
 
 
 def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
@@ -116,7 +116,7 @@ def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
     devices = s.devices_of(state)
     files = look(s)
     ring: bytes = s.runtime.run(s.group.get_ring(state))
-    candidates = {name: data for name, data in files.slots.items() if public_of(data) in devices.slots}
+    candidates = {name: data for name, data in files.slots.items() if key_of(data) in devices.slots}
     phrase = phrase_in(passphrase)
     usable = {name: data for name, data in candidates.items() if phrase or data[1] != RECOVERY}
     order = trials(usable, lambda name: len(files.holders(name)))
@@ -124,7 +124,7 @@ def open_admin_key(s: Session, state: State, passphrase: str) -> Opened:
         try:
             secret = open_slot(data, phrase if data[1] == RECOVERY else passphrase)
             if read_ring(ring, state.ns_id).epoch == state.epoch and secret.ns_id == state.ns_id:
-                admin = open_admin(ring, secret.private, state.ns_id)
+                admin = open_admin(ring, secret.key, state.ns_id)
                 return Opened(state, devices, secret, admin, files)
         except (PassphraseError, FormatError, UpgradeError):
             continue

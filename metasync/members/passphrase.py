@@ -27,7 +27,7 @@ def show(s: Session, *, state_dir: Path) -> KeyReport:
     files = key_store.look(s)
     slots = []
     for name, data in sorted(files.slots.items(), key=lambda item: (item[1][1], item[0])):
-        shown = key_store.public_of(data)
+        shown = key_store.key_of(data)
         if shown is not None:
             slots.append(SlotInfo(KINDS[shown[0]], files.holders(name), shown in devices.slots))
     rings = {name.rpartition("-")[0] for names in files.names.values() for name in names if name.startswith("ring-")}
@@ -67,9 +67,9 @@ def change_passphrase(
         return PassphraseReport("passphrase", linked)
     data = another_slot(opened.secret, new_passphrase, entropy=s.entropy(SLOT_ENTROPY_BYTES), cost=cost)
     missing = key_store.store(s, config, {slot_path(data): data})
-    mine = (opened.secret.kind, opened.secret.public)
+    mine = (opened.secret.kind, opened.secret.key_id)
     files = opened.files
-    old = {name: files.holders(name) for name, slot in files.slots.items() if key_store.public_of(slot) == mine}
+    old = {name: files.holders(name) for name, slot in files.slots.items() if key_store.key_of(slot) == mine}
     lacking = dict(missing)
     kept = {name: tuple(b for b in holders if b not in lacking) for name, holders in old.items()}
     left = key_store.remove(s, kept)

@@ -153,8 +153,8 @@ def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificat
         chain,
         admin_private=admin_private,
         signer_private=opened.admin_private,
-        devices=[c.seal_public for c in remaining],
-        slots=[public for _, public in slots.publics],
+        devices=[c.recipient for c in remaining],
+        slots=[secret.key for secret in slots.secrets],
         entropy=s.entropy(RING_ENTROPY_BYTES),
     )
     made = make_device_set(
@@ -216,7 +216,7 @@ def _finish(
     old = {
         name: opened.files.holders(name)
         for name, data in opened.files.slots.items()
-        if key_store.public_of(data) in opened.devices.slots
+        if key_store.key_of(data) in opened.devices.slots
     }
     ended = [i for i in invitations(opened.devices) if i.is_open(base.v)]
     old |= {invitation_name(i.invitation_id): tuple(s.names.values()) for i in ended}

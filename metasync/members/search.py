@@ -23,7 +23,7 @@ from metasync.errors import (
     UpgradeError,
     WorkspaceError,
 )
-from metasync.keys.derive import sha256
+from metasync.keys.derive import SLOT_KEY, sha256
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
 from metasync.keys.slots import (
     RECOVERY,
@@ -298,8 +298,8 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
             continue
         for secret in out.secrets:
             try:
-                keys = open_ring(data, secret.private, secret.ns_id)
-                opening = Opening(keys, open_admin(data, secret.private, secret.ns_id), sha256(data))
+                keys = open_ring(data, secret.key, secret.ns_id, kind=SLOT_KEY)
+                opening = Opening(keys, open_admin(data, secret.key, secret.ns_id), sha256(data))
             except UpgradeError as e:  # or made up: a backend can give any bytes the name of their hash, but not others
                 newer = e if 2 * len(rings[ring]) > len(out.folders) else newer
             except (FormatError, PassphraseError):

@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from metasync.codec import Reader, Tags, check_format, check_kind, encode_tags, i64, text16, u8
 from metasync.errors import FormatError
+from metasync.keys.derive import derive
 
 ObjectId = NewType("ObjectId", bytes)
 """32 bytes: the keyed BLAKE3 of an object's plaintext, with a key of its kind."""
@@ -111,9 +112,10 @@ class Ids:
     def __init__(self, id_key: bytes) -> None:
         if len(id_key) != ID_BYTES:
             raise ValueError("an id key has 32 bytes")
-        self._keys = {kind: blake3(b"metasync object %d" % kind, key=id_key).digest() for kind in ObjectKind}
+        root = derive(id_key, "object ids")  # the id key itself derives keys, and does nothing else
+        self._keys = {kind: blake3(b"metasync object %d" % kind, key=root).digest() for kind in ObjectKind}
         self._blob = self._keys[ObjectKind.BLOB]
-        self._split = blake3(b"metasync split", key=id_key).digest()
+        self._split = blake3(b"metasync split", key=root).digest()
 
     def of(self, kind: ObjectKind, data: bytes | memoryview) -> ObjectId:
         """The 32-byte id of an object's plaintext."""

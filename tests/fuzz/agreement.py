@@ -29,7 +29,7 @@ from agreement_kit import (
 
 from fuzz.content import vectors
 from fuzz.target import SOME, Target, certain, joined_parts, parts_of, replaced
-from metasync.codec import Reader, bytes32, text16, u8, u16, u32
+from metasync.codec import Reader, bytes16, bytes32, encode_tags, text16, u8, u16, u32
 from metasync.config import (
     NO_LIMIT,
     Acceptor,
@@ -53,7 +53,18 @@ from metasync.keys import device_set as chain_module
 from metasync.keys import device_set as devices_module
 from metasync.keys import keyring as ring_module
 from metasync.keys import slots as slots_module
-from metasync.keys.derive import Header, RecordKind, derive, seal, seal_public, sha256, sign
+from metasync.keys.derive import (
+    SLOT_KEY,
+    X25519,
+    Header,
+    RecordKind,
+    derive,
+    device_recipient,
+    seal,
+    sha256,
+    sign,
+    slot_recipient,
+)
 from metasync.keys.device_set import AdminChain, decode_certificate, decode_chain, decode_device_set, decode_identity
 from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
@@ -189,7 +200,8 @@ def use_slot(data: bytes) -> None:
     assert slot.cost.lanes <= LANES_MAX
     assert 8 * slot.cost.lanes <= slot.cost.memory_kib
     numbers = u32(slot.cost.memory_kib) + u32(slot.cost.iterations) + u32(slot.cost.lanes)
-    assert data == u8(1) + u8(slot.kind) + slot.salt + numbers + slot.public + bytes32(slot.sealed)
+    clear = u8(1) + u8(slot.kind) + slot.salt + numbers + slot.recipient.encode() + encode_tags(slot.tags)
+    assert data == clear + bytes32(slot.sealed)
 
 
 def slot_inside(data: bytes) -> None:
@@ -199,8 +211,8 @@ def slot_inside(data: bytes) -> None:
     sealed = seal(key, Header(RecordKind.SLOT, 0, 0, drawn("record")), inside, binding=clear)
     with replaced([(slots_module, "_stretch", lambda *_: key)]):
         secret = open_slot(clear + bytes32(sealed), "passphrase")
-    assert inside == secret.private + secret.ns_id + text16(secret.name)
-    assert seal_public(secret.private) == secret.public
+    assert inside == bytes16(secret.key) + secret.ns_id + text16(secret.name) + encode_tags(secret.tags)
+    assert slot_recipient(secret.key).key == secret.key_id
 
 
 CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
@@ -209,19 +221,20 @@ CHEAP = Cost(memory_kib=8, iterations=1, lanes=1, for_tests=True)
 @cache
 def _slot() -> tuple[bytes, bytes]:
     made, secret = make_slot(1, "passphrase", ns_id=NS_ID, name="docs", entropy=drawn("slot", 96), cost=CHEAP)
-    return made, secret.private
+    return made, secret.key
 
 
 def slot_inside_seeds() -> list[bytes]:
-    made, private = _slot()
+    made, key = _slot()
+    clear, key = made[: len(made) - 4 - len(read_slot(made).sealed)], bytes16(key)
     return [
-        joined_parts([made[:78], private + NS_ID + text16("docs")]),
-        joined_parts([made[:78], private + NS_ID + text16("é" * 40)]),
-        joined_parts([made[:78], private]),
+        joined_parts([clear, key + NS_ID + text16("docs") + u8(0)]),
+        joined_parts([clear, key + NS_ID + text16("é" * 40) + encode_tags(((7, b"later"),))]),
+        joined_parts([clear, key]),
     ]
 
 
-SLOT_PRIVATE = drawn("slot private")
+SLOT_KEY_OF_OURS = drawn("slot private")
 SECOND_ADMIN = drawn("second admin")
 
 
@@ -236,8 +249,8 @@ def _ring(epoch: int = 1, *, encrypted: bool = True) -> bytes:
         chain,
         admin_private=admin,
         signer_private=ADMIN,
-        devices=[seal_public(ALICE.seal_private)],
-        slots=[seal_public(SLOT_PRIVATE)],
+        devices=[device_recipient(ALICE.seal_private)],
+        slots=[SLOT_KEY_OF_OURS],
         entropy=drawn("ring", 96),
     )
 
@@ -251,16 +264,16 @@ def use_ring(data: bytes) -> None:
     with trusting():
         ring = read_ring(data, NS_ID)
         assert ring.ns_id == NS_ID
-        for private in (SLOT_PRIVATE, ALICE.seal_private, None):
+        for private, kind in ((SLOT_KEY_OF_OURS, SLOT_KEY), (ALICE.seal_private, X25519), (None, X25519)):
             try:
-                keys = open_ring(data, private, NS_ID)
+                keys = open_ring(data, private, NS_ID, kind=kind)
             except (FormatError, PassphraseError):
                 continue
             assert keys.epoch == ring.epoch
             with certain("keys that were opened cannot be kept"):
                 assert decode_keys(keys.encode()) == keys
         try:
-            open_admin(data, SLOT_PRIVATE, NS_ID)
+            open_admin(data, SLOT_KEY_OF_OURS, NS_ID)
         except (FormatError, PassphraseError):
             return
 
@@ -268,22 +281,21 @@ def use_ring(data: bytes) -> None:
 def ring_inside(data: bytes) -> None:
     """Part 0: the ring's body, part 1: the older keys beneath; sealed to a slot here, and signed by the admin."""
     body, older = [*parts_of(data), b"", b""][:2]
-    secret, ephemeral_private = drawn("ring secret"), drawn("ephemeral")
-    ephemeral = seal_public(ephemeral_private)
-    recipient = seal_public(SLOT_PRIVATE)
+    secret, ephemeral = drawn("ring secret"), drawn("ephemeral")
     head = u8(1) + u8(1) + CHAIN.encode() + ephemeral
     beneath = seal(derive(body[:32].ljust(32, b"\0"), "older"), Header(RecordKind.RING, 0, 1, drawn("r")), older)
     if len(body) >= 96:
-        body = body[:96] + bytes32(beneath) + body[96:]
+        body = body[:96] + bytes32(beneath) + u8(0) + body[96:]
     sealed = seal(secret, Header(RecordKind.RING, 0, 1, drawn("r2")), body, binding=head)
-    wrapped = ring_module.wrap(ring_module.agree(ephemeral_private, recipient, "ring", ephemeral + recipient), secret)
-    ring = head + u16(1) + recipient + wrapped + u16(0) + bytes32(sealed)
-    keys = open_ring(ring + sign(ADMIN, "keyring 1", ring), SLOT_PRIVATE, NS_ID)
+    wrapped = ring_module.wrap(derive(SLOT_KEY_OF_OURS, "ring", ephemeral), secret)
+    to = slot_recipient(SLOT_KEY_OF_OURS).encode()
+    ring = head + u16(1) + to + bytes16(wrapped) + u16(0) + bytes32(sealed) + u8(0)
+    keys = open_ring(ring + sign(ADMIN, "keyring 1", ring), SLOT_KEY_OF_OURS, NS_ID, kind=SLOT_KEY)
     assert keys.epoch == 1
     with certain("keys that were opened cannot be kept"):
         assert decode_keys(keys.encode()) == keys
     assert [e for e, _ in keys.epoch_keys] == sorted({e for e, _ in keys.epoch_keys})
-    assert body == keys.epoch_keys[-1][1] + keys.id_key + keys.chunk_seed + bytes32(beneath)
+    assert body == keys.epoch_keys[-1][1] + keys.id_key + keys.chunk_seed + bytes32(beneath) + u8(0)
 
 
 def ring_inside_seeds() -> list[bytes]:

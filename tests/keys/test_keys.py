@@ -14,17 +14,19 @@ from metasync.codec import u32
 from metasync.errors import FormatError, MetaSyncError, PassphraseError, UpgradeError, UsageError, WorkspaceError
 from metasync.keys.derive import (
     RECORD_BYTES_MAX,
+    SLOT_KEY,
     Header,
     RecordKind,
     agree,
     derive,
+    device_recipient,
     read_header,
     seal,
-    seal_public,
     sealed_bytes,
     sha256,
     sign,
     sign_public,
+    slot_recipient,
     unseal,
     verify,
 )
@@ -86,7 +88,7 @@ def ring(keys: WorkspaceKeys = KEYS, slots: list[bytes] | None = None) -> bytes:
         CHAIN,
         admin_private=ADMIN,
         signer_private=ADMIN,
-        devices=[seal_public(DEVICE.seal_private)],
+        devices=[device_recipient(DEVICE.seal_private)],
         slots=slots or [],
         entropy=RNG.randbytes(RING_ENTROPY_BYTES),
     )
@@ -175,7 +177,7 @@ def test_a_slot_opens_with_its_passphrase_only() -> None:
     opened = open_slot(data, "correct horse")
     assert opened == made
     assert (opened.ns_id, opened.name, opened.kind) == (CHAIN.ns_id, "photos", PASSPHRASE)
-    assert read_slot(data).public == seal_public(opened.private)
+    assert read_slot(data).recipient == slot_recipient(opened.key)
     assert slot_path(data) == f"keys/slot-1-{sha256(data).hex()}"
     with pytest.raises(PassphraseError):
         open_slot(data, "wrong horse")
@@ -233,13 +235,14 @@ def test_an_extravagant_cost_is_refused_before_it_is_paid(memory: int, iteration
 
 def test_bad_slots_are_refused() -> None:
     data, _ = slot()
-    with pytest.raises(UpgradeError):
-        read_slot(b"\x02" + data[1:])
-    for bad in (b"", b"\0" + data[1:], data[:1] + b"\x03" + data[2:], data + b"x", data[:-1], data * 9):
+    for newer in (b"\x02" + data[1:], data[:1] + b"\x03" + data[2:], data[:46] + b"\x04" + data[47:]):
+        with pytest.raises(UpgradeError):
+            read_slot(newer)
+    for bad in (b"", b"\0" + data[1:], data[:1] + b"\0" + data[2:], data + b"x", data[:-1], data * 9):
         with pytest.raises(FormatError):
             read_slot(bad)
-    swapped = data[:46] + seal_public(b"z" * 32) + data[78:]
-    with pytest.raises(PassphraseError):  # the public key is bound: nobody can have rings sealed to another
+    swapped = data[:46] + slot_recipient(b"z" * 32).encode() + data[81:]
+    with pytest.raises(PassphraseError):  # the id of the key is bound
         open_slot(swapped, "correct horse")
     with pytest.raises(UsageError):
         slot(name="n" * 1025)
@@ -254,10 +257,10 @@ def test_the_default_cost_is_what_the_documents_say() -> None:
 
 def test_a_ring_opens_for_its_devices_and_slots() -> None:
     _, secret = slot()
-    data = ring(slots=[secret.public])
+    data = ring(slots=[secret.key])
     assert open_ring(data, DEVICE.seal_private, CHAIN.ns_id) == KEYS
-    assert open_ring(data, secret.private, CHAIN.ns_id) == KEYS
-    assert open_admin(data, secret.private, CHAIN.ns_id) == ADMIN
+    assert open_ring(data, secret.key, CHAIN.ns_id, kind=SLOT_KEY) == KEYS
+    assert open_admin(data, secret.key, CHAIN.ns_id) == ADMIN
     assert ring_path(data) == f"keys/ring-1-{sha256(data).hex()}"
     with pytest.raises(PassphraseError):
         open_ring(data, OTHER.seal_private, CHAIN.ns_id)
@@ -272,7 +275,7 @@ def test_a_second_epoch_is_signed_by_the_first() -> None:
     chain2 = CHAIN.extended(ADMIN, sign_public(admin2))
     keys2 = replace(KEYS, epoch_keys=(*KEYS.epoch_keys, (2, RNG.randbytes(32))))
     _, secret = slot()
-    parts = {"devices": [seal_public(DEVICE.seal_private)], "slots": [secret.public]}
+    parts = {"devices": [device_recipient(DEVICE.seal_private)], "slots": [secret.key]}
     data = make_ring(
         keys2, chain2, admin_private=admin2, signer_private=ADMIN, entropy=RNG.randbytes(RING_ENTROPY_BYTES), **parts
     )
@@ -281,7 +284,7 @@ def test_a_second_epoch_is_signed_by_the_first() -> None:
     assert opened.epoch == 2
     assert opened.log_key(1) == KEYS.log_key(1)
     assert opened.log_key(2) != opened.log_key(1)
-    assert open_admin(data, secret.private, CHAIN.ns_id) == admin2
+    assert open_admin(data, secret.key, CHAIN.ns_id) == admin2
     with pytest.raises(ValueError, match="chain"):
         make_ring(
             keys2, chain2, admin_private=admin2, signer_private=admin2, entropy=bytes(RING_ENTROPY_BYTES), **parts
@@ -295,11 +298,11 @@ def test_a_second_epoch_is_signed_by_the_first() -> None:
 def test_without_encryption_anybody_derives_the_keys_but_not_the_admin_key() -> None:
     keys = open_keys(CHAIN.ns_id, 1)
     _, secret = slot()
-    data = ring(keys, [secret.public])
+    data = ring(keys, [secret.key])
     assert open_ring(data, None, CHAIN.ns_id) == keys
     assert not keys.encrypted
     assert read_ring(data).wraps == ()
-    assert open_admin(data, secret.private, CHAIN.ns_id) == ADMIN
+    assert open_admin(data, secret.key, CHAIN.ns_id) == ADMIN
     with pytest.raises(PassphraseError):
         open_ring(ring(), None, CHAIN.ns_id)
 

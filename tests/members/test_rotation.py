@@ -760,8 +760,8 @@ def test_the_new_keys_are_sealed_to_the_others_alone(lab: Lab) -> None:
     revoke(w, "phone")
     newest = max(keys_in(lab, "a", "ring"), key=lambda path: int(path.name.split("-")[1]))
     to = {public for public, _ in read_ring(newest.read_bytes()).wraps}
-    assert d._connections.certificate.seal_public in to
-    assert p._connections.certificate.seal_public not in to
+    assert d._connections.certificate.recipient in to
+    assert p._connections.certificate.recipient not in to
 
 
 def test_a_step_back_over_three_rotations(lab: Lab) -> None:

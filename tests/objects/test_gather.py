@@ -48,7 +48,7 @@ def test_no_tree() -> None:
 
 
 def long_tree() -> Tree:
-    return grow({b"%s/%04d" % (d, i): file_entry(i) for d in (b"a", b"b/c") for i in range(3000)} | {b"z/x": DIR})
+    return grow({b"%s/%04d" % (d, i): file_entry(i) for d in (b"a", b"b/c") for i in range(6000)} | {b"z/x": DIR})
 
 
 @pytest.mark.parametrize("batch", [1, 60_000, 100_000, 1 << 30])

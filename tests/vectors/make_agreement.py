@@ -47,7 +47,7 @@ from agreement_kit import (
     value,
 )
 
-from metasync.codec import u8, u16, u32, u64
+from metasync.codec import bytes16, encode_tags, u8, u16, u32, u64
 from metasync.config import (
     NO_LIMIT,
     Acceptor,
@@ -76,7 +76,7 @@ from metasync.consensus.records.entry import (
     seal_hint,
 )
 from metasync.consensus.records.state import STATE_BYTES
-from metasync.keys.derive import Header, RecordKind, seal_public, sha256, sign, sign_public
+from metasync.keys.derive import Header, RecordKind, device_recipient, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
     Invitation,
@@ -787,11 +787,11 @@ def slots() -> Cases:
         return case("slot", about, data, expect, passphrase=passphrase, **more)
 
     good, secret = make_slot(1, "correct horse", ns_id=NS_ID, name="photos", entropy=drawn("slot", 96), cost=CHEAP)
-    opened = {"kind": 1, "public": secret.public, "ns_id": NS_ID, "name": "photos", "private": secret.private}
+    opened = {"kind": 1, "key_id": secret.key_id, "ns_id": NS_ID, "name": "photos", "key": secret.key}
     yield "slot", one("a passphrase's", good, value=opened)
     words = "abandon " * 11 + "about"
     phrase, found = make_slot(2, words, ns_id=NS_ID, name="photos", entropy=drawn("recovery", 96), cost=CHEAP)
-    recovered = {"kind": 2, "public": found.public, "ns_id": NS_ID, "name": "photos", "private": found.private}
+    recovered = {"kind": 2, "key_id": found.key_id, "ns_id": NS_ID, "name": "photos", "key": found.key}
     yield "slot-recovery", one("a recovery phrase's", phrase, passphrase=words, value=recovered)
     yield "slot-bad-passphrase", one("a wrong passphrase", good, PASSPHRASE, passphrase="wrong horse")
     yield "slot-bad-empty-passphrase", one("no passphrase", good, PASSPHRASE, passphrase="")
@@ -799,20 +799,44 @@ def slots() -> Cases:
     yield "slot-bad-memory", one("a terabyte of memory", cut(good, 34, u32(1 << 30)), FORMAT)
     yield "slot-bad-iterations", one("17 iterations", cut(good, 38, u32(17)), FORMAT)
     yield "slot-bad-lanes", one("17 lanes", cut(good, 42, u32(17)), FORMAT)
-    yield "slot-bad-public", one("another public key", cut(good, 46, drawn("other")), PASSPHRASE)
-    yield "slot-bad-kind", one("an unknown kind", cut(good, 1, b"\3"), FORMAT)
+    tagged = make_slot(
+        1, "correct horse", ns_id=NS_ID, name="photos", entropy=drawn("slot", 96), cost=CHEAP, tags=((7, b"later"),)
+    )
+    yield "slot-tags", one("with tags of a later version inside", tagged[0], value=opened)
+    yield "slot-bad-key-id", one("the id of another key", cut(good, 49, drawn("other")), PASSPHRASE)
+    yield "slot-bad-key-kind", one("a key of a later kind", cut(good, 46, b"\4"), UPGRADE)
+    yield "slot-bad-key-length", one("an id of 31 bytes", good[:46] + b"\3\0\37" + good[50:], FORMAT)
+    yield "slot-bad-kind", one("a later kind", cut(good, 1, b"\3"), UPGRADE)
+    yield "slot-bad-kind-0", one("kind 0", cut(good, 1, b"\0"), FORMAT)
     yield "slot-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
     yield "slot-bad-long", one("a byte too many", good + b"\0", FORMAT)
 
 
 def rings() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
-        return case("ring", about, data, expect, **{"private": ALICE.seal_private, "ns_id": NS_ID, **more})
+        return case(
+            "ring", about, data, expect, **{"private": ALICE.seal_private, "recipient": 1, "ns_id": NS_ID, **more}
+        )
 
-    parts: dict[str, Any] = {"devices": [seal_public(ALICE.seal_private)], "slots": [seal_public(drawn("slot key"))]}
+    parts: dict[str, Any] = {"devices": [device_recipient(ALICE.seal_private)], "slots": [drawn("slot key")]}
     good = make_ring(KEYS, CHAIN, admin_private=ADMIN, signer_private=ADMIN, entropy=drawn("ring", 96), **parts)
+    by_slot = {"private": drawn("slot key"), "recipient": 3, "keys": KEYS.encode(), "admin": ADMIN}
     yield "ring", one("the first", good, keys=KEYS.encode())
-    yield "ring-slot", one("the first, by a slot", good, private=drawn("slot key"), keys=KEYS.encode(), admin=ADMIN)
+    yield "ring-slot", one("the first, by a slot", good, **by_slot)
+    at = len(good) - 64 - 1
+    later_tags = good[:at] + encode_tags(((7, b"later"),))
+    yield "ring-tags", one("with tags of a later version", later_tags + sign(ADMIN, "keyring 1", later_tags), **by_slot)
+    listed = 2 + len(CHAIN.encode()) + 32
+    n = 1 + 2 + 32 + 2 + 48
+    hybrid = u8(2) + bytes16(drawn("ml-kem", 32) * 38) + bytes16(drawn("wrapped", 32) * 35)
+    between = good[:listed] + u16(3) + good[listed + 2 : listed + 2 + n] + hybrid + good[listed + 2 + n : at + 1]
+    yield (
+        "ring-later-recipient",
+        one("a recipient of a later kind", between + sign(ADMIN, "keyring 1", between), **by_slot),
+    )
+    swapped = good[:listed] + u16(2) + good[listed + 2 + n : listed + 2 + 2 * n] + good[listed + 2 : listed + 2 + n]
+    swapped += good[listed + 2 + 2 * n : at + 1]
+    yield "ring-bad-order", one("recipients descend", swapped + sign(ADMIN, "keyring 1", swapped), FORMAT)
     second = drawn("second admin")
     chain = CHAIN.extended(ADMIN, sign_public(second))
     keys = replace(KEYS, epoch_keys=(*KEYS.epoch_keys, (2, drawn("epoch 2"))))

@@ -86,7 +86,7 @@ def opened_block(data: bytes, c: dict[str, Any]) -> Any:
 
 def opened_ring(data: bytes, c: dict[str, Any]) -> Any:
     private = None if c["private"] is None else the(c, "private")
-    keys = open_ring(data, private, the(c, "ns_id"))
+    keys = open_ring(data, private, the(c, "ns_id"), kind=c["recipient"])
     if "admin" in c:
         assert private is not None
         assert open_admin(data, private, NS_ID) == the(c, "admin")
@@ -96,7 +96,7 @@ def opened_ring(data: bytes, c: dict[str, Any]) -> Any:
 
 def opened_slot(data: bytes, c: dict[str, Any]) -> Any:
     s = open_slot(data, c["passphrase"])
-    return {"kind": s.kind, "public": s.public, "ns_id": s.ns_id, "name": s.name, "private": s.private}
+    return {"kind": s.kind, "key_id": s.key_id, "ns_id": s.ns_id, "name": s.name, "key": s.key}
 
 
 def told_notes(data: bytes, c: dict[str, Any]) -> Any:
@@ -219,8 +219,10 @@ def test_names() -> None:
 
 
 def test_another_reader_names_a_block_of_states() -> None:
-    """HMAC-SHA256(id key, `states` · u32 era · u64 k)."""
-    name = hmac.digest(KEYS.id_key, b"states" + bytes(4) + (2).to_bytes(8, "big"), "sha256").hex()
+    """HMAC-SHA256(HKDF(id key, "", "state names"), `states` · u32 era · u64 k)."""
+    name = hmac.digest(
+        hkdf(KEYS.id_key, b"", b"state names"), b"states" + bytes(4) + (2).to_bytes(8, "big"), "sha256"
+    ).hex()
     assert CASES["name-states"]["path"] == name
 
 

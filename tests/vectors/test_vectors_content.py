@@ -136,7 +136,9 @@ def test_ids():
     ids = Ids(bytes.fromhex(case["id_key"]))
     for row in case["of"]:
         for kind in ObjectKind:
-            key = blake3(b"metasync object %d" % kind, key=bytes.fromhex(case["id_key"])).digest()
+            key = blake3(
+                b"metasync object %d" % kind, key=hkdf(bytes.fromhex(case["id_key"]), b"", b"metasync object ids")
+            ).digest()
             assert row[kind.name] == ids.of(kind, bytes.fromhex(row["bytes"])).hex()
             assert row[kind.name] == blake3(bytes.fromhex(row["bytes"]), key=key).hexdigest()
     for name, bits in case["split"].items():
@@ -302,7 +304,7 @@ def test_a_pack_is_read_from_the_description_alone(name):
     got = {}
     for object_id, kind, segment, offset, length in objects:
         body = raws[segment][offset : offset + length]
-        kind_key = blake3(b"metasync object %d" % kind, key=id_key).digest()
+        kind_key = blake3(b"metasync object %d" % kind, key=hkdf(id_key, b"", b"metasync object ids")).digest()
         assert blake3(body, key=kind_key).digest() == object_id
         got[object_id.hex()] = body.hex()
     assert got == case["objects"]

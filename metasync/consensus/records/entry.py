@@ -24,7 +24,6 @@ from metasync.keys.derive import (
     SIGNATURE_BYTES,
     Header,
     RecordKind,
-    mac,
     seal,
     sign,
     signed_part,
@@ -105,7 +104,7 @@ class SignedEntry:
 def entry_path(keys: WorkspaceKeys, epoch: int, era: int, acceptor_id: bytes, v: int, idx: int) -> str:
     """Where entry `idx` of version v lies, relative to the workspace's folder on the backend. `epoch`: of state v-1."""
     place = b"entry" + u32(era) + acceptor_id + u64(v) + u32(idx)
-    name = mac(keys.log_key(epoch), place).hex()
+    name = keys.log_name(epoch, place)
     return f"{acceptor_id.hex()}/px/{v // VERSIONS_PER_FOLDER}/{name}"
 
 
@@ -114,7 +113,7 @@ def block_path(
 ) -> str:
     """Where block `idx` of a device lies on an acceptor in block form. `epoch`: of state v-1."""
     place = b"block" + u32(era) + acceptor_id + u64(v) + device_id + u32(idx)
-    name = mac(keys.log_key(epoch), place).hex()
+    name = keys.log_name(epoch, place)
     return f"{acceptor_id.hex()}/bl/{v // VERSIONS_PER_FOLDER}/{name}"
 
 
