@@ -30,9 +30,12 @@ BYTES_MAX: Final = 1 << 24  # of one path or text in a list: longer ones come fr
 
 
 def local_value(decode: Callable[[bytes], T], data: bytes, next_step: str = CLONE_ANEW) -> T:
-    """Decodes a value that this device wrote. `WorkspaceError` if it does not decode."""
+    """Decodes a value that this device wrote. `WorkspaceError` if it does not decode, `UpgradeError` if a newer program
+    may have written it."""
     try:
         return decode(data)
+    except UpgradeError as e:
+        raise UpgradeError(f"the local state in .metasync: {e.message}", next_step=e.next_step) from e
     except FormatError as e:
         raise WorkspaceError(f"the local state in .metasync is damaged: {e.message}", next_step=next_step) from e
 
