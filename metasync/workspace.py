@@ -155,7 +155,8 @@ class Workspace:
         `invite`: an invitation's code, or a file with it, in place of name and passphrase; `backends` are then ways
         where the inviter's do not lead. `trust_hosts`: may logins go to servers that the invitation alone names? True,
         or a function that is told them; else `UsageError`, and nothing was sent. `expect`: refuse unless the newest
-        version has this fingerprint (of `status`). A clone that was interrupted goes on when run again.
+        version has this fingerprint (of `status`), in digits or in words. A clone that was interrupted goes on when run
+        again.
         `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
         preferences.check(settings)
@@ -171,7 +172,8 @@ class Workspace:
             try:
                 for key, value in settings.items():
                     workspace.configure(key, value)
-                return workspace._finish_clone()
+                report = workspace._finish_clone()
+                return dataclasses.replace(report, vouched=invite is not None or expect is not None)
             except BaseException as e:
                 workspace.close()
                 if not (isinstance(e, ExcludedError) and forget(folder) and invite is None and turn < JOINS_MAX - 1):

@@ -124,7 +124,10 @@ def init(
 @click.option("--invite", default=None, metavar="CODE|FILE", help="Join by an invitation, without name and passphrase.")
 @click.option("--device-name", default=None, metavar="NAME", help="The name of this device (default: its host name).")
 @click.option(
-    "--expect", default=None, metavar="FINGERPRINT", help="Stop unless the newest version has this fingerprint."
+    "--expect",
+    default=None,
+    metavar="FINGERPRINT",
+    help="Stop unless the newest version has this fingerprint, in digits or in words.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show how much would come, and whether the disk has room for it.")
 @click.option("--trust-hosts", is_flag=True,
@@ -187,6 +190,7 @@ def clone(
         f"Cloned {name or report.name} into {report.directory}: version {report.version} ({report.fingerprint}),"
         f" {_text.count(report.files, 'file')}, {_text.size(report.bytes)}.",
     ]
+    lines += _fingerprint(report.version, report.words, vouched=report.vouched)
     if report.problem:
         lines.append(f"There may be newer versions; this is the newest that could be proven: {report.problem}")
         lines.append(f"Run `{run} pull` when more backends are reachable.")
@@ -218,6 +222,20 @@ def _asked_trust(options: Options) -> Trust:
     return ask
 
 
+def _fingerprint(version: int, words: str, *, vouched: bool) -> list[str]:
+    """What a person can compare; and what a device without a memory cannot know."""
+    lines = [f"Fingerprint in words: {words}"]
+    if not vouched:
+        lines.append(
+            "This device has no memory yet: it cannot know of newer versions, or of a revoked device, that all the"
+            " backends it reached leave out."
+        )
+        lines.append(
+            f"Compare the words with another device's: `metasync status -v` there, when it is at version {version}."
+        )
+    return lines
+
+
 def _preview(
     console: Console, directory: Path, name: str, backends: tuple[str, ...], code: str | None, trusted: Trust
 ) -> NoReturn:
@@ -236,6 +254,7 @@ def _preview(
         f"The disk has room for it: {free} free."
         if r.fits
         else alarm(f"The disk has no room for it: {free} free, {needed} needed."),
+        *_fingerprint(r.version, r.words, vouched=code is not None),
         *sync_text.down(r.down),
     ]
     console.report("clone", lines, r, [] if r.fits else [1])

@@ -52,6 +52,7 @@ SLOT_BYTES_MAX: Final = 4096
 NAME_BYTES_MAX: Final = 1024
 
 PHRASE_WORDS_LEAST: Final = 12
+FINGERPRINT_WORDS: Final = 6  # nobody finds another genuine state with the same 66 bits
 MEANT_WORDS: Final = (9, 27)  # a text of so many words may be a recovery phrase with words missing, or too many
 
 MEMORY_KIB_MAX: Final = 256 << 10  # what any slot may ask of who opens it: a second of one core
@@ -153,6 +154,13 @@ def word_list() -> list[str]:
     from mnemonic import Mnemonic
 
     return list(Mnemonic("english").wordlist)
+
+
+def fingerprint_words(digest: bytes) -> str:
+    """The first 66 bits of a hash as six words of that list: what two people compare by ear."""
+    words = word_list()
+    number = int.from_bytes(digest[:9], "big") >> (72 - 11 * FINGERPRINT_WORDS)
+    return " ".join(words[number >> 11 * i & 2047] for i in reversed(range(FINGERPRINT_WORDS)))
 
 
 def phrase_fault(text: str) -> PhraseFault | None:

@@ -48,7 +48,7 @@ def status(s: Session) -> Status:
         backends = backend_states.states_of(s, names, answers, None)
         return Status(
             s.name, base.v, None, base.fingerprint, Changes(), tuple(backends), problem=e.message, error=e,
-            survives=survives(s.config), evidence=evidence.of(s.db, names),
+            survives=survives(s.config), evidence=evidence.of(s.db, names), state=base.hash.hex(),
         )  # fmt: skip
     try:
         newest = agreement.ask_newest(s, deadline_s=DEADLINE_S).v
@@ -75,6 +75,7 @@ def status(s: Session) -> Status:
         version=base.v,
         newest=newest,
         fingerprint=base.fingerprint,
+        state=base.hash.hex(),
         changes=summary(differing, before.get, seen.tree.get),
         backends=tuple(backends),
         conflicts=sides.told(s, agreed, waiting),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from metasync.consensus.founding import Found, bootstrap, look
 from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, WorkspaceError
 from metasync.events import Listener, Notice
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, Certificate, DeviceIdentity, new_device
+from metasync.keys.slots import fingerprint_words
 from metasync.members import search
 from metasync.runtime.effects import Op, Reply, each
 from metasync.runtime.tasks import Runtime
@@ -252,9 +254,12 @@ def _agreed_names(start: _Start) -> dict[str, str]:
 
 
 def _check_expected(state: State, expect: str) -> None:
-    """`WorkspaceError` unless the newest state has the fingerprint the user expects."""
-    if expect.replace("-", "").replace(" ", "").lower() != state.fingerprint.replace("-", "").lower():
+    """`WorkspaceError` unless the newest state has the fingerprint the user expects, in digits or in words."""
+    given = re.findall("[a-z0-9]+", expect.lower())
+    words = fingerprint_words(state.hash)
+    digits = "".join(given) in (state.fingerprint.replace("-", ""), state.hash[:5].hex())
+    if not digits and given not in (words.split(), [str(state.v), *words.split()]):
         raise WorkspaceError(
-            f"the newest version is {state.v} with fingerprint {state.fingerprint}, not {expect}",
-            next_step="Compare with `metasync status` on another device; a provider may be hiding versions.",
+            f"the newest version is {state.v} with fingerprint {state.fingerprint} ({words}), not {expect}",
+            next_step="Compare with `metasync status -v` on another device; a provider may be hiding versions.",
         )

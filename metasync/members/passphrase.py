@@ -11,7 +11,16 @@ from typing import Final
 
 from metasync.errors import UsageError
 from metasync.keys.derive import sha256
-from metasync.keys.slots import COST, KINDS, PASSPHRASE, SLOT_ENTROPY_BYTES, Cost, another_slot, slot_path
+from metasync.keys.slots import (
+    COST,
+    KINDS,
+    PASSPHRASE,
+    SLOT_ENTROPY_BYTES,
+    Cost,
+    another_slot,
+    fingerprint_words,
+    slot_path,
+)
 from metasync.members import key_copies, key_store
 from metasync.reports.members import KeyReport, PassphraseReport, SlotInfo
 from metasync.session import agreement, folder
@@ -41,6 +50,8 @@ def show(s: Session, *, state_dir: Path) -> KeyReport:
         rings=tuple(sorted(rings)),
         unasked=tuple(sorted({*files.failed, *s.down})),
         stored=folder.where(state_dir),
+        version=state.v,
+        words=fingerprint_words(state.hash),
     )
 
 

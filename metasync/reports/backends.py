@@ -150,6 +150,7 @@ class Status:
     withdraw       logins that revoked devices have at providers until somebody confirms that they were withdrawn
     paused         until when this device's transfers rest, as a phrase; "" when they do not
     trailing       copies on their way, of packs that this device pushed with `durability`
+    state          the hash of this version's agreed state, in hex, of which the fingerprint is the beginning
     """
 
     name: str
@@ -179,6 +180,7 @@ class Status:
     time_ns: int | None = None
     copies: int = 0
     by_copies: tuple[int, ...] = ()
+    state: str = ""
 
     @property
     def packs(self) -> int:

@@ -117,7 +117,8 @@ class KeyReport:
     """What keys there are: never what they are.
 
     id, admin: fingerprints of the workspace's id (its first admin key) and of today's, 40 bits each. `unasked`:
-    backends that did not answer. `stored`: where this device keeps its own keys.
+    backends that did not answer. `stored`: where this device keeps its own keys. `version`, `words`:
+    the newest version that this device knows, and its fingerprint as words.
     """
 
     encrypted: bool
@@ -129,6 +130,8 @@ class KeyReport:
     rings: tuple[str, ...]
     unasked: tuple[str, ...]
     stored: str
+    version: int = 0
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

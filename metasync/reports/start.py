@@ -31,7 +31,7 @@ class InitReport(Generic[W]):
 class ClonePreview:
     """What a clone would bring; nothing was changed. `needed_bytes`: with what file systems take for small files.
 
-    `fits`: the disk that `directory` is on has so many bytes free.
+    `fits`: the disk that `directory` is on has so many bytes free. `words`: the fingerprint as words.
     """
 
     directory: str
@@ -44,6 +44,7 @@ class ClonePreview:
     free_bytes: int
     fits: bool
     down: dict[str, str]
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class CloneReport(Generic[W]):
     """A workspace brought to this device. `unlinked`: agreed backends that this device has no way to yet.
 
     `problem`: why it is not known whether `version` is the newest; "" when it is. `unplaced`: what cannot be held here.
+
+    `words`: the fingerprint as words. `vouched`: an invitation or `expect` said how new it is at least; else
+    this device cannot know of versions that all the backends that it reached leave out.
     """
 
     directory: str
@@ -66,3 +70,5 @@ class CloneReport(Generic[W]):
     problem: str = ""
     unplaced: tuple[Skipped, ...] = ()
     name: str = ""
+    words: str = ""
+    vouched: bool = False

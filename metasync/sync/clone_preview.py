@@ -14,6 +14,7 @@ from pathlib import Path
 
 from metasync.backends.api import Backend
 from metasync.events import Listener
+from metasync.keys.slots import fingerprint_words
 from metasync.local.state import LocalDb
 from metasync.members import clone_invitation, clone_passphrase
 from metasync.reports.start import ClonePreview
@@ -62,5 +63,5 @@ def _counted(s: Session, folder: Path) -> ClonePreview:
     needed, free = size_bytes + files * SMALL_FILE_BYTES, shutil.disk_usage(there).free
     return ClonePreview(
         str(folder), s.name, agreed.state.v, agreed.state.fingerprint, files, size_bytes, needed, free, needed <= free,
-        dict(s.down),
+        dict(s.down), fingerprint_words(agreed.state.hash),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from metasync.checkout.checkout import Applied, Change, Checkout, check_room, is
 from metasync.consensus import State
 from metasync.errors import ExcludedError, WorkspaceError
 from metasync.events import Notice, Phase
+from metasync.keys.slots import fingerprint_words
 from metasync.local.spill import Large, grown
 from metasync.local.state_keys import CLONING_KEY, EXACT_KEY, PARTS_UPTO_KEY, PLAN_KEY, TREE_KEY, UNFINISHED_KEY
 from metasync.objects.model import Entry, Kind
@@ -79,6 +80,7 @@ def finish_clone(s: Session, workspace: W) -> CloneReport[W]:
         directory=str(s.directory),
         version=newest.v,
         fingerprint=newest.fingerprint,
+        words=fingerprint_words(newest.hash),
         files=brought.files,
         bytes=brought.size_bytes,
         unlinked=tuple(sorted(c.agreed_names - c.links.keys())),

@@ -126,6 +126,7 @@ def keys(r: KeyReport) -> list[str]:
         f"Workspace {r.id}, keys of epoch {r.epoch}, admin key {r.admin}, {count(r.devices, 'device')}.",
         "Content is encrypted." if r.encrypted else "Content is not encrypted; the keys guard who may write.",
         f"This device keeps its own keys in {r.stored}.",
+        f"Fingerprint of version {r.version} in words: {r.words}",
         "",
         "Key slots:",
     ]

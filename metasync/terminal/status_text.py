@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
-    lines = [f"Workspace {s.name}, version {s.version} ({s.fingerprint})"] if verbose else []
+    lines = _verbose(s) if verbose else []
     safe, unsafe = _safety(s, now_ns)
     step, *rest = _step(s, now_ns)
     lines += [step + (" " + safe if safe else ""), *rest, *unsafe]
@@ -40,6 +40,13 @@ def status(s: Status, *, now_ns: int, verbose: bool = False) -> list[str]:
         names = ", ".join(dict.fromkeys(f"{i.device} at {i.backend}" for i in s.withdraw))
         lines.append(alarm(f"Revoked, and logins not withdrawn yet: {names}. See metasync device list."))
     return lines
+
+
+def _verbose(s: Status) -> list[str]:
+    from metasync.keys.slots import fingerprint_words  # the word list, which nothing else of `status` needs
+
+    words = fingerprint_words(bytes.fromhex(s.state))
+    return [f"Workspace {s.name}, version {s.version} ({s.fingerprint}; in words: {words})"]
 
 
 def _step(s: Status, now_ns: int) -> list[str]:

@@ -45,6 +45,8 @@ _VARYING: tuple[tuple[str, str], ...] = (
     (r'("(?:requests|up_bytes|down_bytes|met|met_across|reads_beside|under_way)": )\d+', r"\1N"),
     (r"^(  )?([a-z]+ ){11,23}[a-z]+$", r"\1WORDS"),
     (r'(?<="recovery_phrase": ")[a-z ]+', "WORDS"),
+    (r"(?<=in words: )([a-z]+ ){5}[a-z]+", "WORDS"),
+    (r'(?<="words": ")[a-z ]+', "WORDS"),
     (r"metasync-invitation-[\w-]+", "CODE"),
     (r"file:\S*\.\.\.\S*/(?=\w+$)", "file://$WORK/"),  # a table cuts what is too long for it
     (r"\d+(\.\d+)? (GiB|TiB)", "FREE"),
