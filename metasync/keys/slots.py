@@ -238,20 +238,18 @@ def make_slot(
     return clear + bytes32(sealed), secret
 
 
-class NewSlots(NamedTuple):
+@dataclass(frozen=True)
+class NewSlots:
     """A slot for the passphrase, and one for a new recovery phrase. `secrets`: what opening each yields."""
 
     files: dict[str, bytes]
     secrets: list[SlotSecret]
-    phrase: str
+    phrase: str = field(repr=False)
 
     @property
     def publics(self) -> list[tuple[int, bytes]]:
         """(kind, id of the key) of each, as device sets list them."""
         return [(s.kind, s.key_id) for s in self.secrets]
-
-    def __repr__(self) -> str:
-        return f"NewSlots({sorted(self.files)})"
 
 
 def new_slots(

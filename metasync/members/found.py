@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -81,7 +81,7 @@ class Founded:
     device: DeviceIdentity
     certificate: Certificate
     state: State
-    recovery_phrase: str
+    recovery_phrase: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class NewWorkspace:
 
     name: str
     backends: Sequence[str]
-    passphrase: str
+    passphrase: str = field(repr=False)
     replicas: int | None = None
     encryption: bool = True
     byzantine: Lying = None

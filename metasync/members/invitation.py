@@ -10,8 +10,8 @@ rule 7.5): that belongs beside `invite`, and is not there yet.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from metasync.consensus import State
 from metasync.errors import UsageError, WorkspaceError
@@ -38,11 +38,12 @@ ID_BYTES: Final = 16
 EXPIRES_MAX: Final = 1 << 32
 
 
-class _Drawn(NamedTuple):
+@dataclass(frozen=True)
+class _Drawn:
     """A new device and its invitation. `secret` opens it, and stands in the code alone."""
 
     invitation_id: bytes
-    secret: bytes
+    secret: bytes = field(repr=False)
     device: DeviceIdentity
 
 

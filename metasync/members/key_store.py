@@ -71,7 +71,7 @@ class Opened:
     state: State
     devices: DeviceSet
     secret: SlotSecret
-    admin_private: bytes
+    admin_private: bytes = field(repr=False)
     files: KeyFiles
 
 

@@ -275,7 +275,7 @@ class Opening:
     """What a keyring gave: the keys and the admin's private key. `digest`: of the ring's bytes, as a state names it."""
 
     keys: WorkspaceKeys
-    admin_private: bytes
+    admin_private: bytes = field(repr=False)
     digest: bytes
 
 

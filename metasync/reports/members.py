@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RotationReport:
     epoch: int
     revoked: tuple[str, ...]
     devices: tuple[str, ...]
-    recovery_phrase: str = ""
+    recovery_phrase: str = field(default="", repr=False)
     new_passphrase: bool = False
     withdraw: tuple[Withdrawal, ...] = ()
     invitations: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class InviteReport:
 
     name: str
     invitation_id: str
-    code: str
+    code: str = field(repr=False)
     version: int
     expires: int | None
     backends: tuple[str, ...]

@@ -21,7 +21,7 @@ class InitReport(Generic[W]):
     name: str
     backends: tuple[str, ...]
     survives: str
-    recovery_phrase: str
+    recovery_phrase: str = field(repr=False)
     workspace: W = field(repr=False)
     voters: int = 1
     lying: int = 0

@@ -7,7 +7,7 @@ A chain works on segments, the parts of a pack that can be fetched alone. Third 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
 from metasync.errors import FormatError
@@ -33,7 +33,7 @@ class Context:
     encrypted  False in a workspace made with `--no-encryption`
     """
 
-    key: bytes
+    key: bytes = field(repr=False)
     number: int
     binding: bytes
     raw_bytes: int
