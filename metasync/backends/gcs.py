@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import runs_in, sendable
-from metasync.backends._shared.obstore import TagsAreDigests, check_not_readable, endpoint_of, is_own_host
+from metasync.backends._shared.object_store import check_not_readable, endpoint_of, is_own_host
+from metasync.backends._shared.obstore import TagsAreDigests
 from metasync.backends._shared.obstore_errors import Dialect, by_code
 from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm

@@ -1,24 +1,27 @@
 """S3 and what speaks its language: `s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=...&profile=...`.
 
-`create` is PutObject with If-None-Match: *. Only 412 means that the name is taken; obstore raises the same exception
-for every 409, which means "in conflict right now, ask again" (providers.md, section 2). The access key comes from the
-AWS variables, the shared credentials file, the keyring, or the machine.
+`create` is PutObject with If-None-Match: *. Only 412 means that the name is taken; a 409 means "in conflict right now,
+ask again" (providers.md, section 2). The access key comes from the AWS variables, the shared credentials file, the
+keyring, or the machine (`_shared.tokens`).
 """
 
 from __future__ import annotations
 
+import base64
 import configparser
 import contextlib
+import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
-from metasync.backends._shared.obstore import TagsAreDigests, endpoint_of, is_own_host
+from metasync.backends._shared.object_store import Query, Request, TagsAreDigests, endpoint_of, is_own_host
 from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.sigv4 import NOTHING, authorization, encoded_path, encoded_query
 from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm
 from metasync.errors import RefusedError, UsageError
@@ -68,8 +71,8 @@ class S3Backend(TagsAreDigests):
     """A prefix of a bucket, on a server whose `create` somebody vouches for."""
 
     scheme: ClassVar[str] = "s3"
-    store: ClassVar[str] = "S3Store"
     dialect: ClassVar[Dialect] = _DIALECT
+    if_free: ClassVar[tuple[str, str]] = ("if-none-match", "*")
     url_params: ClassVar[frozenset[str]] = frozenset({"endpoint", "region", "profile", "server", "virtual"})
 
     def __init__(
@@ -88,25 +91,39 @@ class S3Backend(TagsAreDigests):
         """
         url = endpoint or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
         server = url.replace("://", f"://{bucket}.", 1) if virtual else url
-        options: dict[str, Any] = {
-            "bucket": bucket,
-            "region": region,
-            "endpoint": server,
-            "aws_endpoint_url_s3": server,
-            "virtual_hosted_style_request": virtual,
-            "conditional_put": "etag",
-            "skip_signature": False,
-            "unsigned_payload": False,  # what arrives damaged is to be refused
-            "s3_express": False,
-            "disable_bulk_delete": True,  # one plain DELETE; not every store knows the other way
-        }
-        if _host(url).endswith(_AMAZON):
-            # The hash is made for the signature anyway. Elsewhere a server may refuse what it does not know;
-            # AWS_CHECKSUM_ALGORITHM asks for it all the same.
-            options["checksum_algorithm"] = "SHA256"
         at, scope = f" at {endpoint}" if endpoint else "", endpoint.lower() or "s3.amazonaws.com"
-        super().__init__(bucket, prefix, server, options, at=at, scope=scope)
-        self._options["credential_provider"] = provider(os.environ, profile, _host(url)[1:])
+        self._checksum = _has_checksum(_host(url))
+        self._region = region
+        self._keys = provider(os.environ, profile, _host(url)[1:]) or _of_machine(region)
+        parts = urlsplit(server)
+        base = parts.path.rstrip("/")
+        root = base if virtual else f"{base}/{bucket}"
+        super().__init__(bucket, prefix, f"{parts.scheme}://{parts.netloc}", root, at=at, scope=scope)
+
+    def signed(self, request: Request) -> tuple[str, Mapping[str, str]]:
+        keys = self._keys()
+        headers = {
+            **request.headers,
+            "host": self._wire.host,
+            "x-amz-content-sha256": hashlib.sha256(request.body).hexdigest() if request.body else NOTHING,
+            "x-amz-date": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        }
+        if keys["token"]:
+            headers["x-amz-security-token"] = keys["token"]
+        if self._checksum and request.method == "PUT":
+            digest = base64.b64encode(bytes.fromhex(headers["x-amz-content-sha256"])).decode("ascii")
+            headers["x-amz-checksum-sha256"] = digest
+        path, query = encoded_path(request.path or "/"), encoded_query(request.query)
+        who = {"key_id": keys["access_key_id"], "secret": keys["secret_access_key"], "region": self._region}
+        headers["authorization"] = authorization(request.method, path, query, headers, **who)
+        del headers["host"]  # the wire sends it
+        return f"{path}?{query}" if query else path, headers
+
+    def listing(self, prefix: str, following: str) -> Query:
+        return (
+            ("list-type", "2"), ("delimiter", "/"), ("prefix", prefix),
+            *([("continuation-token", following)] if following else []),
+        )  # fmt: skip
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -162,6 +179,25 @@ def _kind(host: str, server: str | None) -> type[S3Backend]:
     return S3Backend if not host or host.endswith(_SOUND_HOSTS) or is_own_host(host) else StorageOnlyS3Backend
 
 
+def _has_checksum(host: str) -> bool:
+    """Whether a put says its SHA-256 to be kept with the object: to Amazon, and where AWS_CHECKSUM_ALGORITHM asks.
+
+    The hash is made for the signature anyway. Elsewhere a server may refuse a header that it does not know.
+    """
+    asked = os.environ.get("AWS_CHECKSUM_ALGORITHM", "")
+    if asked.lower() not in {"", "sha256"}:
+        raise RefusedError(
+            "AWS_CHECKSUM_ALGORITHM is not in the right form", next_step="Unset it, or set it to SHA256."
+        )
+    return bool(asked) or host.endswith(_AMAZON)
+
+
+def _of_machine(region: str) -> Callable[[], Any]:
+    from metasync.backends._shared.tokens import amazon_keys
+
+    return amazon_keys(os.environ, region)
+
+
 def _host(url: str) -> str:
     """The host of an address as `.host.name`, so that an ending of it can be told; "" for none."""
     host = urlsplit(url).hostname
@@ -184,12 +220,12 @@ _GIVEN_BY_MACHINE = (
 _ROLE = "role_arn"
 _LOGINS = (_ROLE, "sso_session", "sso_start_url", "credential_process", "web_identity_token_file")
 
-# obstore asks at every request for a key that ends so soon, ten times a second at the most.
-_KNOWN_FOR_S = 60
+# A key of a file is looked for so often, in case that it was renewed.
+_KNOWN_FOR_S = 0.1
 
 
 def provider(environ: Mapping[str, str], profile: str | None, host: str) -> Callable[[], Any] | None:
-    """A function that gives obstore the key; None if it is to ask the machine. `RefusedError` as `read_keys`.
+    """A function that gives the key; None if the machine is to be asked. `RefusedError` as `read_keys`.
 
     A key of a file is read anew when the file changes: a temporary one may be renewed during a push.
     """
@@ -214,15 +250,19 @@ class _FromFiles:
         self._files = (_credentials_file(environ), _settings_file(environ))
         self._read = read
         self._seen = self._stamps()
+        self._known_until = time.monotonic()
         self.keys = read()
 
     def __call__(self) -> Any:
-        seen = self._stamps()
-        if seen != self._seen:
-            self._seen = seen
-            with contextlib.suppress(RefusedError):  # half-written, say: then it will change again
-                self.keys = self._read() or self.keys
-        return {**self.keys, "expires_at": datetime.now(UTC) + timedelta(seconds=_KNOWN_FOR_S)}
+        now = time.monotonic()
+        if now > self._known_until:
+            self._known_until = now + _KNOWN_FOR_S
+            seen = self._stamps()
+            if seen != self._seen:
+                self._seen = seen
+                with contextlib.suppress(RefusedError):  # half-written, say: then it will change again
+                    self.keys = self._read() or self.keys
+        return self.keys
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         stamps: list[tuple[int, int, int] | None] = []
@@ -242,10 +282,10 @@ def read_keys(
     *,
     in_cloud: Callable[[], bool] = lambda: runs_in("aws"),
 ) -> Any:
-    """The key as obstore's `S3Credential`; None if the client is to ask the machine for one.
+    """The key, its secret, and the token of a temporary one; None if the machine is to be asked for one.
 
     The order is: a profile of the URL, the environment, the file, the keyring (by the server's `host`). `RefusedError`
-    if none has a key: the client would ask for a cloud machine's own service, and hang for a minute elsewhere.
+    if none has a key: whoever asks for a cloud machine's own service elsewhere hangs for a minute.
     """
     if _says_environment(environ, profile, host):
         return _keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"], environ.get("AWS_SESSION_TOKEN"))
@@ -303,7 +343,6 @@ def _keys(access_key_id: str, secret_access_key: str, token: str | None) -> dict
         "access_key_id": sendable(access_key_id, "the id of the S3 access key"),
         "secret_access_key": sendable(secret_access_key, "the S3 secret access key"),
         "token": sendable(token, "the S3 session token") if token else None,
-        "expires_at": None,
     }
 
 

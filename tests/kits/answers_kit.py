@@ -57,6 +57,7 @@ class Script:
     answer: Callable[[str, str], Answer] = lambda _method, _path: Answer()
     asked: list[str] = field(default_factory=list)
     heads: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)  # the first KiB of each
     clients: set[tuple[str, int]] = field(default_factory=set)  # by connection
     url: str = "s3://bucket/{prefix}?endpoint={endpoint}"
     port: int = 0
@@ -116,6 +117,7 @@ class _Handler(Handler):
 
     def respond(self, body: bytes) -> Answer:
         self.script.asked.append(self.command)
+        self.script.bodies.append(body[:1024])
         self.script.clients.add(self.client_address)
         self.script.heads.append({"path": self.path, **{name.lower(): value for name, value in self.headers.items()}})
         return self.script.answer(self.command, self.path)

@@ -427,7 +427,6 @@ def test_a_quorum_that_hangs_is_said(
 
 
 def test_a_server_that_accepts_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("obstore")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setattr(_breaker, "PATIENCE_S", 0.3)

@@ -1,4 +1,4 @@
-"""The calls of S3, Azure and Google Cloud Storage, by obstore; each provider gives its options and its `Dialect`.
+"""The calls of Azure and Google Cloud Storage, by obstore; each provider gives its options and its `Dialect`.
 
 obstore takes 0.16 ms of CPU a request, gives the GIL back while it waits, and retries nothing as set up here. An option
 that is left open it reads from the environment. So a provider gives it every option that decides where a request goes,
@@ -15,29 +15,21 @@ from collections.abc import Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
+from metasync.backends._shared.object_store import is_readable
 from metasync.backends._shared.obstore_errors import Dialect, backend_error, begins_behind, status_of
 from metasync.backends._shared.race_probe import is_anothers, keeps_creates
-from metasync.backends._shared.urls import server_address
-from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
+from metasync.backends.api import Digest, DigestKind, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
-from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError
 from metasync.runtime.sizes import CONNECT_TIMEOUT_S, LARGE_TIMEOUT_S, SMALL_BYTES_MAX, SMALL_TIMEOUT_S
 
-# Of an endpoint. obstore panics over what no address holds, and other readers may take another host out of it.
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
-_ENDPOINT_PATH = re.compile(r"[A-Za-z0-9._~/-]*")
-_NUMBER = re.compile(r"(0[Xx][0-9A-Fa-f]*|[0-9]+)")
 _MD5_TAG = re.compile(r'"?([0-9a-f]{32})"?')
 # How much is hashed to see whether tags are MD5s: 10 microseconds of a request of 160, and all but packs are so small.
 _TRIED_BYTES_MAX = 1 << 13
 
 # The process in which obstore's threads run. A fork does not take them along, and a call there would wait for ever.
 _process: list[int] = []
-
-# Names that nobody can rent: what answers there is one's own, and what people run themselves is mostly MinIO or Ceph.
-_OWN_NAMES = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
 
 
 class ObjectStoreBackend:
@@ -64,7 +56,7 @@ class ObjectStoreBackend:
         self._identity = native_identity(scope or url.lower(), f"{bucket}/{prefix}")
         self._url = url
         self._options = {"prefix": prefix or None, **options}
-        self._may_be_another = _is_readable(url)
+        self._may_be_another = is_readable(url)
         self._stores: dict[bool, Any] = {}  # for large writes, for all else; each takes 4 ms and has its connections
         self._making = threading.Lock()
         self._closed = False
@@ -263,46 +255,6 @@ class TagsAreDigests(ObjectStoreBackend):
             self._seen_right = True
         else:
             self._seen_wrong = True
-
-
-def endpoint_of(url: BackendUrl, kind: str) -> str:
-    """The server that a URL names, "" for the provider's own. `UsageError` if it is not an address alone."""
-    endpoint = dict(url.params).get("endpoint", "").rstrip("/")
-    if not endpoint:
-        return ""
-    parts = server_address(endpoint)
-    if parts is None or not _HOST.fullmatch(parts.hostname or "") or not _ENDPOINT_PATH.fullmatch(parts.path):
-        raise UsageError(
-            f"the endpoint of {kind} URL is not the address of a server, or holds more than that",
-            next_step="Write endpoint=https://host:port, without user, password or parameters.",
-        )
-    return endpoint
-
-
-def is_own_host(host: str) -> bool:
-    """Whether a server of this name or address can only be one's own."""
-    import ipaddress  # 2 ms, and only some URLs name an endpoint
-
-    try:
-        return not ipaddress.ip_address(host.strip(".[]")).is_global
-    except ValueError:
-        name = host.strip(".")  # a number is an address, of whomever
-        return ("." not in name and _NUMBER.fullmatch(name) is None) or host.endswith(_OWN_NAMES)
-
-
-def check_not_readable(endpoint: str, what: str) -> None:
-    """`RefusedError` for an endpoint to which a secret would go in plain text, over a network."""
-    if _is_readable(endpoint):
-        raise RefusedError(
-            f"{what} would go over the network in plain text to {endpoint}",
-            next_step="Write endpoint=https://..., or use another kind of credentials.",
-        )
-
-
-def _is_readable(url: str) -> bool:
-    """Whether what goes there can be read, and answered, by the network between."""
-    parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}
 
 
 def _range(offset: int, length: int | None) -> Any:

@@ -11,10 +11,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from metasync.backends._shared.http import SILENT_S
+from metasync.backends._shared.http import SILENT_S, retry_after_s
 from metasync.errors import BackendError, FullError, NotFoundError, RefusedError, UnreachableError
+
+if TYPE_CHECKING:
+    from metasync.backends._shared.wire import Answer
 
 Meaning = Literal[
     "absent",  # the object is not there; nothing else may be read as that
@@ -113,6 +116,32 @@ def code_of(error: BaseException) -> str:
     return match[1] if match else ""
 
 
+def code_in(answer: Answer) -> str:
+    """The server's own word for what is wrong; "" where it said none."""
+    match = _CODE.search(answer.text)
+    return answer.headers.get("x-ms-error-code", "")[:64] or (match[1] if match else "")
+
+
+def refusal(answer: Answer, verb: str, path: str, where: str, dialect: Dialect) -> BackendError:
+    """The error of the contract for an answer that is no success. It never quotes it: that may echo a signature."""
+    attempt = f"cannot {verb} {path} in {where}"
+    status, code, text = answer.status, code_in(answer), answer.text
+    if status < 300:
+        said = f"{attempt}: what answered is not the {dialect.server} server (a {status} where it has another answer)"
+        return UnreachableError(said, next_step="Check the endpoint, and whether the network asks for a login.")
+    meaning = _meaning_of(status, code, text, dialect)
+    if meaning == "key" and _CLOCK.search(text):
+        meaning = "clock"
+    said = f"the server answered {status}{f' ({code})' if code else ''}"
+    if meaning == "elsewhere":
+        return _elsewhere(status, code, said, text, attempt, dialect)
+    error = _refused(meaning, said, code or str(status), attempt, dialect)
+    if meaning in {"slower", "again"}:
+        asked_s = retry_after_s(answer.headers.get("retry-after"), answer.headers.get("date"))
+        error.retry_after_s = error.retry_after_s if asked_s is None else asked_s
+    return error
+
+
 def begins_behind(error: BaseException) -> bool:
     """Whether a part was asked for that begins at or behind the object's end."""
     return status_of(error) == 416 or "Wanted range starting at" in _head(error)
@@ -173,7 +202,7 @@ def _refused(meaning: Meaning, said: str, word: str, attempt: str, dialect: Dial
     kind, words, step = _ERRORS[meaning]
     fields = {"said": said, "word": word, "place": dialect.place, "keys": dialect.keys}
     error = kind(f"{attempt}: {words.format(**fields)}", next_step=step.format(**fields))
-    if meaning == "slower":  # obstore keeps a Retry-After header to itself, and the XML has no such field
+    if meaning == "slower":
         error.retry_after_s = SILENT_S
     elif meaning == "never":
         error.retryable = False

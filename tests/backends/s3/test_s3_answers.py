@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -28,8 +26,9 @@ from answers_kit import (
     serving,
     xml,
 )
+from http_kit import gets_in_two_processes
 
-from metasync.backends._shared import obstore
+from metasync.backends._shared import wire
 from metasync.backends.api import Digest
 from metasync.backends.registry import open_backend, parse_url
 from metasync.backends.wrappers import pace
@@ -39,9 +38,6 @@ from metasync.local import settings
 from metasync.runtime.effects import Op, Task, Urgency
 from metasync.runtime.tasks import Runtime
 from metasync.session import open_backend as ways
-
-pytest.importorskip("obstore")
-
 
 ANSWERS = [
     Refusal(400, xml("ExpiredToken"), RefusedError, False),
@@ -208,7 +204,7 @@ def test_large_answers_share_the_connections_of_small_ones(script: Script) -> No
 
 
 def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstore, "SMALL_TIMEOUT_S", 1)
+    monkeypatch.setattr(wire, "SMALL_TIMEOUT_S", 1)
     release = threading.Event()
     backend = script.open()
     script.answer = lambda *_: Answer(200, b"slow", META, drip_s=0.5)
@@ -228,7 +224,7 @@ def test_silence_ends_a_read_and_slowness_does_not(script: Script, monkeypatch: 
 def test_a_large_write_may_take_longer_than_silence_may(
     script: Script, monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
-    monkeypatch.setattr(obstore, "SMALL_TIMEOUT_S", 1)
+    monkeypatch.setattr(wire, "SMALL_TIMEOUT_S", 1)
 
     def late(*_: str) -> Answer:
         time.sleep(2)
@@ -398,36 +394,10 @@ def test_closed(script: Script) -> None:
         backend.put("a", b"")
 
 
-FORKED = """
-import os, sys
-from metasync.backends.registry import open_backend, parse_url
-from metasync.errors import RefusedError
-
-backend = open_backend(parse_url(sys.argv[1]))
-backend.get("a", max_bytes=9)
-child = os.fork()
-for store in (backend, open_backend(parse_url(sys.argv[1]))) if child == 0 else ():
-    try:
-        store.get("a", max_bytes=9)
-    except RefusedError as error:
-        print(error.message, flush=True)
-if child:
-    os.waitpid(child, 0)
-    backend.get("a", max_bytes=9)
-    print("well", flush=True)
-os._exit(0)
-"""
-
-
 def test_a_process_that_was_forked(script: Script) -> None:
-    """obstore's threads stay behind, and a call would wait for them for ever."""
-    script.answer = lambda *_: Answer(200, b"1", META)
-    url = script.url.format(prefix="x", endpoint=script.endpoint)
-    command = [sys.executable, "-W", "ignore", "-c", FORKED, url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    lines = done.stdout.splitlines()
-    assert [("was forked" in line) for line in lines] == [True, True, False], done.stderr[-500:]
-    assert lines[2] == "well"
+    """Each process has connections of its own: on shared ones each would hear the other's answers."""
+    script.answer = lambda _method, path: Answer(200, path[-1:].encode(), META)
+    assert gets_in_two_processes(script.url.format(prefix="x", endpoint=script.endpoint)) == ""
 
 
 def test_slow_down_is_remembered_for_the_account(

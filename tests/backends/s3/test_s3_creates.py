@@ -17,8 +17,6 @@ from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, UnreachableError
 from metasync.session import open_backend as ways
 
-pytest.importorskip("obstore")
-
 
 def test_a_server_that_ignores_the_condition(script: Script) -> None:
     script.answer = lambda *_: Answer(200, b"", META)

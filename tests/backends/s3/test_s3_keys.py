@@ -12,8 +12,6 @@ from answers_kit import META, Answer, Script, own_keyring, xml
 from metasync.backends.s3 import read_keys, read_region
 from metasync.errors import RefusedError
 
-pytest.importorskip("obstore")
-
 FILES = {"config": "AWS_CONFIG_FILE", "credentials": "AWS_SHARED_CREDENTIALS_FILE"}
 
 
