@@ -30,7 +30,7 @@ from metasync.errors import FormatError, UpgradeError, UsageError
 FORMAT: Final = 1
 CONFIG_BYTES_MAX: Final = 1 << 20
 BACKENDS_MAX: Final = 256
-ACCEPTORS_MAX: Final = 32  # what the `seen` list of a log entry of 4 KiB has room for
+ACCEPTORS_MAX: Final = 32  # a log entry's `seen` of so many leaves room for all else in it
 STORAGE_IDS_MAX: Final = 1024  # a mapping change may give a backend a new one
 CLASSES_MAX: Final = 16
 CHAINS_MAX: Final = 256

@@ -12,11 +12,12 @@ from typing import Final, Literal, NamedTuple
 
 from metasync.codec import UPGRADE, Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
-from metasync.consensus.records.entry import Seen
+from metasync.consensus.objects import seal_object
+from metasync.consensus.records.entry import Entry, Seen, root_in
 from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.state import Ref, State
 from metasync.errors import FormatError, UpgradeError
-from metasync.keys.derive import FORMAT
+from metasync.keys.derive import FORMAT, RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
@@ -123,6 +124,7 @@ class Participant:
         self.standings: dict[str, Standing] = {}  # by a backend's agreed name
         self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
         self.added: dict[bytes, tuple[Ref, ...]] = {}  # what the vote read last said of it, by its value's hash
+        self.riding: dict[bytes, bytes] = {}  # the index root that a vote read last carried, by its name
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest
         self.fenced: set[bytes] = set()  # states whose change of config or keys is known to be fenced off
         self.followed: dict[int, EraRecord] = {}  # records by which this process passed to another era
@@ -147,6 +149,19 @@ class Participant:
         """A request took so long."""
         known = seconds if self.rtt_s == RTT_FIRST_S else self.rtt_s  # the first reply tells more than a guess
         self.rtt_s = min(RTT_MAX_S, 0.7 * known + 0.3 * seconds)
+
+    def take_root(self, entry: Entry) -> None:
+        """Keeps the index root that an entry carries, if it is the one that its value names."""
+        carried = root_in(entry)
+        if entry.value is None or carried is None or entry.value.index.hash in self.riding:
+            return
+        random, root = carried
+        era, epoch = entry.base.era, entry.base.epoch
+        if (
+            seal_object(self.keys, RecordKind.META, root, era=era, epoch=epoch, random=random)[0]
+            == entry.value.index.hash
+        ):
+            self.riding = {entry.value.index.hash: root}
 
     def waited(self, seconds: float) -> None:
         """A look took so long: who only reads would otherwise take slow backends for silent ones."""

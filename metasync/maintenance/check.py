@@ -152,6 +152,6 @@ def _check_meta(
     named: list[tuple[str, Ref | bytes]] = [("config", agreed.state.config), ("device set", agreed.state.devices)]
     if agreed.state.index.hash != ZERO_HASH:
         named.append(("index", agreed.state.index))
-        named += [("index segment", Ref(*item.ref)) for item in agreed.root.items]
+        named += [("index segment", Ref(*item.ref)) for item in agreed.root.apart]
     found, brought = health.check_meta(s, named, {p.backend for p in problems}, read_data=read_data)
     return [*problems, *(CheckProblem(backend, b"", why) for backend, why in found)], brought

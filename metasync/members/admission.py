@@ -83,7 +83,7 @@ def _index_files(group: Group, ref: Ref) -> Task:
     if ref.hash == ZERO_HASH:
         return {}
     root: bytes = yield from group.get_meta(ref)
-    listed = decode_root(root).items
+    listed = decode_root(root).apart
     sizes = accumulate(i.size for i in listed)
     tasks = {
         i.ref.hash: group.get_meta(Ref(*i.ref)) for i, upto in zip(listed, sizes, strict=True) if upto <= AHEAD_BYTES

@@ -72,6 +72,7 @@ class AgreedIndexes:
         root = self._db.get_object(ref.hash)
         items = pack_index.decode_root(root).items if root is not None else ()
         have = self._db.get_objects([i.ref.hash for i in items])
+        have.update((i.ref.hash, i.inline) for i in items if i.inline is not None)
         if root is None or any(i.ref.hash not in have for i in items):
             return None
         return Index(tuple(self._decoded(i.ref.hash, have[i.ref.hash]) for i in items))
@@ -90,7 +91,7 @@ class AgreedIndexes:
 
         One at a time: of a million objects they have forty megabytes before they are opened.
         """
-        missing = {i.ref.hash for i in root.items}
+        missing = {i.ref.hash for i in root.apart}
         missing -= self._db.objects_there(missing)
         for some in _in_parts(i for i in root.items if i.ref.hash in missing):
             self._fetched([Ref(*i.ref) for i in some])
@@ -100,7 +101,7 @@ class AgreedIndexes:
     def _segment(self, item: RootItem) -> IndexSegment:
         if item.ref.hash in self._segments:
             return self._segments[item.ref.hash]
-        return self._decoded(item.ref.hash, self._fetched([Ref(*item.ref)])[0])
+        return self._decoded(item.ref.hash, item.inline or self._fetched([Ref(*item.ref)])[0])
 
     def _decoded(self, digest: bytes, data: bytes) -> IndexSegment:
         if digest not in self._segments:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from operator import lt
+from operator import attrgetter, lt
 from typing import NamedTuple, TypeAlias
 
-from metasync.codec import UPGRADE, Reader, Tags, ascending, check_format, encode_tags, u8, u32, u64
+from metasync.codec import UPGRADE, Reader, Tags, check_format, encode_tags, u8, u32, u64
 from metasync.errors import FormatError, UpgradeError
+from metasync.keys.derive import sha256
 from metasync.objects.model import ID_BYTES, ObjectKind, check_object_kinds
 from metasync.store.pack_format import (
     HEADER_BYTES,
@@ -35,6 +36,7 @@ from metasync.store.pack_format import (
 
 FORMAT = 1
 MD5_TAG = 1  # of a pack's record; 2 is kept for SHA-1, 3 for Dropbox's content hash, 4 for quickXorHash
+INLINE_TAG = 1  # of a root's entry: the bytes of the segment, whose SHA-256 is its name then
 TIER_BYTES_BASE = 2 << 10  # nine pushes of one file, 400 bytes each, merge into more: what is merged leaves its tier
 TIER_FACTOR = 8
 MAP_AFTER = 32  # a map of all ids costs as much as bisecting for a thirtieth of them; a one-file push never pays it
@@ -91,10 +93,6 @@ class PackRecord(NamedTuple):
         """The MD5 of the whole pack, if whoever stored it noted it: some stores tell that of what they hold."""
         md5 = dict(self.tags).get(MD5_TAG, b"")
         return md5 if len(md5) == 16 else None
-
-
-def _id(pack: PackRecord) -> PackId:
-    return pack.id
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +153,7 @@ class IndexSegment:
 
     def inside(self, record: PackRecord, *, blobs: bool = True) -> list[Located]:
         """All objects that this segment lists of a pack, if it does; without `blobs`, the others."""
-        ordinal = bisect_left(self.packs, record.id, key=_id)
+        ordinal = bisect_left(self.packs, record.id, key=attrgetter("id"))
         if ordinal == len(self.packs) or self.packs[ordinal].id != record.id:
             return []
         if self._by_pack is None:
@@ -219,8 +217,8 @@ def make_segment(
 def segment_sorted(
     packs: Iterable[tuple[PackRecord, bytes]], tombstones: Iterable[tuple[int, bytes]] = (), tags: Tags = ()
 ) -> IndexSegment:
-    listed = sorted(packs, key=lambda p: _pack_key(p[0]))
-    if not ascending([_pack_key(p) for p, _ in listed]):
+    listed = sorted(packs, key=lambda p: p[0].id)
+    if any(a.id == b.id for (a, _), (b, _) in pairwise(listed)):
         raise ValueError("a pack is listed twice")
     objects = bytearray()
     for first in range(0, 256, _SORTED_TOGETHER):  # by the first byte of the id: in parts, for there may be many
@@ -304,20 +302,13 @@ def decode_segment(data: bytes) -> IndexSegment:
     return IndexSegment(packs, objects, stones, tags)
 
 
-def _pack_key(pack: PackRecord) -> bytes:
-    """What a pack is known by, in the order of a segment's packs."""
-    return u64(pack.generation) + pack.name
-
-
 def _packs(r: Reader) -> tuple[PackRecord, ...]:
     """Checks their order one by one: a frame of a few bytes can repeat a pack a million times."""
     out: list[PackRecord] = []
-    last = b""
     for _ in range(r.count(r.u32(), ID_BYTES + 8 + 8 + HEADER_BYTES + 3 + 4 + 1)):
         pack = _pack(r)
-        if (key := _pack_key(pack)) <= last:
+        if out and pack.id <= out[-1].id:
             raise r.fail("packs out of order")
-        last = key
         out.append(pack)
     return tuple(out)
 
@@ -389,6 +380,11 @@ class RootItem(NamedTuple):
     tags: Tags = ()
 
     @property
+    def inline(self) -> bytes | None:
+        """The segment, where the root carries it and no object has it."""
+        return dict(self.tags).get(INLINE_TAG)
+
+    @property
     def tier(self) -> int:
         tier, limit = 0, TIER_BYTES_BASE
         while self.size > limit:
@@ -401,6 +397,11 @@ class IndexRoot(NamedTuple):
 
     items: tuple[RootItem, ...] = ()
     tags: Tags = ()
+
+    @property
+    def apart(self) -> tuple[RootItem, ...]:
+        """Those that are objects of their own."""
+        return tuple(i for i in self.items if i.inline is None)
 
 
 def encode_root(root: IndexRoot) -> bytes:
@@ -422,6 +423,8 @@ def decode_root(data: bytes) -> IndexRoot:
     )
     out = IndexRoot(items, r.tags())
     r.end()
+    if any((own := i.inline) is not None and (i.size, i.ref.hash) != (len(own), sha256(own)) for i in items):
+        raise r.fail("a segment in it that is not the one it names")
     return out
 
 

@@ -251,7 +251,7 @@ def test_the_fullest_entry_fits(ws: Workspace) -> None:
     assert len(sealed(entry())) == 1024
     assert len(sealed(entry(Kind.ACCEPT))) == 1536
     with pytest.raises(ValueError, match="bytes"):
-        sealed(replace(full, tags=((1, bytes(2000)),)))
+        sealed(replace(full, tags=((1, bytes(5000)),)))
 
 
 def test_an_entry_says_what_its_index_names_anew() -> None:

@@ -204,7 +204,7 @@ root_items = st.builds(
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**32 - 1),
-    st.just(()) | st.just(((1, b"of the entry"), (7, b""))),
+    st.just(()) | st.just(((5, b"of the entry"), (7, b""))),
 )
 
 

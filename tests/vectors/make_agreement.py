@@ -75,7 +75,7 @@ from metasync.consensus.records.entry import (
     seal_head,
     seal_hint,
 )
-from metasync.consensus.records.state import STATE_BYTES
+from metasync.consensus.records.state import STATE_BYTES, Ref
 from metasync.keys.derive import Header, RecordKind, device_recipient, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
@@ -89,6 +89,8 @@ from metasync.keys.device_set import (
 from metasync.keys.invitation import Code, Invite, Way, invitation_name, seal_invite
 from metasync.keys.keyring import make_ring, open_keys
 from metasync.keys.slots import Cost, make_slot
+from metasync.store.index import INLINE_TAG, IndexRoot, RootItem, encode_root
+from metasync.store.index import Ref as Named
 
 FOLDER = Path(__file__).resolve().parent / "agreement"
 OK, FORMAT, UPGRADE, PASSPHRASE = "ok", "FormatError", "UpgradeError", "PassphraseError"
@@ -233,6 +235,7 @@ def entry_cases() -> Cases:
     yield "entry-prepare", one("PREPARE", good, value=prepare)
     yield "entry-accept", one("ACCEPT", sealed(accept), value=accept)
     yield "entry-accept-full", one("ACCEPT with all there is", sealed(full), value=full)
+    yield from riding(accept)
     yield "entry-decided", one("DECIDED", sealed(entry(Kind.DECIDED)), value=entry(Kind.DECIDED))
     yield (
         "entry-wrong-signature",
@@ -279,7 +282,7 @@ def entry_cases() -> Cases:
     yield "entry-bad-grown", one("grown by 512 bytes", good + bytes(512), FORMAT)
     yield "entry-bad-empty", one("no bytes", b"", FORMAT)
     yield "entry-bad-zeros", one("512 zeros", bytes(512), FORMAT)
-    yield "entry-bad-huge", one("more than 4 KiB", good * 5, FORMAT)
+    yield "entry-bad-huge", one("more than 8 KiB", good * 9, FORMAT)
     yield "entry-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     # Well sealed, signed, and impossible.
     body = entries_module._encode(prepare)
@@ -309,6 +312,27 @@ def entry_cases() -> Cases:
     yield "entry-bad-padding", one("512 bytes of padding too many", forged(prepare, grown=512), FORMAT)
     newer = replace(accept, value=replace(X, min_fmt=2))
     yield "entry-bad-value-newer", one("a value for newer programs", forged(newer), UPGRADE)
+
+
+def riding(accept: Entry) -> Cases:
+    """The index root in an entry: the object that it is has the name that the value says, or it says nothing."""
+    segment = b"an index segment"
+    item = RootItem(Named(3, sha256(segment)), len(segment), 0, 0, ((INLINE_TAG, segment),))
+    root, random = encode_root(IndexRoot((item,))), drawn("root")
+    name, _ = seal_object(KEYS, RecordKind.META, root, era=0, epoch=1, random=random)
+    carried = replace(accept, tags=((2, random + root),))
+    for case_name, about, index, found in (
+        ("root", "it carries the root of its value's index", Ref(3, name), root),
+        (
+            "other-root",
+            "not the root of its value: the entry stands all the same",
+            Ref(3, drawn("x")),
+            None,
+        ),
+    ):
+        assert carried.value is not None
+        e = replace(carried, value=replace(carried.value, index=index))
+        yield f"entry-{case_name}", case("entry", about, sealed(e), **PLACE, value=e, root=found)
 
 
 BLOCK_BINDING = NS_ID + ACCEPTOR + u64(2) + ALICE.device_id + u32(0)

@@ -777,9 +777,12 @@ def of_index() -> Cases:
 def of_roots() -> Cases:
     largest = RootItem(Ref(2**64 - 1, digest(2)), 2**40, 2**33, 2**32 - 1, ((9, b"later"),))
     items = (RootItem(Ref(3, digest(1)), 4096, 70, 2), largest)
+    segment = b"\1" + frame(table(make_segment([])))
+    inline = RootItem(Ref(3, hashlib.sha256(segment).digest()), len(segment), 0, 0, ((1, segment),))
     for name, about, root in (
         ("empty", "no segments", IndexRoot()),
         ("two", "two segments, one of them with a tag, and a tag of the root", IndexRoot(items, ((2, b"x"),))),
+        ("inline", "a segment that stands in the root itself", IndexRoot((items[0], inline))),
     ):
         yield f"root-{name}", case("index root", about, OK, encode_root(root), value=root)
     good = encode_root(IndexRoot(items))
@@ -791,6 +794,14 @@ def of_roots() -> Cases:
         "count-high": ("one segment less than counted", b"\1" + u32(3) + good[5:]),
         "count-low": ("one segment more than counted", b"\1" + u32(1) + good[5:]),
         "tags-twice": ("tag 1 two times", good[:-1] + b"\2\0\1\0\0\0\1\0\0"),
+        "inline-hash": (
+            "a segment in it that is not the one it names",
+            encode_root(IndexRoot((inline._replace(ref=Ref(3, digest(1))),))),
+        ),
+        "inline-size": (
+            "a segment in it that is longer than it says",
+            encode_root(IndexRoot((inline._replace(size=inline.size - 1),))),
+        ),
         "trailing": ("a byte behind the tags", good + b"\0"),
         "cut-short": ("no tags", good[:-1]),
     }

@@ -183,6 +183,7 @@ class BlockAcceptor(AcceptorView):
                 return False
             entry = blocks.feed(device_id, data)
             if entry is not None:
+                self.m.take_root(entry)
                 self.note_claims(entry)
             if blocks.clash:
                 raise ForkError(

@@ -134,6 +134,7 @@ class LogAcceptor(AcceptorView):
             self._remember_log(log)
             if entry.value is not None and (refs := refs_in(entry)):
                 self.m.added = {entry.value.hash: refs}
+            self.m.take_root(entry)
             if log.void == void:
                 self.note_claims(entry)
 

@@ -32,10 +32,11 @@ from metasync.keys.derive import (
 from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
-ENTRY_BYTES_MAX: Final = 4096
+ENTRY_BYTES_MAX: Final = 8192  # an ACCEPT has 1,536; the rest is room for an index root that rides in it
 SEEN_MAX: Final = 32
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
+ROOT_TAG: Final = 2  # of an entry with a value: the root of its index, which need not be an object then
 _REF_BYTES: Final = 8 + 32
 VERSIONS_PER_FOLDER: Final = 1024
 _SIGNED: Final = {  # what is signed for one purpose never serves another
@@ -131,6 +132,15 @@ def refs_in(entry: Entry) -> tuple[Ref, ...]:
         return ()
     r = Reader(data, "names of meta objects")
     return tuple(Ref(r.u64(), r.take(32)) for _ in range(len(data) // _REF_BYTES))
+
+
+def root_in(entry: Entry) -> tuple[bytes, bytes] | None:
+    """The index root that an entry carries: the 32 random bytes of the meta object that it is, and its plaintext.
+
+    Proof of nothing, until that object, sealed anew, has the hash that the entry's value names.
+    """
+    data = dict(entry.tags).get(ROOT_TAG, b"")
+    return (data[:32], data[32:]) if len(data) > 32 else None
 
 
 def hint_path(acceptor_id: bytes) -> str:
