@@ -3,6 +3,7 @@
     MetaSyncError                  exit  whose fault, what next
     ├── UsageError                    2  the caller's: the message names the right form
     ├── PassphraseError               6  wrong passphrase or key
+    │   ├── WeakeningError            6  what was asked weakens the workspace, which takes the passphrase
     │   └── ExcludedError             6  this device is not among those that may read and write now
     │       └── RevokedError          6  it was revoked
     ├── NoQuorumError                 5  too few backends answered, or the outcome is unknown: run again
@@ -52,6 +53,10 @@ class PassphraseError(MetaSyncError):
     """No key slot opens with what was given."""
 
     exit_code = 6
+
+
+class WeakeningError(PassphraseError):
+    """What was asked weakens what the workspace's policy promises. With the passphrase it can be done."""
 
 
 class ExcludedError(PassphraseError):

@@ -342,40 +342,39 @@ class Workspace:
         with self._operation("resolve") as s:
             return conflicts.resolve(s, [tree_path(path) for path in paths], keep)
 
-    def backend_add(self, url: str, *, replaces: str | None = None, dry_run: bool = False) -> reports.BackendChange:
+    def backend_add(
+        self, url: str, *, replaces: str | None = None, passphrase: str | None = None, dry_run: bool = False
+    ) -> reports.BackendChange:
         """Adds a store to the agreed backends; this device is linked to it, others with `link`.
 
-        `replaces`: takes this backend out in the same step, one that is dead, say. New packs go there as it is due;
-        what is stored stays where it is until it is moved. `UsageError`: it is one of them already, lies inside the
-        workspace, or the last change is not moved yet. `BackendError`, `NoQuorumError`.
+        `replaces`: takes this one out in the same step. New packs go there as it is due; what is stored stays until it
+        is moved. `UsageError`: it is one already, lies inside the workspace, or the last change is not moved yet.
+        `BackendError`, `NoQuorumError`, `WeakeningError`.
         """
         with self._changing("backend add") as s:
-            return add_backend.add(s, url, replaces=replaces, dry_run=dry_run)
+            return add_backend.add(s, url, replaces=replaces, passphrase=passphrase, dry_run=dry_run)
 
-    def backend_remove(self, name: str, *, dry_run: bool = False) -> reports.BackendChange:
+    def backend_remove(
+        self, name: str, *, passphrase: str | None = None, dry_run: bool = False
+    ) -> reports.BackendChange:
         """Takes a backend out of the agreed ones; a dead one need not answer. What it holds is left there.
 
         `UsageError`: there is none of that name, data would be lost or too few backends be left, or the last change is
-        not moved yet. `NoQuorumError`.
+        not moved yet. `NoQuorumError`. `WeakeningError`: it takes the passphrase, because the policy promises more.
         """
         with self._changing("backend remove") as s:
-            return add_backend.remove(s, name, dry_run=dry_run)
+            return add_backend.remove(s, name, passphrase=passphrase, dry_run=dry_run)
 
     def backend_set(
-        self,
-        name: str,
-        *,
-        capacity_bytes: int | None = None,
-        new_name: str | None = None,
-        role: Literal["both", "storage"] | None = None,
-        dry_run: bool = False,
-    ) -> reports.BackendChange:
+        self, name: str, *, capacity_bytes: int | None = None, new_name: str | None = None,
+        role: Literal["both", "storage"] | None = None, passphrase: str | None = None, dry_run: bool = False,
+    ) -> reports.BackendChange:  # fmt: skip
         """Changes what is agreed of a backend: its capacity, its name, whether it votes (`both`) or not (`storage`).
 
         A name changes nothing else. `UsageError`: as for `backend_remove`, or it may not vote. `NoQuorumError`.
         """
         with self._changing("backend set") as s:
-            return add_backend.alter(s, name, capacity_bytes, new_name, role, dry_run=dry_run)
+            return add_backend.alter(s, name, capacity_bytes, new_name, role, passphrase=passphrase, dry_run=dry_run)
 
     def device_list(self) -> reports.DeviceList:
         """Who may write, which invitations are open, which logins of revoked devices are still to be withdrawn."""

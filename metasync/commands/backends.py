@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -10,6 +10,7 @@ from metasync.errors import UnreachableError
 from metasync.terminal import backends_text, text
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
+from metasync.terminal.passphrase import if_needed
 
 UNREACHABLE_CODE = 5  # of the whole of what was asked, as where a quorum is missing
 
@@ -120,7 +121,7 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     """
     console = Console(options)
     with opened(options, console) as w:
-        done = w.backend_add(url, replaces=replaces, dry_run=dry_run)
+        done = if_needed(lambda given: w.backend_add(url, replaces=replaces, passphrase=given, dry_run=dry_run))
     console.report("backend add", backends_text.backend_change("add", done), done)
 
 
@@ -132,7 +133,8 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
 def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     """Removes a backend, for all devices.
 
-    The backend may be dead. What it holds is left there.
+    The backend may be dead. What it holds is left there. Asks for the passphrase where fewer backends may lie then
+    than the workspace promises.
 
     \b
     Example:
@@ -140,7 +142,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     """
     console = Console(options)
     with opened(options, console) as w:
-        done = w.backend_remove(name, dry_run=dry_run)
+        done = if_needed(lambda given: w.backend_remove(name, passphrase=given, dry_run=dry_run))
     console.report("backend remove", backends_text.backend_change("remove", done), done)
 
 
@@ -174,7 +176,8 @@ def backend_set(
         raise click.UsageError("Say what to change: --name, --capacity or --role.")
     size = parse_bytes(capacity) if capacity is not None else None
     with opened(options, console) as w:
-        done = w.backend_set(name, capacity_bytes=size, new_name=new_name, role=role, dry_run=dry_run)
+        wanted: dict[str, Any] = {"capacity_bytes": size, "new_name": new_name, "role": role, "dry_run": dry_run}
+        done = if_needed(lambda given: w.backend_set(name, passphrase=given, **wanted))
     console.report("backend set", backends_text.backend_change("set", done), done)
 
 

@@ -180,7 +180,7 @@ def follow_keys(m: Participant, state: State, devices: DeviceSet, links: Sequenc
         ) from e
     except PassphraseError as e:
         raise exclusion(m, devices, state.v) from e
-    if m.identity.device_id in devices.revoked_ids:  # without encryption anybody can derive the keys
+    if devices.bars(m.identity.device_id):  # without encryption anybody can derive the keys
         raise exclusion(m, devices, state.v)
     return keys
 
@@ -197,7 +197,7 @@ def check_admitted(m: Participant, devices: DeviceSet, v: int) -> None:
 def exclusion(m: Participant, devices: DeviceSet, v: int) -> ExcludedError | NoQuorumError:
     """Why this device has no part in a version with this device set."""
     name = m.identity.name
-    if m.identity.device_id in devices.revoked_ids:
+    if devices.bars(m.identity.device_id):
         return RevokedError(f"this device ({name}) was revoked; version {v} says so", next_step=UNSENT)
     if _newer(m, devices):
         return NoQuorumError(

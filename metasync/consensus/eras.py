@@ -16,8 +16,9 @@ from typing import Any, Final
 from metasync.consensus.chain import ancestor, rings_on
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import get_const
-from metasync.consensus.participant import OP_TIMEOUT_S, Participant, check_config
+from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.era import ERAS, RECORD_BYTES_MAX, EraRecord, epoch_of, era_path, open_record
+from metasync.consensus.records.log_replay import check_config
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import (
     DamagedError,

@@ -13,7 +13,7 @@ from metasync.codec import check_format
 from metasync.config import Config
 from metasync.consensus.eras import newest_record
 from metasync.consensus.objects import const_path, created, get_const, sealed
-from metasync.consensus.participant import check_config, decode_agreed_config
+from metasync.consensus.participant import decode_agreed_config
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_path,
@@ -24,6 +24,7 @@ from metasync.consensus.records.birth import (
 )
 from metasync.consensus.records.entry import ENTRY_BYTES_MAX, SignedEntry, hint_path, open_hint
 from metasync.consensus.records.era import ERAS, EraRecord
+from metasync.consensus.records.log_replay import check_config, fault_named
 from metasync.consensus.records.state import State, follows, genesis_state
 from metasync.errors import (
     BackendError,
@@ -36,8 +37,9 @@ from metasync.errors import (
     UpgradeError,
 )
 from metasync.keys.derive import RecordKind
-from metasync.keys.device_set import AdminChain, DeviceSet, decode_device_set
+from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.keys.policy import AdminChain
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 LOOK_TIMEOUT_S: Final = 10.0  # backends are read one after the other until one shows the config
@@ -250,7 +252,9 @@ def _start(
             public = (yield from devices_of(hint.entry.base)).key_of(hint.entry.device_id, hint.entry.certificate)
             if public is None or not hint.verifies(public) or not follows(value, hint.entry.base):
                 continue
-            return (yield from loaded(value))
+            start = yield from loaded(value)
+            if not fault_named(*start):
+                return start
         except (FormatError, UpgradeError, DamagedError, NoQuorumError):
             continue  # an older hint, or the genesis, is as good a start
     return (yield from loaded(first))

@@ -13,20 +13,24 @@ from metasync.consensus.eras import over_eras
 from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, read_heads, write_head, write_hints
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import (
+    CONST_BYTES_MAX,
     META_BYTES_MAX,
     Copy,
     const_path,
     get_anywhere,
     get_const,
     meta_path,
+    named,
     open_named,
     put_everywhere,
     sealed,
 )
-from metasync.consensus.participant import Barred, Participant, Standing, check_config, decode_agreed_config
+from metasync.consensus.participant import Barred, Participant, Standing, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
-from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State
+from metasync.consensus.records.log_replay import ValueRules, check_config, fault_named
+from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, check_min_fmt
 from metasync.consensus.truncation import Progress, bound_logs
+from metasync.errors import FormatError
 from metasync.keys.derive import RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
@@ -214,6 +218,10 @@ class Group:
         """After `decided`, which changed the config, the keys or the devices of `base`: see `reconfigure.fence`."""
         config = yield from self._config_of(decided)
         instance = yield from self.enter(base)
+        m, held = self.participant, instance.rules.objects
+        for digest in {decided.config, decided.devices} - {base.config, base.devices, *held, *m.objects}:
+            copies = [Copy(link, const_path(a, digest.hex()), partial(named, digest)) for a, link in self._linked()]
+            m.keep_object(digest, (yield from get_anywhere(copies, CONST_BYTES_MAX, "a const object")))
         yield from reconfigure.fence(self.participant, instance, decided, config, deadline_s)
 
     def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:
@@ -306,6 +314,7 @@ class Group:
     def put_const(self, base: State, plaintext: bytes) -> Task:
         """Stores a config or device set for a state after `base`. -> its hash, once enough acceptors hold it."""
         digest, data = yield from self._sealed(RecordKind.CONST, lambda: plaintext, base)
+        self.participant.keep_object(digest, data)
         yield from self._put(base, lambda a: const_path(a, digest.hex()), data, "a const object")
         self._keep_const(digest, plaintext)
         return digest
@@ -406,8 +415,11 @@ class Group:
         `ahead`: only to look at, because nobody has vouched for `base` yet: it must not say where to read and write.
         """
         m = self.participant
-        if self._instance is not None and self._instance.base == base:
-            return self._instance
+        before = self._instance
+        if before is not None and before.base == base:
+            return before
+        if before is not None:
+            self._take_over(before.rules, base)
         config = yield from self._config_of(base)
         devices = m.device_sets.get(base.devices)
         if devices is None:
@@ -415,12 +427,27 @@ class Group:
             m.device_sets[base.devices] = devices
         if base.epoch not in dict(m.keys.epoch_keys):
             m.keys = yield from follow_keys(m, base, devices, self._links())
-            if self._instance is not None and self._instance.v == base.v:
-                self.unfenced.append((self._instance.base, base))
-        instance = Instance(m, config, devices, base)
+            if before is not None and before.v == base.v:
+                self.unfenced.append((before.base, base))
+        if ahead and (fault := fault_named(base, config, devices) or _fault_after(before, base, devices)):
+            raise FormatError(f"version {base.v}: {fault}")
+        instance = Instance(m, config, devices, check_min_fmt(base))
         if not ahead:
             self._instance = instance
         return instance
+
+    def _take_over(self, rules: ValueRules, base: State) -> None:
+        """Keeps the config and device set that entries carried and `base` names, so that nobody asks for them."""
+        m = self.participant
+        for digest in (base.config, base.devices):
+            if digest in rules.objects:
+                m.keep_object(digest, rules.objects[digest])
+        if base.config in rules.configs:
+            config = m.configs[base.config] = rules.configs[base.config]
+            self._keep_const(base.config, config.encode())
+        if base.devices in rules.device_sets:
+            devices = m.device_sets[base.devices] = rules.device_sets[base.devices]
+            self._keep_const(base.devices, devices.encode())
 
     def _sealed(self, kind: RecordKind, plaintext: Callable[[], bytes], base: State) -> Task:
         return sealed(self.participant.keys, kind, plaintext, era=base.era, epoch=base.epoch)
@@ -433,3 +460,13 @@ class Group:
         unsound = {a for a, memory in m.acceptors.items() if memory.replaced or memory.rolled_back}
         reachable = {m.links[a]: path for a, path in paths.items() if a in m.links and a not in unsound}
         return (yield from put_everywhere(reachable, data, config.meta_copies, what))
+
+
+def _fault_after(before: Instance | None, base: State, devices: DeviceSet) -> str:
+    """What speaks against a state far ahead of the one that is known; "" if nothing."""
+    if before is None or base.v <= before.base.v or devices is before.devices:
+        return ""
+    old, new = before.devices.policy, devices.policy
+    if new.sequence < old.sequence or (new.sequence == old.sequence and new != old):
+        return "its policy is older than the one that this device knows"
+    return ""

@@ -20,7 +20,7 @@ from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Round
-from metasync.consensus.records.log_replay import NEVER, Log
+from metasync.consensus.records.log_replay import NEVER, Log, ValueRules
 from metasync.consensus.records.state import State
 from metasync.errors import ForkError, UpgradeError
 from metasync.keys.device_set import DeviceSet
@@ -36,10 +36,11 @@ class Instance:
         self.devices = devices
         self.base = base
         self.v = base.v + 1
+        self.rules = ValueRules(m.keys, config, devices, base)
         views = self.acceptors = dict[bytes, AcceptorView]()
         for backend, acceptor in config.acceptors:
             form = _FORMS[acceptor.form]
-            views[acceptor.acceptor_id] = form(m, config, devices, base, backend.name, acceptor, views)
+            views[acceptor.acceptor_id] = form(m, self.rules, backend.name, acceptor, views)
         self.quorum = config.quorum
         self.prepared = NEVER  # a round of ours that a quorum promised ahead, and that was not used yet
 

@@ -268,7 +268,11 @@ def _vouched(enter: Enter, signed: SignedEntry) -> Task:
     """-> bool: an admitted device signed it, and its value may follow its base."""
     entry = signed.entry
     try:
-        return (yield from _is_admitted(enter, signed)) and entry.value is not None and follows(entry.value, entry.base)
+        if entry.value is None or not follows(entry.value, entry.base) or not (yield from _is_admitted(enter, signed)):
+            return False
+        if (entry.value.config, entry.value.devices) != (entry.base.config, entry.base.devices):
+            yield from enter(entry.value, ahead=True)  # it keeps to the policy that it names
+        return True
     except (DamagedError, FormatError, NoQuorumError, UpgradeError):
         return False
 

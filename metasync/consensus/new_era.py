@@ -55,7 +55,7 @@ from metasync.consensus.records.era import (
 from metasync.consensus.records.state import NOTHING, ZERO_HASH, ZERO_ID, Ref, State, skip_version
 from metasync.errors import BackendError, DamagedError, FormatError, NoQuorumError
 from metasync.keys.derive import RecordKind
-from metasync.keys.device_set import AdminChain
+from metasync.keys.policy import AdminChain
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task, patience_s
 
 READ_S: Final = 15.0  # for what the acceptors hold

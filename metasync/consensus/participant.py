@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Final, Literal, NamedTuple
 
-from metasync.codec import UPGRADE, Reader, ascending, check_format, u8, u16, u32, u64
+from metasync.codec import Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import seal_object
 from metasync.consensus.records.entry import Entry, Seen, root_in
 from metasync.consensus.records.era import EraRecord, Tombstone
+from metasync.consensus.records.log_replay import check_config
 from metasync.consensus.records.state import Ref, State
-from metasync.errors import FormatError, UpgradeError
+from metasync.errors import FormatError
 from metasync.keys.derive import FORMAT, RecordKind
 from metasync.keys.device_set import DeviceIdentity, DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
@@ -25,6 +26,7 @@ OP_TIMEOUT_S: Final = 10.0  # one small object; a backend that takes longer is a
 RTT_FIRST_S: Final = 0.1  # assumed until the first reply
 RTT_MAX_S: Final = 2.0
 STATES_CACHED: Final = 256
+OBJECTS_KEPT: Final = 8  # a change names two
 MEMORY_MAX: Final = 1024
 
 StandingKind = Literal["ok", "down", "full", "replaced", "poisoned", "rolled back", "unlinked", "unknown"]
@@ -118,6 +120,7 @@ class Participant:
         self.device_sets: dict[bytes, DeviceSet] = {}
         self.states: dict[bytes, State] = {}
         self.rounds_used: dict[int, int] = {}
+        self.objects: dict[bytes, bytes] = {}  # configs and device sets, sealed, that values of our own may name
         self.adding: tuple[bytes, tuple[Ref, ...]] = b"", ()  # for `with_refs`: of the change with this operation id
 
         # Findings.
@@ -135,6 +138,12 @@ class Participant:
         if len(self.states) >= STATES_CACHED:
             del self.states[next(iter(self.states))]
         self.states[state.hash] = state
+
+    def keep_object(self, digest: bytes, data: bytes) -> None:
+        """Keeps a config or device set, sealed, for the entries that are going to carry it."""
+        while len(self.objects) >= OBJECTS_KEPT:
+            del self.objects[next(iter(self.objects))]
+        self.objects[digest] = data
 
     @property
     def tombstones(self) -> dict[bytes, Tombstone]:
@@ -167,14 +176,6 @@ class Participant:
         """A look took so long: who only reads would otherwise take slow backends for silent ones."""
         if seconds > self.rtt_s:
             self.timed(seconds)
-
-
-def check_config(config: Config) -> Config:
-    """Refuses a config whose way of agreeing this program does not know."""
-    blocks = any(a.form == "block" for _, a in config.acceptors)
-    if blocks and config.mode != "crash":  # what a liar shows once it need not show again: no vote would stay counted
-        raise UpgradeError("the workspace agrees in a way that this program does not know", next_step=UPGRADE)
-    return config
 
 
 def decode_agreed_config(data: bytes) -> Config:

@@ -44,7 +44,7 @@ from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
-from metasync.errors import NoQuorumError
+from metasync.errors import NoQuorumError, WorkspaceError
 from metasync.keys.derive import FORMAT
 from metasync.local import state_keys
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
@@ -235,6 +235,12 @@ class _Attempt:
             self.op_id = change.op_id
             self.m.adding = change.op_id, change.adding
             self.own = successor(self.instance.base, change, skip=self.skip, writer=self.m.incarnation)
+            rules = self.instance.rules
+            if why := rules.fault(self.own, *rules.carried(self.own, self.m.objects)):
+                raise WorkspaceError(
+                    f"this change contradicts the workspace's policy: {why}; nothing was changed",
+                    next_step="What weakens the workspace takes its passphrase.",
+                )
         return self.own
 
     def _journal(self) -> Task:

@@ -106,6 +106,7 @@ def prepare(
 def put_config(m: Participant, base: State, old: Config, new: Config) -> Task:
     """Stores a new config where the old and the new acceptors find it. -> its hash."""
     digest, data = yield from sealed(m.keys, RecordKind.CONST, new.encode, era=base.era, epoch=base.epoch)
+    m.keep_object(digest, data)
     both = sorted({a.acceptor_id for c in (old, new) for _, a in c.acceptors})
     got = yield from spread({a: m.links[a] for a in both if a in m.links}, lambda a: const_path(a, digest.hex()), data)
     for config in (old, new):

@@ -1,16 +1,14 @@
-"""Devices: their identities, the certificates that admit them, the agreed set, and the admin keys that sign it.
+"""Devices: their identities, the certificates that admit them, and the agreed set, which begins with the policy.
 
 Who may write is decided by two things alone: the device set that the agreed state names, and certificates by that
-set's admin key. A device set is refused unless every certificate in it verifies (architecture.md, D11).
+set's admin key. A device set is refused unless its policy and every certificate in it verify (architecture.md, D11).
+Devices add certificates, and end invitations; who was revoked stands in the policy, which the admin key signs.
 
 Its tags say more. A revoked device still has the logins of the providers: those that a user has not withdrawn yet are
 agreed, so that every device shows them until somebody confirms. An invitation is a device whose keys were drawn and
 certified before anybody holds them: the set says which are open, so that each is used once, may expire and can be taken
 back. A device may have another name than its certificate says, which only the admin key could change; and one that was
 revoked keeps its name, for the versions that are its own.
-
-Every key epoch has an admin key of its own, certified by the one before it, back to the key whose hash is the
-workspace's id. Keyrings and device sets carry this chain, so either can be checked with nothing but `ns_id`.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from metasync.codec import (
     Tags,
     ascending,
     bytes16,
+    bytes32,
     check_format,
     encode_tags,
     text16,
     u8,
     u16,
-    u32,
     u64,
 )
 from metasync.errors import ExcludedError, FormatError, UsageError
@@ -47,74 +45,12 @@ from metasync.keys.derive import (
     sign_public,
     verify,
 )
-from metasync.keys.slots import PASSPHRASE, RECOVERY
-
-CHAIN_MAX: Final = 1024  # epochs in one workspace's life; one a day for almost three years
-_CONTEXT: Final = "admin key 1"
-
-
-@dataclass(frozen=True, slots=True)
-class AdminChain:
-    """Admin public keys, oldest first: key i (from 1) belongs to epoch i. `signatures[i]` certifies `keys[i + 1]`."""
-
-    keys: tuple[bytes, ...]
-    signatures: tuple[bytes, ...] = ()
-
-    @property
-    def ns_id(self) -> bytes:
-        return sha256(self.keys[0])
-
-    @property
-    def admin(self) -> bytes:
-        """The admin public key of today."""
-        return self.keys[-1]
-
-    @property
-    def epoch(self) -> int:
-        return len(self.keys)
-
-    @property
-    def signer(self) -> bytes:
-        """The key that signs this epoch's ring: the one before, the first by itself."""
-        return self.keys[-2] if len(self.keys) > 1 else self.keys[0]
-
-    def extended(self, admin_private: bytes, public: bytes) -> AdminChain:
-        """The chain with one more key, certified by today's private admin key."""
-        if sign_public(admin_private) != self.admin:
-            raise ValueError("not today's admin key")
-        signature = sign(admin_private, _CONTEXT, self._certified(self.epoch + 1, public))
-        return AdminChain((*self.keys, public), (*self.signatures, signature))
-
-    def _certified(self, epoch: int, public: bytes) -> bytes:
-        return self.ns_id + u32(epoch) + public
-
-    def encode(self) -> bytes:
-        rest = b"".join(k + s for k, s in zip(self.keys[1:], self.signatures, strict=True))
-        return u16(len(self.keys)) + self.keys[0] + rest
-
-
-def decode_chain(r: Reader) -> AdminChain:
-    """Reads a chain and refuses it unless every link verifies."""
-    n = r.u16()
-    if not 1 <= n <= CHAIN_MAX:
-        raise r.fail(f"{n} admin keys")
-    r.count(n - 1, 32 + SIGNATURE_BYTES)
-    keys, signatures = [r.take(32)], []
-    for _ in range(n - 1):
-        keys.append(r.take(32))
-        signatures.append(r.take(SIGNATURE_BYTES))
-    chain = AdminChain(tuple(keys), tuple(signatures))
-    for i, signature in enumerate(signatures):
-        if not verify(keys[i], _CONTEXT, chain._certified(i + 2, keys[i + 1]), signature):
-            raise FormatError(f"admin key {i + 2} is not certified by the one before it")
-    return chain
-
+from metasync.keys.policy import POLICY_BYTES_MAX, AdminChain, Policy, decode_policy
 
 DEVICE_ENTROPY_BYTES: Final = 16 + 32 + 32
 DEVICE_NAME_BYTES_MAX: Final = 255
 CERTIFICATE_BYTES_MAX: Final = 1024
 DEVICES_MAX: Final = 4096
-SLOTS_MAX: Final = 256
 DEVICE_SET_BYTES_MAX: Final = 4 << 20
 _SIGNED: Final = "device certificate 1"
 
@@ -208,27 +144,50 @@ def recertified(certificate: Certificate, admin_private: bytes) -> Certificate:
 
 @dataclass(frozen=True)
 class DeviceSet:
-    """The agreed set: the admin chain, the slots' public keys (kind, key), certificates, and who was revoked.
+    """The agreed set. `policy_data`: the policy's bytes; `certificates` ascend by device id, all by today's admin key.
 
-    `certificates` ascend by device id, all by today's admin key; `slots`, `revoked_ids`, `revoked_keys` (Ed25519)
-    ascend. Nothing revoked is certified.
+    `ended_ids`, `ended_keys` (Ed25519): devices of invitations that were taken back, or ended, and never joined. They
+    ascend. Nothing that was revoked or has ended is certified.
     """
 
-    chain: AdminChain
-    slots: tuple[tuple[int, bytes], ...]
+    policy_data: bytes
     certificates: tuple[Certificate, ...]
-    revoked_ids: tuple[bytes, ...] = ()
-    revoked_keys: tuple[bytes, ...] = ()
+    ended_ids: tuple[bytes, ...] = ()
+    ended_keys: tuple[bytes, ...] = ()
     tags: Tags = ()
+
+    @cached_property
+    def policy(self) -> Policy:
+        return decode_policy(self.policy_data)
+
+    @property
+    def chain(self) -> AdminChain:
+        """The admin keys."""
+        return self.policy.chain
+
+    @property
+    def slots(self) -> tuple[tuple[int, bytes], ...]:
+        """The slots in force: (kind, id of its key)."""
+        return self.policy.slots
+
+    @property
+    def revoked_ids(self) -> tuple[bytes, ...]:
+        """Devices that the admin key revoked."""
+        return self.policy.revoked_ids
 
     @cached_property
     def _by_id(self) -> dict[bytes, Certificate]:
         return {c.device_id: c for c in self.certificates}
 
     @cached_property
-    def _revoked(self) -> frozenset[bytes]:
+    def _barred(self) -> frozenset[bytes]:
         """Ids and keys: 16 and 32 bytes, so that none passes for the other."""
-        return frozenset((*self.revoked_ids, *self.revoked_keys))
+        revoked = (*self.policy.revoked_ids, *self.policy.revoked_keys)
+        return frozenset((*revoked, *self.ended_ids, *self.ended_keys))
+
+    def bars(self, device_id: bytes) -> bool:
+        """True for a device that was revoked, or whose invitation was taken back: it is never admitted again."""
+        return device_id in self._barred
 
     def get(self, device_id: bytes) -> Certificate | None:
         return self._by_id.get(device_id)
@@ -238,8 +197,8 @@ class DeviceSet:
         taken = self._by_id.get(certificate.device_id)
         return (
             certificate.ns_id == self.chain.ns_id
-            and certificate.device_id not in self._revoked
-            and certificate.sign_public not in self._revoked
+            and certificate.device_id not in self._barred
+            and certificate.sign_public not in self._barred
             and (taken is None or taken.sign_public == certificate.sign_public)
             and certificate.verifies(self.chain.admin)
         )
@@ -262,41 +221,35 @@ class DeviceSet:
         if not self.admits(certificate):
             raise ValueError("the certificate is not valid in this device set")
         rest = [c for c in self.certificates if c.device_id != certificate.device_id]
-        return make_device_set(
-            self.chain, self.slots, (*rest, certificate), self.revoked_ids, self.revoked_keys, self.tags
-        )
+        return make_device_set(self.policy, (*rest, certificate), self.ended_ids, self.ended_keys, self.tags)
 
     def encode(self) -> bytes:
         return (
             u8(FORMAT)
-            + self.chain.encode()
-            + u16(len(self.slots))
-            + b"".join(u8(kind) + key for kind, key in self.slots)
+            + bytes32(self.policy_data)
             + u16(len(self.certificates))
             + b"".join(bytes16(c.encode()) for c in self.certificates)
-            + u16(len(self.revoked_ids))
-            + b"".join(self.revoked_ids)
-            + u16(len(self.revoked_keys))
-            + b"".join(self.revoked_keys)
+            + u16(len(self.ended_ids))
+            + b"".join(self.ended_ids)
+            + u16(len(self.ended_keys))
+            + b"".join(self.ended_keys)
             + encode_tags(self.tags)
         )
 
 
 def make_device_set(
-    chain: AdminChain,
-    slots: Iterable[tuple[int, bytes]],
+    policy: Policy,
     certificates: Iterable[Certificate],
-    revoked_ids: Iterable[bytes] = (),
-    revoked_keys: Iterable[bytes] = (),
+    ended_ids: Iterable[bytes] = (),
+    ended_keys: Iterable[bytes] = (),
     tags: Tags = (),
 ) -> DeviceSet:
     """A device set in canonical order."""
     return DeviceSet(
-        chain,
-        tuple(sorted(set(slots))),
+        policy.encode(),
         tuple(sorted(certificates, key=lambda c: c.device_id)),
-        tuple(sorted(set(revoked_ids))),
-        tuple(sorted(set(revoked_keys))),
+        tuple(sorted(set(ended_ids))),
+        tuple(sorted(set(ended_keys))),
         tags,
     )
 
@@ -311,22 +264,20 @@ def decode_device_set(data: bytes, ns_id: bytes, *, known: bool = False) -> Devi
         raise FormatError(f"device set of {len(data)} bytes")
     r = Reader(data, "device set")
     check_format(r.u8(), "the device set")
-    chain = decode_chain(r)
-    if chain.ns_id != ns_id:
-        raise FormatError("device set: of another workspace")
-    slots = tuple((r.u8(), r.take(32)) for _ in range(_bounded(r, SLOTS_MAX, 33)))
+    policy = r.bytes32(POLICY_BYTES_MAX)
     raw = [r.bytes16(CERTIFICATE_BYTES_MAX) for _ in range(_bounded(r, DEVICES_MAX, 2))]
     ids = tuple(r.take(16) for _ in range(_bounded(r, DEVICES_MAX, 16)))
     keys = tuple(r.take(32) for _ in range(_bounded(r, DEVICES_MAX, 32)))
     tags = r.tags()
     r.end()
-    out = DeviceSet(chain, slots, tuple(decode_certificate(c) for c in raw), ids, keys, tags)
-    ordered = [[u8(kind) + key for kind, key in slots], [c.device_id for c in out.certificates], ids, keys]
-    if not all(ascending(items) for items in ordered):
+    out = DeviceSet(policy, tuple(decode_certificate(c) for c in raw), ids, keys, tags)
+    if not all(ascending(items) for items in ([c.device_id for c in out.certificates], ids, keys)):
         raise FormatError("device set: out of order")
-    if any(kind not in (PASSPHRASE, RECOVERY) for kind, _ in slots):
-        raise FormatError("device set: a slot of unknown kind")
-    for certificate in out.certificates if not known else ():
+    if known:
+        return out
+    if out.chain.ns_id != ns_id:
+        raise FormatError("device set: of another workspace")
+    for certificate in out.certificates:
         if not out.admits(certificate):
             raise FormatError(f"device set: the certificate of device {certificate.device_id.hex()} is not valid")
     return out
@@ -450,9 +401,9 @@ def without_invitations(devices: DeviceSet, gone: Iterable[Invitation]) -> Devic
     """The same set after these open invitations were taken back: their devices are admitted never more."""
     gone = tuple(gone)
     kept = [i for i in invitations(devices) if i not in gone]
-    ids = (*devices.revoked_ids, *(i.device_id for i in gone))
-    keys = (*devices.revoked_keys, *(i.sign_public for i in gone))
-    less = make_device_set(devices.chain, devices.slots, devices.certificates, ids, keys, devices.tags)
+    ids = (*devices.ended_ids, *(i.device_id for i in gone))
+    keys = (*devices.ended_keys, *(i.sign_public for i in gone))
+    less = make_device_set(devices.policy, devices.certificates, ids, keys, devices.tags)
     return with_invitations(less, kept)
 
 

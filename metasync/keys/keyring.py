@@ -45,7 +45,7 @@ from metasync.keys.derive import (
     verify,
     wrap,
 )
-from metasync.keys.device_set import AdminChain, decode_chain
+from metasync.keys.policy import AdminChain, decode_chain
 
 FIRST_EPOCH: Final = 1
 RING_ENTROPY_BYTES: Final = 32 + 32 + 32  # ephemeral key, ring secret, record

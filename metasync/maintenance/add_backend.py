@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from metasync.session.session import Session
 
 
-def add(s: Session, url: str, *, replaces: str | None = None, dry_run: bool = False) -> BackendChange:
+def add(
+    s: Session, url: str, *, replaces: str | None = None, passphrase: str | None = None, dry_run: bool = False
+) -> BackendChange:
     """Adds a store to the agreed backends: see `Workspace.backend_add`. Its way is open from now on, and a link."""
     c = s.connections
     newest = agreement.newest(s).config
@@ -48,19 +50,19 @@ def add(s: Session, url: str, *, replaces: str | None = None, dry_run: bool = Fa
         backend_id = _id_of(wanted, s.config)
         link = Link(parsed.location, s.entropy(NS_BYTES).hex(), backend.identity().hex())
     c.join(name, backend_id, link, c.machine.reached(name, parsed, link))
-    report = change(s, replace(wanted, joins=name))
+    report = change(s, replace(wanted, joins=name), passphrase=passphrase)
     c.has_joined()
     return report
 
 
-def remove(s: Session, name: str, *, dry_run: bool = False) -> BackendChange:
+def remove(s: Session, name: str, *, passphrase: str | None = None, dry_run: bool = False) -> BackendChange:
     """Takes a backend out of the agreed ones: see `Workspace.backend_remove`."""
     entry = _entry(agreement.newest(s).config, name)
 
     def make(config: Config) -> Config:
         return config.with_backends([b for b in config.backends if b.backend_id != entry.backend_id])
 
-    return change(s, Wanted(name, make, leaves=entry.backend_id), dry_run=dry_run)
+    return change(s, Wanted(name, make, leaves=entry.backend_id), passphrase=passphrase, dry_run=dry_run)
 
 
 def alter(
@@ -70,6 +72,7 @@ def alter(
     new_name: str | None,
     role: Literal["both", "storage"] | None,
     *,
+    passphrase: str | None = None,
     dry_run: bool = False,
 ) -> BackendChange:
     """Changes what is agreed of a backend: see `Workspace.backend_set`."""
@@ -92,7 +95,7 @@ def alter(
         return config.with_backends([*others, then]).weighed()
 
     wanted.make = make
-    return change(s, wanted, dry_run=dry_run)
+    return change(s, wanted, passphrase=passphrase, dry_run=dry_run)
 
 
 def _refuse_known(s: Session, name: str, backend: Backend, leaving: BackendEntry | None) -> None:

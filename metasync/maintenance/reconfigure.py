@@ -28,10 +28,19 @@ from metasync.consensus import (
     encode_birth,
 )
 from metasync.consensus.reconfigure import check_step
-from metasync.errors import BackendError, MetaSyncError, NoQuorumError, UnreachableError, UsageError, WorkspaceError
+from metasync.errors import (
+    BackendError,
+    MetaSyncError,
+    NoQuorumError,
+    UnreachableError,
+    UsageError,
+    WeakeningError,
+    WorkspaceError,
+)
 from metasync.events import Notice, Phase
+from metasync.keys.device_set import DeviceSet
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
-from metasync.members import key_copies
+from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
 from metasync.reports.backends import BackendChange, Moving
 from metasync.runtime.effects import Op, Reply, each
@@ -62,8 +71,11 @@ class Wanted:
     gained: dict[bytes, Storage] = field(default_factory=dict)
 
 
-def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChange:
-    """Has a change of the backends agreed. `UsageError`: it cannot be made, nothing was changed. `NoQuorumError`."""
+def change(s: Session, wanted: Wanted, *, passphrase: str | None = None, dry_run: bool = False) -> BackendChange:
+    """Has a change of the backends agreed. `UsageError`: it cannot be made, nothing was changed. `NoQuorumError`.
+
+    `WeakeningError`: the policy promises more than they can then, and no passphrase was given. `PassphraseError`.
+    """
     if not dry_run:
         agreement.settle_journal(s)
     base = agreement.newest(s)
@@ -78,11 +90,16 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
             continue
         new = _complete(s, wanted, base, raw)
         _check_data(s, wanted, base, new)
+        weaker = base.devices.policy.contradiction(new)
+        devices = _allowing(s, base, new, passphrase, weaker) if weaker and not dry_run else None
         _tell_shares(s, old, new)
         if dry_run:
-            return _report(wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new))
+            return _report(
+                wanted, old, new, None, base.state, dry_run=True, moving=_moving(base, old, new), weaker=weaker
+            )
         digest = _prepared(s, wanted, base, new)
-        decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest))
+        policy = None if devices is None else s.put_const(base.state, devices.encode())
+        decided = agreement.propose(s, base.state, Change(op_id=op_id, config=digest, devices=policy))
         if decided.mine:
             s.db.set(JOURNAL_KEY, None)
             after = _settle(s, base.state, decided.state)
@@ -92,6 +109,25 @@ def change(s: Session, wanted: Wanted, *, dry_run: bool = False) -> BackendChang
         f"others pushed {LOST_ROUNDS_MAX} times while the backends were to be changed; nothing was changed",
         next_step="Run again.",
     )
+
+
+def _allowing(s: Session, base: Agreed, new: Config, passphrase: str | None, weaker: str) -> DeviceSet:
+    """The device set with a policy that allows `new`, signed with the admin key that the passphrase opens."""
+    if passphrase is None:
+        raise WeakeningError(
+            f"this weakens the workspace, which takes its passphrase: {weaker}",
+            next_step="Give the passphrase, or keep the backend.",
+        )
+    opened, state = key_store.open_admin_key(s, base.state, passphrase), base.state
+    old = base.devices.policy
+    policy = old.signed(
+        opened.admin_private,
+        era=state.era,
+        version=state.v + 1,
+        copies=min(old.copies, new.survives.copies + 1),
+        f=min(old.f, new.f),
+    )
+    return replace(base.devices, policy_data=policy.encode())
 
 
 def _tell_shares(s: Session, old: Config, new: Config) -> None:
@@ -340,10 +376,10 @@ def _settle(s: Session, base: State, decided: State) -> State:
 
 def _report(
     wanted: Wanted, old: Config, new: Config, version: int | None, state: State, *, dry_run: bool,
-    moving: Moving | None = None,
+    moving: Moving | None = None, weaker: str = "",
 ) -> BackendChange:  # fmt: skip
     moving = moving or Moving()
-    kept = []
+    kept = [f"This weakens the workspace, which takes its passphrase: {weaker}."] if weaker else []
     if moving.packs:
         kept.append("What lies elsewhere now than it belongs is read where it was; nothing was deleted or moved yet.")
     if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:

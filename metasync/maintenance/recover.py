@@ -36,6 +36,7 @@ from metasync.errors import (
     UsageError,
 )
 from metasync.events import Notice, Phase
+from metasync.keys.device_set import DeviceSet
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.reconfigure import has_copy, where_not
 from metasync.maintenance.repair import give_back
@@ -139,7 +140,7 @@ def _begin(
     content = Content(
         config=new.config,
         births={a.acceptor_id: new.births[a.acceptor_id] for _, a in new.config.acceptors},
-        devices=opened.devices.encode(),
+        devices=_restarted_devices(opened, state, held.ended, new.config).encode(),
         state=state,
         op_id=s.entropy(ID_BYTES),
         segments=[pack_index.encode_segment(g) for g in segments],
@@ -289,6 +290,21 @@ def _restarted(s: Session, old: Config, ended: State, lost: Collection[bytes], p
     moving = (ended.index.generation, ended.index.hash)
     new.config = replace(config, prev_config=ended.config).tagged(MOVING_TAG, moving).check()
     return new
+
+
+def _restarted_devices(opened: Opened, state: State, ended: State, config: Config) -> DeviceSet:
+    """The device set of the new era: the same devices, under a policy that its config can keep to."""
+    old = opened.devices.policy
+    policy = old.signed(
+        opened.admin_private,
+        era=ended.era + 1,
+        version=ended.v + 1,
+        keyring=state.keyring,
+        min_fmt=state.min_fmt,
+        copies=min(old.copies, config.survives.copies + 1),
+        f=min(old.f, config.f),
+    )
+    return replace(opened.devices, policy_data=policy.encode())
 
 
 def _with_new_vote(s: Session, entry: BackendEntry, new: _New) -> BackendEntry:

@@ -35,7 +35,6 @@ from metasync.events import Listener, Notice
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
-    AdminChain,
     Certificate,
     DeviceIdentity,
     DeviceSet,
@@ -51,6 +50,7 @@ from metasync.keys.keyring import (
     open_keys,
     ring_path,
 )
+from metasync.keys.policy import AdminChain, make_policy
 from metasync.keys.slots import COST, Cost, new_slots
 from metasync.members import search
 from metasync.reports.start import InitReport, W
@@ -276,7 +276,6 @@ def found(
     slots = new_slots(passphrase, ns_id=keys.ns_id, name=name, entropy=entropy, cost=cost)
     births = {b.name: (entropy(BIRTH_NONCE_BYTES), entropy(BIRTH_NONCE_BYTES)) for b in backends}
     config = make_config(backends, births, copies, encrypted=encrypted, entropy=entropy, byzantine=byzantine)
-    devices = make_device_set(chain, slots.publics, [certificate])
     ring = make_ring(
         keys,
         chain,
@@ -286,6 +285,9 @@ def found(
         slots=[secret.key for secret in slots.secrets],
         entropy=entropy(RING_ENTROPY_BYTES),
     )
+    keyring = sha256(ring)
+    policy = make_policy(chain, config, admin_private=admin_private, keyring=keyring, slots=slots.publics)
+    devices = make_device_set(policy, [certificate])
     voters = {e.name: e.acceptor for e in config.backends if e.acceptor is not None}
     stores = {e.name: (birth_path(e.storage[0].storage_id), e.storage[0].storage_id) for e in config.backends}
     try:
@@ -299,7 +301,7 @@ def found(
                 devices,
                 chain,
                 admin_private=admin_private,
-                keyring=sha256(ring),
+                keyring=keyring,
                 births={v.acceptor_id: births[n][0] for n, v in voters.items()},
                 links={v.acceptor_id: n for n, v in voters.items()},
             )

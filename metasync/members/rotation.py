@@ -22,8 +22,6 @@ from metasync.consensus import JOURNAL_KEY, Change, Decided, State
 from metasync.errors import BackendError, NoQuorumError, PassphraseError, UsageError, WorkspaceError
 from metasync.keys.derive import sha256, sign_public
 from metasync.keys.device_set import (
-    CHAIN_MAX,
-    AdminChain,
     Certificate,
     DeviceSet,
     OpenLogins,
@@ -39,6 +37,7 @@ from metasync.keys.device_set import (
 )
 from metasync.keys.invitation import invitation_name
 from metasync.keys.keyring import RING_ENTROPY_BYTES, make_ring, ring_path, rotated_keys
+from metasync.keys.policy import CHAIN_MAX, AdminChain, make_policy
 from metasync.keys.slots import COST, PASSPHRASE, Cost, NewSlots, new_slots
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.members import key_copies, key_store
@@ -157,14 +156,19 @@ def _make(s: Session, opened: Opened, slots: NewSlots, gone: Sequence[Certificat
         slots=[secret.key for secret in slots.secrets],
         entropy=s.entropy(RING_ENTROPY_BYTES),
     )
-    made = make_device_set(
+    policy = make_policy(
         chain,
-        slots.publics,
-        [recertified(c, admin_private) for c in remaining],
-        (*devices.revoked_ids, *(c.device_id for c in gone)),
-        (*devices.revoked_keys, *(c.sign_public for c in gone)),
-        devices.tags,
+        config,
+        admin_private=admin_private,
+        keyring=sha256(ring),
+        slots=slots.publics,
+        revoked_ids=(*devices.revoked_ids, *(c.device_id for c in gone)),
+        revoked_keys=(*devices.policy.revoked_keys, *(c.sign_public for c in gone)),
+        era=opened.state.era,
+        version=opened.state.v + 1,
+        min_fmt=opened.state.min_fmt,
     )
+    made = make_device_set(policy, [recertified(c, admin_private) for c in remaining], tags=devices.tags)
     logins = _logins(devices, gone, config)
     made = with_logins(made, (*open_logins(devices), *logins))
     with contextlib.suppress(UsageError):  # of very many revoked devices: versions show their ids then

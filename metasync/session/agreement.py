@@ -183,8 +183,11 @@ def newest_seen(s: Session) -> Agreed:
 # --- what was decided
 
 
-def remember(s: Session, state: State) -> None:
-    """Keeps a decided state and each acceptor's last entry, against rollback (consensus.md, rule 1.10)."""
+def remember(s: Session, state: State, *, own: bool = False) -> None:
+    """Keeps a decided state and each acceptor's last entry, against rollback (consensus.md, rule 1.10).
+
+    What others changed of what the workspace lives through is told; `own`: this device did.
+    """
     s.follow_keys(state)
     known = s.newest_state()
     newer = (state.era, state.v) >= (known.era, known.v)
@@ -197,14 +200,27 @@ def remember(s: Session, state: State) -> None:
             line = s.db.get(LINE_KEY)
             if state.hash != known.hash or line is None:
                 s.db.set(LINE_KEY, extended(line or (), (known, state)))
-        warnings = _cross(s, known, state)
+        notices = [Notice(text, warning=True) for text in _cross(s, known, state)]
         s.db.set(MEMORY_KEY, s.group.memory)
         if configs is not None:
+            notices += [] if own else _changed(s.config, configs[0], state.v)
             s.connections.follow(state.config, *configs)
     if configs is not None:
         s.outdate("transfer")
-    for text in warnings:
-        s.listener(Notice(text, warning=True))
+    for notice in notices:
+        s.listener(notice)
+
+
+def _changed(old: Config, new: Config, v: int) -> list[Notice]:
+    """What a user is told of a config that somebody else had agreed: that it keeps less, or trusts more or less."""
+    out = []
+    if new.survives.copies < old.survives.copies:
+        copies = f"{new.survives.copies + 1} instead of {old.survives.copies + 1}"
+        out.append(Notice(f"copies that are kept of everything, since version {v}: {copies}", warning=True))
+    if new.f != old.f:
+        text = f"voting backends that may lie, since version {v}: {new.f} instead of {old.f}"
+        out.append(Notice(text, warning=new.f < old.f))
+    return out
 
 
 def _configs_of(s: Session, state: State) -> tuple[Config, Config | None]:
@@ -342,7 +358,7 @@ def propose(s: Session, base: State, change: Change) -> Decided:
             decided: Decided = s.runtime.run(proposing(s, base, change))
     finally:
         note_standings(s)
-    remember(s, decided.state)
+    remember(s, decided.state, own=decided.mine)
     won = journal is not None and not decided.mine and journal.op_id == decided.state.op_id
     if won and journal is not None and journal.base.hash == s.base_state().hash:
         adopt(s, decided.state)

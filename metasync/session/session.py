@@ -285,7 +285,11 @@ class Session:
 
     def devices_of(self, state: State) -> DeviceSet:
         """The device set that a decided state names."""
-        return decode_device_set(self._consts(state.devices)[0], self.keys.ns_id)
+        return self._device_set(state.devices, self._consts(state.devices)[0])
+
+    def _device_set(self, digest: bytes, data: bytes) -> DeviceSet:
+        """The device set of this hash. One that the agreement works with was verified when it was taken over."""
+        return self.group.participant.device_sets.get(digest) or decode_device_set(data, self.keys.ns_id)
 
     def base(self) -> Agreed:
         """Loads what this folder is at. A clone that brought no tree yet is at the empty one, with an empty index."""
@@ -316,7 +320,7 @@ class Session:
             snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
             if contents.has_begun:
                 contents.begin_ahead()
-        device_set = decode_device_set(devices, self.keys.ns_id)
+        device_set = self._device_set(named.devices, devices)
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
         self._loaded = named, agreed
         return agreed

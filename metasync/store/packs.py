@@ -18,7 +18,7 @@ from itertools import accumulate, count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metasync.codec import padme
-from metasync.errors import DamagedError, FormatError, UpgradeError
+from metasync.errors import DamagedError, FormatError, UpgradeError, WorkspaceError
 from metasync.keys.derive import derive
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects.model import ObjectKind
@@ -133,6 +133,13 @@ def seal_pack(
     h = Header(len(form.chains) - 1, form.epoch, random)
     header = pack_format.encode_header(h)
     chain = form.chains[-1]
+    if form.keys.encrypted and not chain.conceals:
+        steps = ", ".join(chain.names) or "nothing"
+        raise WorkspaceError(
+            f"the workspace is encrypted, and its packs would be stored by the steps {steps}, which encrypt nothing; "
+            "nothing was stored",
+            next_step="`metasync log --all` shows who changed that.",
+        )
     parts = [header]
     table: list[Segment] = []
     places = bytearray()

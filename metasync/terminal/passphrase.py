@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from metasync.errors import ExcludedError, PassphraseError, UsageError
+from metasync.errors import ExcludedError, PassphraseError, UsageError, WeakeningError
 from metasync.terminal import prompt
 from metasync.terminal.text import sentence
 
@@ -65,6 +65,16 @@ def tried(use: Callable[[str], T]) -> T:
             why = misread(typed) or sentence(e.message)
             prompt.tell(f"{why.rstrip('.')}. {'Two more tries.' if left > 1 else 'One more try.'}")
     raise AssertionError
+
+
+def if_needed(use: Callable[[str | None], T]) -> T:
+    """Calls `use` without a passphrase; with it, where what it does turns out to weaken the workspace."""
+    try:
+        return use(None)
+    except WeakeningError as e:
+        if prompt.somebody():
+            prompt.tell(sentence(e.message))
+    return tried(use)
 
 
 def checked(check: Callable[[str], object]) -> str:

@@ -48,6 +48,7 @@ class Translator(Protocol):
     name: ClassVar[str]
     keyed: ClassVar[bool]
     """Uses `key`, `number` or `binding`: then it, and all after it, run when the pack is sealed, not before."""
+    # And `conceals: ClassVar[bool] = True` where, in an encrypted workspace, nobody reads what it gives without `key`.
 
     def put(self, data: bytes, context: Context) -> bytes:
         """Translates on the way to a backend."""
@@ -68,6 +69,7 @@ class Chain:
     def __init__(self, steps: Sequence[Translator]) -> None:
         self.names = tuple(step.name for step in steps)
         first_keyed = next((i for i, step in enumerate(steps) if step.keyed), len(steps))
+        self.conceals = any(getattr(step, "conceals", False) for step in steps)
         self._shrink = tuple(steps[:first_keyed])
         self._seal = tuple(steps[first_keyed:])
 

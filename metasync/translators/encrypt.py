@@ -22,6 +22,7 @@ class Encrypt:
 
     name: ClassVar[str] = "encrypt"
     keyed: ClassVar[bool] = True
+    conceals: ClassVar[bool] = True
 
     def put(self, data: bytes, context: Context) -> bytes:
         if not context.encrypted:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from effort import first
-from paxos_world import Faults, Process, Store, Workspace, World, change, make_workspace
+from paxos_world import Faults, Process, Store, Workspace, World, change, make_workspace, ruled
 from test_paxos import History, broken, check, client, patience
 
 from metasync.config import byzantine_f, quorum
@@ -20,6 +20,7 @@ from metasync.consensus import Change, Group, State
 from metasync.consensus import instance as instance_module
 from metasync.consensus.participant import decode_memory
 from metasync.errors import ForkError, MetaSyncError, NoQuorumError, NotFoundError, UnreachableError
+from metasync.keys.derive import sign_public
 from metasync.keys.keyring import rotated_keys
 from metasync.runtime.effects import Op, Reply, Sleep
 
@@ -271,7 +272,9 @@ def test_what_was_seen_before_a_rotation_is_asked_for_under_the_keys_of_then(wor
     one."""
     ws.keys = rotated_keys(ws.keys, b"2" * 32)
     one, two, three = group_of(ws, 1), group_of(ws, 2, 1), group_of(ws, 3, 2)
-    rotation = Change(b"1" * 16, master=b"1" * 32, epoch=2)
+    longer = ruled(ws, ws.genesis, chain=ws.devices.chain.extended(ws.admin, sign_public(ws.admin)))
+    digest = world.do(one.put_const(ws.genesis, longer.encode()))
+    rotation = Change(b"1" * 16, master=b"1" * 32, devices=digest, epoch=2)
     rotated = world.do(one.propose(ws.genesis, lambda: rotation)).state
     world.run()
     for name in "ab":  # a look ends with a quorum: with and without each, all are seen

@@ -287,11 +287,11 @@ def test_names_tell_nothing_and_differ_by_place(ws: Workspace) -> None:
 
 def test_an_unadmitted_writer_is_void_to_all() -> None:
     log_of = Writer().prepare(1, device=CAROL).accept(1, X, device=CAROL)
-    from agreement_kit import ACCEPTOR, BASE, DEVICES, KEYS
+    from agreement_kit import ACCEPTOR, KEYS, RULES
 
     from metasync.consensus.records.log_replay import NEVER, Log
 
-    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log = Log(KEYS, RULES, ACCEPTOR)
     for data in log_of.entries:
         log.feed(data)
     assert (log.void, log.promised, log.accepted, log.poison, log.next_idx) == (2, NEVER, None, "", 2)

@@ -376,7 +376,8 @@ class TestRefused:
         recovered(room, "bc", one)
         group = room.group(b"n" * 16)
         chain = room.ws.devices.chain.extended(room.ws.admin, sign_public(b"2" * 32))
-        group.participant.device_sets[one.devices] = replace(room.ws.devices, chain=chain)
+        policy = room.ws.devices.policy.signed(b"2" * 32, chain=chain)
+        group.participant.device_sets[one.devices] = replace(room.ws.devices, policy_data=policy.encode())
         with pytest.raises(ForkError, match="an admin key that is not today's"):
             room.world.do(group.get_recent(one, deadline_s=3.0))
 

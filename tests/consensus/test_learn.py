@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from paxos_world import Faults, Workspace, World, change, make_workspace
+from paxos_world import Faults, Workspace, World, change, make_workspace, ruled
 
 from metasync.codec import u64
 from metasync.config import decode_config
@@ -19,11 +19,12 @@ from metasync.consensus.founding import bootstrap
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import meta_path
 from metasync.consensus.reconfigure import give_state
+from metasync.consensus.records import log_replay
 from metasync.consensus.records.birth import genesis_path
 from metasync.consensus.records.entry import Kind, Round, entry_path, hint_path, open_entry
 from metasync.consensus.records.state import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
-from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, decode_device_set, make_device_set, new_device, recertified
+from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, decode_device_set, new_device
 
 NAMES = ["a", "b", "c"]
 
@@ -395,8 +396,15 @@ def test_a_jump_must_descend_from_what_is_known(world: World, ws: Workspace) -> 
         world.do(group_of(ws, 3).get_recent(known))
 
 
-def test_a_newer_state_asks_for_an_upgrade(world: World, ws: Workspace) -> None:
-    world.do(group_of(ws, 1).propose(ws.genesis, lambda: Change(b"x" * 16, min_fmt=2)))
+def test_a_newer_state_asks_for_an_upgrade(world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the admin key says so, in the policy."""
+    group = group_of(ws, 1)
+    digest = world.do(group.put_const(ws.genesis, ruled(ws, ws.genesis, min_fmt=2).encode()))
+    with pytest.raises(UpgradeError):  # this program does not understand itself what it proposes
+        world.do(group.propose(ws.genesis, lambda: Change(b"x" * 16, devices=digest, min_fmt=2)))
+    with monkeypatch.context() as newer:
+        newer.setattr(log_replay, "FORMAT", 2)
+        world.do(group.propose(ws.genesis, lambda: Change(b"x" * 16, devices=digest, min_fmt=2)))
     world.run()
     with pytest.raises(UpgradeError):
         world.do(group_of(ws, 2, 1).get_recent(ws.genesis))
@@ -487,8 +495,7 @@ def outvoted(world: World, ws: Workspace, group: Group) -> Any:
 
 def test_revoked_devices_neither_vote_nor_poison(world: World, ws: Workspace) -> None:
     gone = ws.identities[2].device_id
-    kept = [recertified(c, ws.admin) for c in ws.devices.certificates if c.device_id != gone]
-    smaller = make_device_set(ws.devices.chain, [], kept, [gone])
+    smaller = ruled(ws, ws.genesis, revoked_ids=(gone,))
     group = group_of(ws, 1)
     digest = world.do(group.put_const(ws.genesis, smaller.encode()))
     state = world.do(group.propose(ws.genesis, lambda: Change(b"r" * 16, devices=digest))).state

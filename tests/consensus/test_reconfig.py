@@ -299,7 +299,7 @@ class Sleepers(World):
 
 
 def is_accept(op: Op) -> bool:
-    return op.kind == "create" and "/px/" in op.path and len(op.data) == 1536
+    return op.kind == "create" and "/px/" in op.path and len(op.data) >= 1536  # one of another config carries it
 
 
 def the_findings_schedule(seed: int = 1) -> None:

@@ -20,6 +20,7 @@ from agreement_kit import (
     BOB,
     CAROL,
     CHAIN,
+    CONFIG,
     DEVICES,
     INCARNATION,
     KEYS,
@@ -46,12 +47,12 @@ from metasync.consensus.proposer import decode_journal
 from metasync.consensus.records import birth, entry
 from metasync.consensus.records import entry as heads
 from metasync.consensus.records.birth import birth_matches
-from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import VERSION_MAX, Change, State, decode_state, follows, successor
 from metasync.errors import FormatError, PassphraseError, UpgradeError
-from metasync.keys import device_set as chain_module
 from metasync.keys import device_set as devices_module
 from metasync.keys import keyring as ring_module
+from metasync.keys import policy as policy_module
 from metasync.keys import slots as slots_module
 from metasync.keys.derive import (
     SLOT_KEY,
@@ -65,14 +66,15 @@ from metasync.keys.derive import (
     sign,
     slot_recipient,
 )
-from metasync.keys.device_set import AdminChain, decode_certificate, decode_chain, decode_device_set, decode_identity
+from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
 from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
+from metasync.keys.policy import AdminChain, decode_chain
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.store.placement import Placement
 from metasync.store.placement import Target as Place
 
-SIGNED = (chain_module, devices_module, ring_module, birth, heads, entry)
+SIGNED = (policy_module, devices_module, ring_module, birth, heads, entry)
 WRONG = 0xFF  # a signature that begins so is wrong while signatures are trusted
 
 
@@ -125,7 +127,7 @@ def use_config(data: bytes) -> Config:
 def use_state(data: bytes) -> State:
     """A state that is accepted can be the base of a next one."""
     state = decode_state(data)
-    log = Log(KEYS, DEVICES, state, ACCEPTOR)
+    log = Log(KEYS, ValueRules(KEYS, CONFIG, DEVICES, state), ACCEPTOR)
     assert log.feed(bytes(1024)) is None
     if state.min_gen <= state.gen and state.v < VERSION_MAX:
         after = successor(state, Change(drawn("op", 16)), skip=state.hash, writer=INCARNATION)
@@ -159,13 +161,14 @@ def trusted_device_set(data: bytes) -> Any:
             assert out.get(certificate.device_id) is certificate
             assert certificate.signature[0] != WRONG
             assert out.key_of(certificate.device_id) == certificate.sign_public
-            assert certificate.device_id not in out.revoked_ids
-            assert certificate.sign_public not in out.revoked_keys
+            assert not out.bars(certificate.device_id)
+            assert certificate.sign_public not in (*out.policy.revoked_keys, *out.ended_keys)
     return out
 
 
 def device_set_seeds() -> list[bytes]:
-    tagged = replace(DEVICES, tags=((1, b"later"),), slots=((1, drawn("slot")), (2, drawn("slot"))))
+    policy = DEVICES.policy.signed(ADMIN, slots=((1, drawn("slot")), (2, drawn("slot"))), tags=((1, b"later"),))
+    tagged = replace(DEVICES, policy_data=policy.encode(), tags=((1, b"later"),), ended_ids=(drawn("ended", 16),))
     return [*seeds_of("devices"), DEVICES.encode(), tagged.encode()]
 
 

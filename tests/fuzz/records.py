@@ -22,6 +22,7 @@ from agreement_kit import (
     MALLORY,
     NS_ID,
     RIVAL,
+    RULES,
     X,
     Y,
     drawn,
@@ -60,7 +61,7 @@ def entry_inside(data: bytes) -> bytes:
     assert found.round.n or found.kind is not Kind.PREPARE
     assert (found.v, found.idx, found.acceptor_id) == (found.base.v + 1, 0, ACCEPTOR)
     assert found.prev_entry == bytes(32)
-    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log = Log(KEYS, RULES, ACCEPTOR)
     log.feed(forged(e, body=data))
     assert not log.votes or all(follows(v, BASE) and found.base == BASE for v in log.votes.values())
     return entries._encode(found)
@@ -122,7 +123,7 @@ def replay(data: bytes) -> None:
     parts = parts_of(data)[:12]
     if not parts:
         raise FormatError("no entries in this input")
-    log, other, last, written = Log(KEYS, DEVICES, BASE, ACCEPTOR), _Log(), bytes(32), []
+    log, other, last, written = Log(KEYS, RULES, ACCEPTOR), _Log(), bytes(32), []
     for idx, part in enumerate(parts):
         b = part[:7].ljust(7, b"\0")
         if b[0] % 5 == 3:
@@ -132,10 +133,12 @@ def replay(data: bytes) -> None:
         else:
             raw = _entry_of(b, part[7:], idx, sha256(last) if b[4] >= 192 else last)
         written.append(raw)
-        before, last = last, sha256(raw)
+        before, last, void = last, sha256(raw), log.void
         found = log.feed(raw)
         assert (found is None) == bool(log.poison)
-        if found is not None and log.devices.key_of(found.device_id, found.certificate) is not None:
+        if found is not None and log.void == void:
+            assert log.devices.key_of(found.device_id, found.certificate) is not None
+            assert found.value is None or follows(found.value, BASE)
             assert found.prev_entry == before, "a log that was cut or spliced"
             other.seen.append(found)
         if log.poison:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import unicodedata
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from agreement_kit import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,9 +34,7 @@ from metasync.keys.derive import (
 )
 from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
-    AdminChain,
     decode_certificate,
-    decode_chain,
     decode_device_set,
     decode_identity,
     make_device_set,
@@ -53,6 +53,7 @@ from metasync.keys.keyring import (
     read_ring,
     ring_path,
 )
+from metasync.keys.policy import AdminChain, Policy, decode_chain, make_policy
 from metasync.keys.slots import (
     COST,
     PASSPHRASE,
@@ -340,9 +341,15 @@ def test_keys_survive_the_key_store_and_show_nothing() -> None:
 # Devices.
 
 
+def policy(**changes: Any) -> Policy:
+    """A policy of the first epoch, with these changes."""
+    bare = make_policy(CHAIN, CONFIG, admin_private=ADMIN, keyring=bytes(32), slots=())
+    return bare.signed(ADMIN, **changes)
+
+
 def test_a_device_set_is_canonical_and_verified() -> None:
     certificates = [d.certified(ADMIN, CHAIN.ns_id) for d in (DEVICE, OTHER)]
-    devices = make_device_set(CHAIN, [(2, b"b" * 32), (1, b"a" * 32)], reversed(certificates))
+    devices = make_device_set(policy(slots=((2, b"b" * 32), (1, b"a" * 32))), reversed(certificates))
     data = devices.encode()
     assert decode_device_set(data, CHAIN.ns_id) == devices
     assert devices.key_of(DEVICE.device_id) == sign_public(DEVICE.sign_private)
@@ -359,16 +366,19 @@ def refused(devices: object) -> None:
 
 def test_bad_device_sets_are_refused() -> None:
     good, other = (d.certified(ADMIN, CHAIN.ns_id) for d in (DEVICE, OTHER))
-    devices = make_device_set(CHAIN, [], [good, other])
+    devices = make_device_set(policy(), [good, other])
     refused(replace(devices, certificates=tuple(reversed(devices.certificates))))
     refused(replace(devices, certificates=(good, good)))
-    refused(replace(devices, slots=((3, bytes(32)),)))
-    refused(replace(devices, slots=((2, bytes(32)), (1, bytes(32)))))
-    refused(make_device_set(CHAIN, [], [replace(good, name="renamed")]))
-    refused(make_device_set(CHAIN, [], [recertified(good, b"m" * 32)]))
-    refused(make_device_set(CHAIN, [], [good], [DEVICE.device_id]))
-    refused(make_device_set(CHAIN, [], [good], (), [good.sign_public]))
-    refused(make_device_set(CHAIN, [], [DEVICE.certified(ADMIN, bytes(32))]))
+    with pytest.raises(UpgradeError):
+        decode_device_set(make_device_set(policy(slots=((3, bytes(32)),)), [good]).encode(), CHAIN.ns_id)
+    refused(make_device_set(replace(policy(), slots=((2, bytes(32)), (1, bytes(32)))), [good]))
+    refused(make_device_set(policy(), [replace(good, name="renamed")]))
+    refused(make_device_set(policy(), [recertified(good, b"m" * 32)]))
+    refused(make_device_set(policy(revoked_ids=(DEVICE.device_id,)), [good]))
+    refused(make_device_set(policy(revoked_keys=(good.sign_public,)), [good]))
+    refused(make_device_set(policy(), [good], [DEVICE.device_id]))
+    refused(make_device_set(policy(), [good], (), [good.sign_public]))
+    refused(make_device_set(policy(), [DEVICE.certified(ADMIN, bytes(32))]))
     with pytest.raises(UpgradeError):
         decode_device_set(b"\x02" + devices.encode()[1:], CHAIN.ns_id)
     with pytest.raises(FormatError):
@@ -376,7 +386,7 @@ def test_bad_device_sets_are_refused() -> None:
 
 
 def test_a_certificate_speaks_for_its_own_device_only() -> None:
-    devices = make_device_set(CHAIN, [], [DEVICE.certified(ADMIN, CHAIN.ns_id)])
+    devices = make_device_set(policy(), [DEVICE.certified(ADMIN, CHAIN.ns_id)])
     shown = OTHER.certified(ADMIN, CHAIN.ns_id)
     assert devices.key_of(OTHER.device_id, shown.encode()) == sign_public(OTHER.sign_private)
     assert devices.key_of(b"?" * 16, shown.encode()) is None
@@ -388,8 +398,10 @@ def test_a_certificate_speaks_for_its_own_device_only() -> None:
     assert devices.key_of(DEVICE.device_id, twin.certified(ADMIN, CHAIN.ns_id).encode()) == sign_public(
         DEVICE.sign_private
     )
-    revoked = make_device_set(CHAIN, [], [], [OTHER.device_id])
-    assert revoked.key_of(OTHER.device_id, shown.encode()) is None
+    for barring in (make_device_set(policy(revoked_ids=(OTHER.device_id,)), []),
+                    make_device_set(policy(), [], [OTHER.device_id])):  # fmt: skip
+        assert barring.bars(OTHER.device_id)
+        assert barring.key_of(OTHER.device_id, shown.encode()) is None
     assert devices.with_device(shown).get(OTHER.device_id) == shown
 
 

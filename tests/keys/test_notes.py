@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from agreement_kit import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from metasync.keys.device_set import (
     INVITATIONS_TAG,
     LOGINS_TAG,
     NAMES_TAG,
-    AdminChain,
     DeviceSet,
     Invitation,
     OpenLogins,
@@ -35,10 +35,12 @@ from metasync.keys.device_set import (
     without_invitations,
 )
 from metasync.keys.invitation import Code, Invite, Way, decode_code, open_invite, seal_invite
+from metasync.keys.policy import AdminChain, make_policy
 
 ADMIN = b"\x05" * 32
 CHAIN = AdminChain((sign_public(ADMIN),))
-EMPTY = make_device_set(CHAIN, (), ())
+POLICY = make_policy(CHAIN, CONFIG, admin_private=ADMIN, keyring=bytes(32), slots=())
+EMPTY = make_device_set(POLICY, ())
 LOGINS = OpenLogins(b"\x01" * 16, "phone", (("a", "file"), ("b", "s3")))
 DEVICE = new_device("tablet", b"\x07" * DEVICE_ENTROPY_BYTES)
 CERTIFICATE = DEVICE.certified(ADMIN, CHAIN.ns_id)
@@ -105,7 +107,7 @@ def test_what_expires_and_what_is_taken_back() -> None:
     assert expired(devices, 9) == ()
     assert expired(devices, 10) == (OPEN,)
     less: DeviceSet = without_invitations(devices, [OPEN])
-    assert (less.revoked_ids, less.revoked_keys) == ((OPEN.device_id,), (OPEN.sign_public,))
+    assert (less.ended_ids, less.ended_keys) == ((OPEN.device_id,), (OPEN.sign_public,))
     assert not less.admits(CERTIFICATE)
     assert [i.expires for i in invitations(less)] == [0]
 

@@ -9,12 +9,15 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from metasync.codec import bytes32, u32, u64
+from metasync.config import Acceptor, BackendEntry, Config, Storage
 from metasync.consensus.records import entry as entries_module
 from metasync.consensus.records.entry import Entry, Kind, Round, seal_block, seal_entry
+from metasync.consensus.records.log_replay import ValueRules
 from metasync.consensus.records.state import ZERO_HASH, Change, Ref, State, genesis_state, successor
 from metasync.keys.derive import SEAL_OVERHEAD_BYTES, Header, RecordKind, derive, seal, sealed_bytes, sign, sign_public
-from metasync.keys.device_set import AdminChain, make_device_set, new_device
+from metasync.keys.device_set import make_device_set, new_device
 from metasync.keys.keyring import new_keys
+from metasync.keys.policy import AdminChain, make_policy
 
 
 def drawn(what: str, n: int = 32) -> bytes:
@@ -30,14 +33,27 @@ ALICE = new_device("alice's laptop", drawn("alice", 80))
 BOB = new_device("bob's phone", drawn("bob", 80))
 CAROL = new_device("carol, not admitted yet", drawn("carol", 80))
 MALLORY = new_device("mallory, revoked", drawn("mallory", 80))
-DEVICES = make_device_set(
-    CHAIN,
-    [(1, drawn("slot"))],
-    [d.certified(ADMIN, NS_ID) for d in (ALICE, BOB)],
-    [MALLORY.device_id],
-    [sign_public(MALLORY.sign_private)],
-)
 ACCEPTOR = drawn("acceptor", 16)
+
+
+def backend(i: int) -> BackendEntry:
+    """A backend that votes and stores."""
+    acceptor = Acceptor(ACCEPTOR if i == 1 else drawn(f"acceptor {i}", 16), "log", drawn(f"birth {i}"))
+    storage = (Storage(drawn(f"storage {i}", 16), drawn(f"storage birth {i}")),)
+    return BackendEntry(bytes([i]) * 16, f"b{i}", "file", 1 << 30, drawn(f"identity {i}"), storage, acceptor)
+
+
+CONFIG = Config((backend(1), backend(2), backend(3)))
+POLICY = make_policy(
+    CHAIN,
+    CONFIG,
+    admin_private=ADMIN,
+    keyring=drawn("keyring"),
+    slots=[(1, drawn("slot"))],
+    revoked_ids=[MALLORY.device_id],
+    revoked_keys=[sign_public(MALLORY.sign_private)],
+)
+DEVICES = make_device_set(POLICY, [d.certified(ADMIN, NS_ID) for d in (ALICE, BOB)])
 OTHER_ACCEPTOR = drawn("other acceptor", 16)
 INCARNATION = drawn("incarnation", 16)
 RIVAL = drawn("rival", 16)
@@ -52,6 +68,9 @@ BASE = successor(
     skip=GENESIS.hash,
     writer=OWNER,
 )
+
+
+RULES = ValueRules(KEYS, CONFIG, DEVICES, BASE)
 
 
 def value(op: str = "op 2", writer: bytes = INCARNATION, **more: Any) -> State:

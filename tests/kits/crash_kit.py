@@ -234,7 +234,7 @@ def run_backend_add(directory: str, url: str) -> int | None:
 
 def run_backend_role(directory: str, name: str, role: Literal["both", "storage"]) -> int | None:
     with Workspace.open(directory) as w:
-        return w.backend_set(name, role=role).version
+        return w.backend_set(name, role=role, passphrase=PASSPHRASE).version
 
 
 def run_sync(directory: str, message: str = "") -> int | None:

@@ -21,19 +21,19 @@ from metasync.consensus.founding import found
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Entry, Kind
-from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import State
 from metasync.errors import NotFoundError, RefusedError, UnreachableError
 from metasync.keys.derive import sign_public
 from metasync.keys.device_set import (
     DEVICE_ENTROPY_BYTES,
-    AdminChain,
     DeviceIdentity,
     DeviceSet,
     make_device_set,
     new_device,
 )
 from metasync.keys.keyring import WorkspaceKeys, new_keys
+from metasync.keys.policy import AdminChain, make_policy
 from metasync.runtime.effects import Gather, Now, Op, Persist, Random, Recall, Reply, Sleep, Task, Work
 
 
@@ -407,12 +407,22 @@ def make_parts(
     chain = AdminChain((sign_public(admin),))
     keys = new_keys(chain.ns_id, rng.randbytes(96))
     identities = [new_device(f"device {i}", rng.randbytes(DEVICE_ENTROPY_BYTES)) for i in range(devices)]
-    device_set = make_device_set(chain, [], [i.certified(admin, keys.ns_id) for i in identities])
     ids = {name: rng.randbytes(16) for name in names}
     births = {ids[name]: rng.randbytes(32) for name in names}
     config = make_config(names, births, ids, f, forms)
+    policy = make_policy(chain, config, admin_private=admin, keyring=bytes(32), slots=[])
+    device_set = make_device_set(policy, [i.certified(admin, keys.ns_id) for i in identities])
     links = {ids[name]: name for name in names}
     return Workspace(keys, admin, config, device_set, identities, births, links, None)  # type: ignore[arg-type]
+
+
+def ruled(ws: Workspace, base: State, **changes: Any) -> DeviceSet:
+    """The devices of the founding under another policy, as the admin signs it for the version after `base`.
+
+    `chain`: a longer one, whose last key is `ws.admin` too.
+    """
+    policy = ws.devices.policy.signed(ws.admin, era=base.era, version=base.v + 1, **changes)
+    return make_device_set(policy, [c for c in ws.devices.certificates if c.device_id not in policy.revoked_ids])
 
 
 def make_workspace(world: World, devices: int = 3, f: int = 0, forms: Mapping[str, Form] | None = None) -> Workspace:
@@ -486,7 +496,7 @@ def true_value(world: World, ws: Workspace, base: State, quorum: int | None = No
                     values[key] = value
                     votes.setdefault((rnd, key), set()).add(name)
             continue
-        log = Log(ws.keys, ws.devices, base, acceptor_id)
+        log = Log(ws.keys, ValueRules(ws.keys, ws.config, ws.devices, base), acceptor_id)
         while True:
             path = entry_path(ws.keys, base.epoch, base.era, acceptor_id, log.v, log.next_idx)
             if path not in store or not log.usable:

@@ -21,12 +21,20 @@ from crash_kit import (
     run_push,
 )
 from effort import few_and_many
-from workspace_kit import Lab, tree_of, wipe, write
+from workspace_kit import PASSPHRASE, Lab, tree_of, wipe, write
 
 from metasync.backends.folder import FolderBackend
 from metasync.backends.memory import MemoryBackend
 from metasync.config import Config
-from metasync.errors import MetaSyncError, NoQuorumError, UnreachableError, UsageError
+from metasync.errors import (
+    MetaSyncError,
+    NoQuorumError,
+    PassphraseError,
+    UnreachableError,
+    UsageError,
+    WeakeningError,
+)
+from metasync.events import Notice
 from metasync.runtime.effects import Op, each
 from metasync.session import agreement
 from metasync.session.session import Session
@@ -269,6 +277,33 @@ def test_as_many_liars_are_allowed_for_as_are_outvoted(lab: Lab) -> None:
     assert (config_of(laptop).mode, config_of(laptop).f) == ("crash", 0)
     write(lab.root / "laptop", {"x": b"y"})
     assert laptop.push().version is not None
+
+
+def test_what_weakens_the_workspace_takes_the_passphrase_and_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar among four was promised by `init`: three cannot keep that."""
+    laptop = lab.init(lab.urls("a", "b", "c", "d"))
+    other = lab.clone(lab.urls("a", "b", "c", "d"))
+    before = config_of(laptop)
+    with pytest.raises(WeakeningError, match="0 backends that lie, and the policy says 1"):
+        laptop.backend_remove("d")
+    with pytest.raises(PassphraseError, match="wrong passphrase"):
+        laptop.backend_remove("d", passphrase="another")
+    assert config_of(laptop) == before
+    shown = laptop.backend_remove("d", dry_run=True)
+    assert any("takes its passphrase" in text for text in shown.kept)
+    monkeypatch.delenv("METASYNC_PASSPHRASE")
+    ran = lab.cli("backend", "remove", "d")
+    assert (ran.code, "no passphrase" in ran.err) == (2, True)
+    monkeypatch.setenv("METASYNC_PASSPHRASE", PASSPHRASE)
+    assert lab.cli("backend", "remove", "d").code == 0
+    told: list[str] = []
+    other.on_event = lambda event: told.append(event.text) if isinstance(event, Notice) else None
+    other.pull()
+    assert [text for text in told if "may lie" in text and "0 instead of 1" in text]
+    assert config_of(other).f == 0
+    write(lab.root / "desktop", {"x": b"x"})
+    assert other.push().version is not None
+    lab.reopen(laptop).key_rotate(PASSPHRASE)  # what is in force becomes what is promised
 
 
 def test_who_chose_to_allow_for_no_liar_keeps_it_so(lab: Lab) -> None:

@@ -183,7 +183,7 @@ def test_an_invitation_ends_after_so_many_versions(lab: Lab) -> None:
     assert w.device_list().invitations == ()
     with w._session("x") as s:
         devices = s.devices_of(agreement.ask_newest(s))
-        assert len(devices.revoked_ids) == 1
+        assert len(devices.ended_ids) == 1
     unending = invite(w, "phone", expires_after=0)
     assert unending.expires is None
     accepted(lab, unending.code, "phone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workspace_kit import Lab, write
+from workspace_kit import PASSPHRASE, Lab, write
 
 from metasync.errors import UsageError
 from metasync.local.state_keys import EVIDENCE_KEY
@@ -25,7 +25,7 @@ def test_who_unlinked_a_backend_is_not_warned_of_it(lab: Lab) -> None:
 
 def test_a_removed_backend_is_forgotten_once_nothing_is_read_there(lab: Lab) -> None:
     w = lab.init(lab.urls("a", "b", "c", "d"))
-    w.backend_remove("d")
+    w.backend_remove("d", passphrase=PASSPHRASE)  # four allowed for a liar
     w = lab.reopen(w)
     w.status()
     w = lab.reopen(w)

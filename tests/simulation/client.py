@@ -407,7 +407,9 @@ def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
         return w.backend_set(name, role="both")
     if not agreed.may_leave(name):
         return None
-    return w.backend_remove(name) if step.kind == "remove" else w.backend_set(name, role="storage")
+    if step.kind == "remove":
+        return w.backend_remove(name, passphrase=PASSPHRASE)
+    return w.backend_set(name, role="storage", passphrase=PASSPHRASE)
 
 
 def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:

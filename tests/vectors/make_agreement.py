@@ -35,6 +35,7 @@ from agreement_kit import (
     NS_ID,
     OTHER_ACCEPTOR,
     OWNER,
+    POLICY,
     RIVAL,
     BlockWriter,
     Writer,
@@ -282,7 +283,7 @@ def entry_cases() -> Cases:
     yield "entry-bad-grown", one("grown by 512 bytes", good + bytes(512), FORMAT)
     yield "entry-bad-empty", one("no bytes", b"", FORMAT)
     yield "entry-bad-zeros", one("512 zeros", bytes(512), FORMAT)
-    yield "entry-bad-huge", one("more than 8 KiB", good * 9, FORMAT)
+    yield "entry-bad-huge", one("longer than it was sealed", good * 9, FORMAT)
     yield "entry-bad-newer", one("format 2 in the clear, where nothing vouches for it", cut(good, 0, b"\2"), FORMAT)
     # Well sealed, signed, and impossible.
     body = entries_module._encode(prepare)
@@ -310,8 +311,10 @@ def entry_cases() -> Cases:
     yield "entry-bad-seen-order", one("one acceptor seen twice", forged(seen_twice), FORMAT)
     yield "entry-bad-unpadded", one("a byte of padding too few", forged(prepare, grown=-1), FORMAT)
     yield "entry-bad-padding", one("512 bytes of padding too many", forged(prepare, grown=512), FORMAT)
-    newer = replace(accept, value=replace(X, min_fmt=2))
-    yield "entry-bad-value-newer", one("a value for newer programs", forged(newer), UPGRADE)
+    objects = replace(accept, config=drawn("config object", 700), devices=drawn("devices object", 6_000))
+    yield "entry-carries", one("ACCEPT that carries a config and a device set", sealed(objects), value=objects)
+    carrying = replace(prepare, devices=drawn("devices object", 100))
+    yield "entry-bad-carries", one("PREPARE that carries a device set", forged(carrying), FORMAT)
 
 
 def riding(accept: Entry) -> Cases:
@@ -575,28 +578,25 @@ def logs() -> Cases:
             "it names another entry before it", Writer().accept(1, X).prepare(2, prev_entry=drawn("other")), **poisoned
         ),
     )
-    yield (
-        "log-poison-value",
-        log_case(
-            "a value that does not follow", Writer().prepare(1).accept(1, replace(X, v=7)), promised=one, poison=True
-        ),
-    )
-    yield (
-        "log-poison-value-prev",
-        log_case(
-            "a value of another chain",
-            Writer().prepare(1).accept(1, replace(X, prev=drawn("prev"))),
-            promised=one,
-            poison=True,
-        ),
-    )
-    yield (
-        "log-poison-value-gen",
-        log_case(
-            "a fence that goes back", Writer().prepare(1).accept(1, replace(X, min_gen=9)), promised=one, poison=True
-        ),
-    )
     other = Writer(OTHER_ACCEPTOR).prepare(1)
+    zero = {"void": 1, "promised": one}
+
+    def void(about: str, **changes: Any) -> Case:
+        return log_case(about, Writer().prepare(1).accept(1, replace(X, **changes)), **zero)
+
+    yield "log-void-value", void("a value that does not follow", v=7)
+    yield "log-void-value-prev", void("a value on another base", prev=drawn("other"))
+    yield "log-void-value-gen", void("a fence that goes back", min_gen=9)
+    yield "log-void-value-gen-far", void("a generation more than one higher", gen=2)
+    yield "log-void-value-min-fmt", void("for newer programs, without a policy that says so", min_fmt=2)
+    yield "log-void-value-epoch", void("another epoch, without a policy that says so", epoch=2)
+    yield "log-void-value-epoch-far", void("the last epoch there can be", epoch=(1 << 32) - 1, devices=drawn("any"))
+    yield "log-void-value-keyring", void("another keyring, without a policy that says so", keyring=drawn("bogus"))
+    yield "log-void-value-config", void("a config that the entry does not carry", config=drawn("missing"))
+    yield "log-void-value-devices", void("a device set that the entry does not carry", devices=drawn("missing"))
+    rubbish = drawn("no object", 700)
+    carried = Writer().prepare(1).accept(1, replace(X, devices=sha256(rubbish)), devices=rubbish)
+    yield "log-void-value-rubbish", log_case("a device set that does not open", carried, **zero)
     yield (
         "log-poison-replayed",
         log_case("another acceptor's entry", Writer().add(Kind.PREPARE, 1, raw=other.entries[0]), poison=True),
@@ -879,6 +879,42 @@ def rings() -> Cases:
     yield "ring-bad-short", one("cut", good[:-65], FORMAT)
 
 
+def policies() -> Cases:
+    def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
+        return case("policy", about, data, expect, **{"ns_id": NS_ID, "admin": CHAIN.admin, **more})
+
+    def altered(about: str, **changes: Any) -> Case:
+        return one(about, replace(POLICY, **changes).encode(), FORMAT)
+
+    good = POLICY.encode()
+    yield "policy", one("of version 0: two copies, one slot, one device revoked", good, value=POLICY)
+    second = drawn("second admin")
+    chain = CHAIN.extended(ADMIN, sign_public(second))
+    later = POLICY.signed(second, chain=chain, version=7, keyring=drawn("ring 2"), f=1, tags=((9, b"later"),))
+    yield "policy-second", one("of the second epoch, with a tag", later.encode(), value=later, admin=chain.admin)
+    yield "policy-bad-copies", altered("fewer copies than were signed", copies=1)
+    yield "policy-bad-f", altered("another f than was signed", f=1)
+    yield "policy-bad-chains", altered("other steps than were signed", chains=(("compress", "integrity"),))
+    yield "policy-bad-encrypted", altered("encryption switched off", encrypted=False)
+    yield "policy-bad-min-fmt", altered("another oldest format than was signed", min_fmt=2)
+    yield "policy-bad-keyring", altered("another ring than was signed", keyring=drawn("bogus"))
+    yield "policy-bad-version", altered("another sequence number than was signed", version=7)
+    yield "policy-bad-slots", altered("without the slot that was signed", slots=())
+    yield "policy-bad-revoked", altered("without the revocation that was signed", revoked_ids=())
+    old = replace(later, signature=sign(ADMIN, "policy 1", later.encode()[:-64]))
+    yield "policy-bad-signer", one("signed by the admin key of the epoch before", old.encode(), FORMAT)
+    none = POLICY.signed(ADMIN, copies=0)
+    yield "policy-bad-no-copies", one("no copies", none.encode(), FORMAT)
+    flag = 1 + len(CHAIN.encode()) + 4 + 8 + 1 + 32
+    yield "policy-bad-flag", one("an encrypted flag of 2", cut(good, flag, b"\2"), FORMAT)
+    yield "policy-bad-count", one("65535 chains", cut(good, flag + 1, b"\xff\xff"), FORMAT)
+    slot = POLICY.signed(ADMIN, slots=((9, bytes(32)),))
+    yield "policy-bad-slot", one("a slot of unknown kind", slot.encode(), UPGRADE)
+    yield "policy-bad-newer", one("format 2", cut(good, 0, b"\2"), UPGRADE)
+    yield "policy-bad-short", one("cut", good[:-1], FORMAT)
+    yield "policy-bad-long", one("a byte too many", good + b"\0", FORMAT)
+
+
 def device_sets() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
         return case("devices", about, data, expect, **{"ns_id": NS_ID, **more})
@@ -888,19 +924,20 @@ def device_sets() -> Cases:
     yield "devices-bad-workspace", one("of another workspace", DEVICES.encode(), FORMAT, ns_id=bytes(32))
     reverse = replace(DEVICES, certificates=DEVICES.certificates[::-1])
     yield "devices-bad-order", one("certificates descend", reverse.encode(), FORMAT)
-    renamed = make_device_set(CHAIN, [], [replace(alice, name="renamed"), bob])
+    renamed = make_device_set(POLICY, [replace(alice, name="renamed"), bob])
     yield "devices-bad-certificate", one("an altered certificate", renamed.encode(), FORMAT)
-    forger = make_device_set(CHAIN, [], [recertified(alice, drawn("forger"))])
+    forger = make_device_set(POLICY, [recertified(alice, drawn("forger"))])
     yield "devices-bad-admin", one("certified by somebody else", forger.encode(), FORMAT)
-    both = make_device_set(CHAIN, [], [alice], [ALICE.device_id])
+    both = make_device_set(POLICY.signed(ADMIN, revoked_ids=(ALICE.device_id,)), [alice])
     yield "devices-bad-revoked-id", one("a device that is revoked too", both.encode(), FORMAT)
-    key = make_device_set(CHAIN, [], [alice], [], [alice.sign_public])
+    key = make_device_set(POLICY.signed(ADMIN, revoked_keys=(alice.sign_public,)), [alice])
     yield "devices-bad-revoked-key", one("a key that is revoked too", key.encode(), FORMAT)
-    slot = make_device_set(CHAIN, [(9, bytes(32))], [alice])
-    yield "devices-bad-slot", one("a slot of unknown kind", slot.encode(), FORMAT)
-    count = u16(1) + CHAIN.keys[0]
-    at = 1 + len(count)
-    yield "devices-bad-count", one("65535 slots", cut(DEVICES.encode(), at, b"\xff\xff"), FORMAT)
+    ended = make_device_set(POLICY, [alice], [ALICE.device_id])
+    yield "devices-bad-ended", one("a device whose invitation has ended", ended.encode(), FORMAT)
+    unsigned = replace(DEVICES, policy_data=replace(POLICY, copies=1).encode())
+    yield "devices-bad-policy", one("a policy that was changed after it was signed", unsigned.encode(), FORMAT)
+    at = 1 + 4 + len(POLICY.encode())
+    yield "devices-bad-count", one("65535 certificates", cut(DEVICES.encode(), at, b"\xff\xff"), FORMAT)
     yield "devices-bad-newer", one("format 2", cut(DEVICES.encode(), 0, b"\2"), UPGRADE)
     yield "devices-bad-long", one("a byte too many", DEVICES.encode() + b"\0", FORMAT)
 
@@ -965,6 +1002,7 @@ def cases() -> Cases:
         invites,
         slots,
         rings,
+        policies,
         device_sets,
         local,
         names,

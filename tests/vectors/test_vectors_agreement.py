@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from agreement_kit import ACCEPTOR, ALICE, BASE, DEVICES, KEYS, NS_ID, OWNER, Writer, X, entry, sealed
+from agreement_kit import ACCEPTOR, ALICE, BASE, DEVICES, KEYS, NS_ID, OWNER, RULES, Writer, X, entry, sealed
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
@@ -52,6 +52,7 @@ from metasync.keys.derive import RecordKind, sha256, sign_public
 from metasync.keys.device_set import decode_device_set, invitations, open_logins
 from metasync.keys.invitation import decode_code, invitation_name, open_invite
 from metasync.keys.keyring import open_admin, open_ring
+from metasync.keys.policy import decode_policy
 from metasync.keys.slots import open_slot
 
 HERE = Path(__file__).resolve().parent
@@ -122,6 +123,7 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "slot": opened_slot,
     "ring": opened_ring,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),
+    "policy": lambda data, c: decode_policy(data),
     "states": lambda data, c: open_state_in_block(KEYS, the(c, "hash"), data),
     "floor": lambda data, c: open_floor(KEYS, data, the(c, "acceptor"), c["floor"]).entry,
     "notes": told_notes,
@@ -146,7 +148,7 @@ def test_a_record_decodes_as_its_case_says(name: str) -> None:
     if "value" in c:
         shown = {k: MAKE.plain(v) for k, v in value.items()} if isinstance(value, dict) else MAKE.plain(value)
         assert shown == c["value"]
-    if c["what"] in ("state", "config", "devices", "journal"):
+    if c["what"] in ("state", "config", "devices", "policy", "journal"):
         assert value.encode() == data
     if c["what"] == "state":
         assert value.hash.hex() == c["hash"]
@@ -163,7 +165,7 @@ def test_a_record_decodes_as_its_case_says(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "log"])
 def test_a_log_replays_as_its_case_says(name: str) -> None:
     c = CASES[name]
-    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log = Log(KEYS, RULES, ACCEPTOR)
     for data in c["entries"]:
         log.feed(bytes.fromhex(data))
     accepted = None if log.accepted is None else (log.accepted[0], log.accepted[1].hash)
@@ -183,7 +185,7 @@ def test_a_log_replays_as_its_case_says(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "blocks"])
 def test_blocks_count_as_their_case_says(name: str) -> None:
     c = CASES[name]
-    blocks = Blocks(KEYS, DEVICES, BASE, ACCEPTOR)
+    blocks = Blocks(KEYS, RULES, ACCEPTOR)
     for read in c["reads"]:
         before = blocks.known()
         for block in read:
@@ -319,6 +321,7 @@ def test_another_reader_opens_an_entry(name: str) -> None:
         assert hashlib.sha256(take(402)).digest() == X.hash
     assert number(1) == 0  # seen
     assert number(2) == 0  # certificate
+    assert (number(4), number(4)) == (0, 0)  # neither a config nor a device set: the base names both
     assert (take(16).hex(), take(16)) == (value["entry_id"], ALICE.device_id)
     assert number(1) == 0  # tags
     assert at == len(body)
@@ -367,7 +370,7 @@ def test_a_signed_body_of_rubbish_is_refused(body: bytes, kind: Kind) -> None:
     from agreement_kit import forged
 
     data = forged(entry(), body=body)
-    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log = Log(KEYS, RULES, ACCEPTOR)
     assert log.feed(data) is None
     assert log.poison
 
@@ -410,7 +413,7 @@ class _Seen:
 
 
 def replayed(entries: list[bytes]) -> _Seen:
-    log = Log(KEYS, DEVICES, BASE, ACCEPTOR)
+    log = Log(KEYS, RULES, ACCEPTOR)
     for data in entries:
         log.feed(data)
     return _Seen(log)

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from workspace_kit import CHEAP, PASSPHRASE, Lab, flip, run_cli, swap, tree_of, 
 
 from metasync.backends.folder import FolderBackend
 from metasync.consensus import DEADLINE_S, Change
+from metasync.consensus.records import log_replay
 from metasync.errors import (
     DamagedError,
     ForkError,
@@ -30,6 +32,7 @@ from metasync.errors import (
     UsageError,
     WorkspaceError,
 )
+from metasync.members.key_store import open_admin_key
 from metasync.session import session
 from metasync.testing.faults import Plan
 from metasync.workspace import Workspace
@@ -872,14 +875,19 @@ def test_a_format_that_nobody_vouches_for_is_no_newer_one(lab: Lab) -> None:
         assert "pgrade" not in str(e.value)
 
 
-def test_a_newer_format_that_is_agreed(lab: Lab) -> None:
-    """A program that is too old for the workspace neither reads on nor writes: `min_fmt` of the state."""
+def test_a_newer_format_that_is_agreed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is too old for the workspace neither reads on nor writes: `min_fmt` of policy and state."""
     w = started(lab)
     c = lab.clone(lab.urls("a", "b", "c"))
     w.pull()
-    with w._session("test") as s:
-        change = Change(op_id=os.urandom(16), min_fmt=2)
-        s.runtime.run(s.group.propose(s.newest_state(), lambda: change))
+    with monkeypatch.context() as newer, w._session("test") as s:
+        newer.setattr(log_replay, "FORMAT", 2)
+        opened = open_admin_key(s, s.newest_state(), PASSPHRASE)
+        state, devices = opened.state, opened.devices
+        policy = devices.policy.signed(opened.admin_private, era=state.era, version=state.v + 1, min_fmt=2)
+        digest = s.put_const(state, replace(devices, policy_data=policy.encode()).encode())
+        change = Change(op_id=os.urandom(16), devices=digest, min_fmt=2)
+        s.runtime.run(s.group.propose(state, lambda: change))
     before = tree_of(c.directory)
     write(c.directory, {"mine": b"1"})
     for act in (c.push, c.pull, c.check):

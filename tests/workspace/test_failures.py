@@ -296,7 +296,7 @@ def in_doubt(lab: Lab) -> tuple[Workspace, Workspace]:
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(agreement, "propose", unheard)
-        m.setattr(agreement, "remember", lambda self, state: None)
+        m.setattr(agreement, "remember", lambda *_, **__: None)
         with pytest.raises(NoQuorumError):
             w.push()
     w = lab.reopen(w)

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from metasync.codec import Reader, bytes16, check_format, u8, u32, u64
+from metasync.codec import Reader, bytes32, check_format, u8, u32, u64
 from metasync.consensus.acceptors.log import AHEAD, CREATE_TRIES, RETRY_FIRST_S
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import OP_TIMEOUT_S, Barred, Outcome
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
+    OBJECTS_BYTES_MAX,
     Kind,
     Round,
     Seen,
@@ -53,14 +54,14 @@ class Journal:
 
     def encode(self) -> bytes:
         head = u8(FORMAT) + u64(self.v) + u32(self.idx) + u32(self.era) + u32(self.epoch) + u64(self.v_max)
-        return head + bytes16(self.data)
+        return head + bytes32(self.data)
 
 
 def decode_journal(data: bytes) -> Journal:
     """What `Journal.encode` wrote."""
     r = Reader(data, "block journal")
     check_format(r.u8(), "the journal of blocks")
-    out = Journal(r.u64(), r.u32(), r.u32(), r.u32(), r.u64(), r.bytes16(ENTRY_BYTES_MAX))
+    out = Journal(r.u64(), r.u32(), r.u32(), r.u32(), r.u64(), r.bytes32(ENTRY_BYTES_MAX + OBJECTS_BYTES_MAX))
     r.end()
     return out
 
@@ -76,7 +77,7 @@ class BlockAcceptor(AcceptorView):
         return self.m.identity.device_id
 
     def _empty(self) -> Blocks:
-        return Blocks(self.m.keys, self.devices, self.base, self.acceptor_id)
+        return Blocks(self.m.keys, self.rules, self.acceptor_id)
 
     def path_of(self, seen: Seen, epoch: int) -> str:
         return block_path(self.m.keys, epoch, self.base.era, self.acceptor_id, seen.v, self.me, seen.idx)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import OP_TIMEOUT_S, Outcome, Participant, Remembered
 from metasync.consensus.records.entry import (
+    ENTRY_BYTES_MAX,
     Entry,
     Kind,
     Round,
@@ -27,7 +28,7 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.log_replay import Log
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError, FormatError, UpgradeError
-from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task
+from metasync.runtime.effects import Gather, Now, Op, Random, Reply, Sleep, Task, patience_s
 
 CREATE_TRIES: Final = 3  # of the same bytes at the same index, when the outcome is unknown
 LAG_TRIES: Final = 5  # reads of a slot that a create found taken (a provider's reads may lag)
@@ -42,7 +43,7 @@ class LogAcceptor(AcceptorView):
     log: Log
 
     def _empty(self) -> Log:
-        return Log(self.m.keys, self.devices, self.base, self.acceptor_id)
+        return Log(self.m.keys, self.rules, self.acceptor_id)
 
     def place(self, idx: int, v: int | None = None, epoch: int | None = None) -> str:
         """Where an entry of this version lies; or one of another version or epoch."""
@@ -190,7 +191,8 @@ class LogAcceptor(AcceptorView):
             if entry is None or entry.idx != log.next_idx:
                 entry, data = self.sealed(log, kind, rnd, value, (yield Random(48)))
                 unknown = 0
-            create = Op(backend, "create", self.place(entry.idx), data, timeout_s=OP_TIMEOUT_S)
+            wait_s = OP_TIMEOUT_S if len(data) <= ENTRY_BYTES_MAX else patience_s(len(data))
+            create = Op(backend, "create", self.place(entry.idx), data, timeout_s=wait_s)
             reply, refused = yield from self._beside(_create(m, create))
             if refused is not None:
                 return refused  # what was created stands there, and is not counted

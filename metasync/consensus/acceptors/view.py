@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from metasync.config import Acceptor, Config, Form
+from metasync.config import Acceptor, Form
 from metasync.consensus.participant import (
     OP_TIMEOUT_S,
     Barred,
@@ -35,6 +35,7 @@ from metasync.consensus.records.birth import BIRTH_BYTES, birth_matches, birth_p
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
+    OBJECTS_BYTES_MAX,
     SEEN_MAX,
     Entry,
     Kind,
@@ -46,11 +47,10 @@ from metasync.consensus.records.entry import (
     shown_epoch,
 )
 from metasync.consensus.records.era import read_tombstone
-from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError, FormatError, FullError, NotFoundError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.keys.device_set import DeviceSet
 from metasync.runtime.effects import Now, Op, Reply, Task
 
 DELTA_S: Final = 300.0  # with suspend; a removed backend is wiped much later than this after the fence
@@ -78,18 +78,17 @@ class AcceptorView(ABC):
     def __init__(
         self,
         m: Participant,
-        config: Config,
-        devices: DeviceSet,
-        base: State,
+        rules: ValueRules,
         name: str,
         acceptor: Acceptor,
         everybody: Mapping[bytes, AcceptorView],
     ) -> None:
         self.m = m
-        self.may_lie = config.mode == "bft"
-        self.devices = devices
-        self.base = base
-        self.v = base.v + 1
+        self.may_lie = rules.config.mode == "bft"
+        self.rules = rules
+        self.devices = rules.devices
+        self.base = rules.base
+        self.v = rules.base.v + 1
         self.name = name
         self.acceptor_id = acceptor.acceptor_id
         self.birth = acceptor.birth
@@ -178,7 +177,8 @@ class AcceptorView(ABC):
         if backend is None:
             return BackendError("not linked")
         # Twice the bound: a longer entry than ours is read far enough to be told from one that is not there.
-        reply: Reply = yield Op(backend, "get", path, max_bytes=2 * ENTRY_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        most = 2 * ENTRY_BYTES_MAX + OBJECTS_BYTES_MAX
+        reply: Reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=OP_TIMEOUT_S)
         if isinstance(reply.error, NotFoundError):
             return None
         return reply.error if reply.error is not None else reply.value
@@ -386,6 +386,7 @@ class AcceptorView(ABC):
 
     def message(self, kind: Kind, rnd: Round, value: State | None, place: tuple[int, bytes], entry_id: bytes) -> Entry:
         """A message of this device's. `place`: its index, and the hash of the one before it."""
+        config, devices = self.rules.carried(value, self.m.objects)
         return Entry(
             acceptor_id=self.acceptor_id,
             v=self.v,
@@ -398,6 +399,8 @@ class AcceptorView(ABC):
             entry_id=entry_id,
             device_id=self.m.identity.device_id,
             seen=self.seen_elsewhere(),
+            config=config,
+            devices=devices,
         )
 
     def note_claims(self, entry: Entry) -> None:

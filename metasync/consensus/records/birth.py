@@ -15,8 +15,8 @@ from metasync.codec import Reader, check_format, encode_tags, u8
 from metasync.consensus.records.state import STATE_BYTES, ZERO_ID, State, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import FORMAT, Header, RecordKind, seal, sha256, sign, signed_part, verify
-from metasync.keys.device_set import AdminChain, decode_chain
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.keys.policy import AdminChain, decode_chain
 
 BIRTH_BYTES: Final = 50
 BIRTH_NONCE_BYTES: Final = 32

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metasync.consensus.records.entry import Entry, Kind, Round, Seen, open_block
-from metasync.consensus.records.log_replay import Replay
+from metasync.consensus.records.log_replay import LOG_BYTES_MAX, Replay, ValueRules, VoidError
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.keys.device_set import DeviceSet
 from metasync.keys.keyring import WorkspaceKeys
 
 CHAIN_BLOCKS_MAX: Final = 10_000  # of one device in one version; more is an attack: every reader reads them all
@@ -59,9 +58,10 @@ class Blocks(Replay):
     values in one round.
     """
 
-    def __init__(self, keys: WorkspaceKeys, devices: DeviceSet, base: State, acceptor_id: bytes) -> None:
-        super().__init__(keys, devices, base, acceptor_id)
-        self.chains = {c.device_id: Chain() for c in devices.certificates}
+    def __init__(self, keys: WorkspaceKeys, rules: ValueRules, acceptor_id: bytes) -> None:
+        super().__init__(keys, rules, acceptor_id)
+        self.chains = {c.device_id: Chain() for c in rules.devices.certificates}
+        self.size = 0
         self.shut = False
         self.clash = False
         self._prepares: set[Round] = set()
@@ -126,8 +126,11 @@ class Blocks(Replay):
         idx, last = chain.next_idx, chain.last_hash
         chain.next_idx += 1
         chain.last_hash = sha256(data)
+        self.size += len(data)
         try:
             entry = self._judged(device_id, data, idx, last)
+        except VoidError as e:
+            return e.entry
         except (FormatError, UpgradeError) as e:
             certificate = self.devices.get(device_id)
             name = certificate.name if certificate is not None else device_id.hex()
@@ -139,6 +142,8 @@ class Blocks(Replay):
     def _judged(self, device_id: bytes, data: bytes, idx: int, last: bytes) -> Entry:
         if idx >= CHAIN_BLOCKS_MAX:
             raise FormatError(f"more than {CHAIN_BLOCKS_MAX} blocks in one version")
+        if self.size > LOG_BYTES_MAX:
+            raise FormatError(f"more than {LOG_BYTES_MAX} bytes in one version")
         signed = open_block(
             self.keys, data, base=self.base, acceptor_id=self.acceptor_id, v=self.v, device_id=device_id, idx=idx
         )

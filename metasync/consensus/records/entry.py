@@ -15,8 +15,20 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from metasync.codec import Reader, Tags, ascending, bytes16, check_format, check_kind, encode_tags, u8, u32, u64
-from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, decode_state
+from metasync.codec import (
+    Reader,
+    Tags,
+    ascending,
+    bytes16,
+    bytes32,
+    check_format,
+    check_kind,
+    encode_tags,
+    u8,
+    u32,
+    u64,
+)
+from metasync.consensus.records.state import STATE_BYTES, ZERO_HASH, ZERO_ID, Ref, State, check_min_fmt, decode_state
 from metasync.errors import FormatError
 from metasync.keys.derive import (
     FORMAT,
@@ -33,6 +45,7 @@ from metasync.keys.device_set import CERTIFICATE_BYTES_MAX, DeviceIdentity, Devi
 from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 8192  # an ACCEPT has 1,536; the rest is room for an index root that rides in it
+OBJECTS_BYTES_MAX: Final = 6 << 20  # of a config and a device set that an entry carries, sealed
 SEEN_MAX: Final = 32
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
@@ -72,7 +85,10 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of one acceptor's log of one version. `value`: with ACCEPT and DECIDED. `seen` ascends by acceptor."""
+    """One entry of one acceptor's log of one version. `value`: with ACCEPT and DECIDED. `seen` ascends by acceptor.
+
+    `config`, `devices`: the const objects that the value names, sealed, where its base names others; else b"".
+    """
 
     acceptor_id: bytes
     v: int
@@ -86,6 +102,8 @@ class Entry:
     device_id: bytes
     seen: tuple[Seen, ...] = ()
     certificate: bytes = b""
+    config: bytes = b""
+    devices: bytes = b""
     tags: Tags = ()
 
 
@@ -222,7 +240,7 @@ def base_of_block(
 def _base_named(signed: SignedEntry, digest: bytes) -> State:
     if signed.entry.base.hash != digest:
         raise FormatError("it stands on another state")
-    return signed.entry.base
+    return check_min_fmt(signed.entry.base)
 
 
 def seal_hint(keys: WorkspaceKeys, entry: Entry, sign_private: bytes, random: bytes) -> bytes:
@@ -266,7 +284,7 @@ def _seal(
     body = _encode(entry)
     signature = sign(sign_private, _SIGNED[kind], header.encode() + body)
     sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding)
-    if len(sealed) > ENTRY_BYTES_MAX:
+    if len(sealed) > ENTRY_BYTES_MAX + (OBJECTS_BYTES_MAX if entry.config or entry.devices else 0):
         raise ValueError(f"an entry of {len(sealed)} bytes")
     return sealed
 
@@ -279,7 +297,8 @@ def _open(
     era: int | None = None,
     epoch: int | None = None,
 ) -> SignedEntry:
-    header, plaintext = keys.opened(data, kind, "a log entry", binding=binding, bytes_max=ENTRY_BYTES_MAX)
+    most = ENTRY_BYTES_MAX + (OBJECTS_BYTES_MAX if kind in (RecordKind.ENTRY, RecordKind.BLOCK) else 0)
+    header, plaintext = keys.opened(data, kind, "a log entry", binding=binding, bytes_max=most)
     cut = len(plaintext) - SIGNATURE_BYTES
     if cut < 0:
         raise FormatError("entry: too short for a signature")
@@ -289,6 +308,9 @@ def _open(
         raise FormatError("entry: era or epoch differ from its base's")
     if epoch not in (None, header.epoch):
         raise FormatError(f"entry: of epoch {header.epoch}")
+    if kind in (RecordKind.HINT, RecordKind.FLOOR):  # of what is agreed
+        for state in (entry.base, entry.value or entry.base):
+            check_min_fmt(state)
     return SignedEntry(entry, header, body, signature)
 
 
@@ -298,26 +320,27 @@ def _encode(e: Entry) -> bytes:
     head += base.encode() + u8(e.kind) + u32(e.round.n) + e.round.incarnation
     head += u8(0) if e.value is None else u8(1) + e.value.encode()
     head += u8(len(e.seen)) + b"".join(s.acceptor_id + u64(s.v) + u32(s.idx) + s.hash for s in e.seen)
-    head += bytes16(e.certificate) + e.entry_id + e.device_id
-    return head + encode_tags(e.tags)
+    head += bytes16(e.certificate) + bytes32(e.config) + bytes32(e.devices)
+    return head + e.entry_id + e.device_id + encode_tags(e.tags)
 
 
 def _decode(body: bytes) -> Entry:
     r = Reader(body, "entry")
     check_format(r.u8(), "a log entry")
     ns_id, era, acceptor_id, v, idx, prev_entry = r.take(32), r.u32(), r.take(16), r.u64(), r.u32(), r.take(32)
-    base = decode_state(r.take(STATE_BYTES))
+    base = decode_state(r.take(STATE_BYTES), proposed=True)
     kind = Kind(check_kind(r.u8(), max(Kind), "a log entry"))
     rnd = Round(r.u32(), r.take(16))
     has_value = r.u8()
     if has_value != (kind is not Kind.PREPARE):
         raise r.fail("a value with PREPARE, or none with ACCEPT or DECIDED")
-    value = decode_state(r.take(STATE_BYTES)) if has_value else None
+    value = decode_state(r.take(STATE_BYTES), proposed=True) if has_value else None
     n = r.count(r.u8(), 60)
     seen = tuple(Seen(r.take(16), r.u64(), r.u32(), r.take(32)) for _ in range(n))
     if n > SEEN_MAX or not ascending([s.acceptor_id for s in seen]):
         raise r.fail("seen: too many, or out of order")
     certificate = r.bytes16(CERTIFICATE_BYTES_MAX)
+    config, devices = r.bytes32(OBJECTS_BYTES_MAX), r.bytes32(OBJECTS_BYTES_MAX)
     entry_id, device_id, tags = r.take(16), r.take(16), r.tags()
     r.end()
     if (ns_id, era, v) != (base.ns_id, base.era, base.v + 1):
@@ -328,7 +351,10 @@ def _decode(body: bytes) -> Entry:
         raise FormatError("entry: the owner's round is not prepared")
     if kind is not Kind.DECIDED and rnd.incarnation == ZERO_ID:
         raise FormatError("entry: a round of nobody")
-    return Entry(acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id, seen, certificate, tags)
+    if (config or devices) and value is None:
+        raise FormatError("entry: it carries what no value names")
+    place = acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id
+    return Entry(*place, seen, certificate, config, devices, tags)
 
 
 @dataclass(frozen=True, slots=True)

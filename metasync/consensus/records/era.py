@@ -29,8 +29,8 @@ from metasync.keys.derive import (
     signed_part,
     verify,
 )
-from metasync.keys.device_set import AdminChain, decode_chain
 from metasync.keys.keyring import WorkspaceKeys
+from metasync.keys.policy import AdminChain, decode_chain
 
 ERAS: Final = "eras"
 RECORD_BYTES_MAX: Final = 1 << 21  # a config of 1 MiB, a chain of 1024 keys, and small things

@@ -8,24 +8,30 @@ immutable entries before it alone, so every reader of the same log computes the 
     ACCEPT(r, x)  effective iff r >= promised and not another value in round r   promised = accepted round = r
     DECIDED(x)    closes the log: nothing later is effective
 
-A signer whom the device set of v-1 does not admit makes an entry VOID: it keeps its index and has no effect. Any other
+A signer whom the device set of v-1 does not admit makes an entry VOID: it keeps its index and has no effect. So does a
+value that fails the checks of `ValueRules`. They rest on the entry and on what its base names, so that all readers
+reach one verdict: the entry of a value that names another config or device set than its base carries that. Any other
 fault is POISON: what was accepted before stays evidence, but the acceptor gives no promise and no vote in this version.
 An entry of a newer format has the same consequence, and `newer` says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from metasync.consensus.records.entry import Entry, Kind, Round, Seen, SignedEntry, open_entry
-from metasync.consensus.records.state import ZERO_HASH, State, follows
+from metasync.codec import UPGRADE
+from metasync.config import Config, decode_config
+from metasync.consensus.records.entry import OBJECTS_BYTES_MAX, Entry, Kind, Round, Seen, SignedEntry, open_entry
+from metasync.consensus.records.state import FORMAT, ZERO_HASH, State, follows, newer
 from metasync.errors import FormatError, UpgradeError
-from metasync.keys.derive import sha256
-from metasync.keys.device_set import DeviceSet
+from metasync.keys.derive import RecordKind, read_header, sha256
+from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys
 
 LOG_ENTRIES_MAX: Final = 10_000  # a longer log of one version is an attack: every reader reads it all
+LOG_BYTES_MAX: Final = 64 << 20  # the same, of entries that carry configs and device sets
 
 NEVER: Final = Round(-1, b"")
 
@@ -37,13 +43,159 @@ def accept_effective(promised: Round, votes: dict[Round, State], rnd: Round, val
     return rnd >= promised and votes.get(rnd, value) == value
 
 
+def check_config(config: Config) -> Config:
+    """Refuses a config whose way of agreeing this program does not know."""
+    blocks = any(a.form == "block" for _, a in config.acceptors)
+    if blocks and config.mode != "crash":  # what a liar shows once it need not show again: no vote would stay counted
+        raise UpgradeError("the workspace agrees in a way that this program does not know", next_step=UPGRADE)
+    return config
+
+
+def fault_named(state: State, config: Config, devices: DeviceSet) -> str:
+    """How a state contradicts the policy in the device set that it names; "" where it keeps to it."""
+    policy = devices.policy
+    if (state.epoch, state.keyring, state.min_fmt) != (policy.epoch, policy.keyring, policy.min_fmt):
+        return "its keys or its oldest format are not those that the policy names"
+    return policy.contradiction(config)
+
+
+class ValueRules:
+    """Which values may follow `base`, by the rules of consensus.md, 8.4; `config` and `devices` are what `base` names.
+
+    `objects`: configs and device sets, sealed, by the hashes that name them, of all values that passed.
+    """
+
+    def __init__(self, keys: WorkspaceKeys, config: Config, devices: DeviceSet, base: State) -> None:
+        self.keys = keys
+        self.config = config
+        self.devices = devices
+        self.base = base
+        self.objects: dict[bytes, bytes] = {}
+        self.configs: dict[bytes, Config] = {}
+        self.device_sets: dict[bytes, DeviceSet] = {}
+        self._faults: dict[tuple[State, bytes, bytes], str] = {}
+
+    def fault(self, value: State, config: bytes = b"", devices: bytes = b"") -> str:
+        """Why a value is VOID; "" if nothing speaks against it. `config`, `devices`: what its entry carries, sealed.
+
+        `UpgradeError` for one that the admin allowed, and that only newer programs understand.
+        """
+        base = self.base
+        if not follows(value, base):
+            return "a value that cannot follow its base"
+        if (value.config, value.devices) == (base.config, base.devices):
+            return ""
+        asked = value, config, devices
+        if asked not in self._faults:
+            try:
+                self._faults[asked] = self._fault_of(*asked)
+            except FormatError as e:
+                self._faults[asked] = e.message
+        if not self._faults[asked] and value.min_fmt > FORMAT:
+            raise newer(value)
+        return self._faults[asked]
+
+    def _fault_of(self, value: State, config_data: bytes, devices_data: bytes) -> str:
+        config, devices = self.config, self.devices
+        if value.config != self.base.config:
+            try:
+                config = check_config(decode_config(self._opened(value.config, config_data)))
+            except UpgradeError as e:  # nothing newer than the oldest format that the policy allows
+                return e.message
+            if fault := _fault_of_step(self.config, config, value):
+                return fault
+        if value.devices != self.base.devices:
+            try:
+                devices = decode_device_set(self._opened(value.devices, devices_data), self.base.ns_id)
+            except UpgradeError as e:
+                return e.message
+            if fault := _fault_of_devices(self.devices, devices, value):
+                return fault
+        if fault := fault_named(value, config, devices):
+            return fault
+        if value.config != self.base.config:
+            self.objects[value.config], self.configs[value.config] = config_data, config
+        if value.devices != self.base.devices:
+            self.objects[value.devices], self.device_sets[value.devices] = devices_data, devices
+        return ""
+
+    def _opened(self, digest: bytes, data: bytes) -> bytes:
+        """The plaintext of a const object that an entry carries. It is sealed under the epoch of the base, always:
+        else it would depend on the reader's keys whether it opens."""
+        if sha256(data) != digest:
+            raise FormatError("it names a config or a device set that its entry does not carry")
+        header = read_header(data)
+        if (header.era, header.epoch) != (self.base.era, self.base.epoch):
+            raise FormatError("it names an object of another epoch")
+        ns_id = self.base.ns_id
+        what = "a const object"
+        return self.keys.opened(data, RecordKind.CONST, what, binding=ns_id, bytes_max=OBJECTS_BYTES_MAX)[1]
+
+    def carried(self, value: State | None, own: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+        """What an entry with this value carries: (config, device set), sealed. `own`: of a value of one's own."""
+        if value is None:
+            return b"", b""
+        base = self.base
+
+        def of(new: bytes, old: bytes) -> bytes:
+            return b"" if new == old else self.objects.get(new) or own[new]
+
+        return of(value.config, base.config), of(value.devices, base.devices)
+
+
+def _fault_of_step(old: Config, new: Config, value: State) -> str:
+    """What speaks against a config after another, other than the policy."""
+    stay = {a for _, a in old.acceptors} & {a for _, a in new.acceptors}
+    if len(stay) < old.quorum:
+        return f"{len(stay)} of {old.n} voting backends would stay, and {old.quorum} must in one step"
+    if new.changed is None or new.changed[0] != value.v:
+        return "a config that does not say as which version it was made"
+    for before in old.backends:
+        after = new.backend(before.backend_id)
+        if after is None:
+            continue
+        same = (after.scheme, after.identity) == (before.scheme, before.identity)
+        if not same or after.storage[: len(before.storage)] != before.storage:
+            return f"the backend {before.name} would be another store, or what it holds be forgotten"
+    return ""
+
+
+def _fault_of_devices(old: DeviceSet, new: DeviceSet, value: State) -> str:
+    """What speaks against a device set after another."""
+    before, after = old.policy, new.policy
+    if after.chain.keys[: len(before.chain.keys)] != before.chain.keys:
+        return "a device set of other admin keys"
+    if new.policy_data != old.policy_data and after.sequence != (value.era, value.v):
+        return "a policy that was not signed for this version"
+    for certificate in old.certificates:
+        kept = new.get(certificate.device_id)
+        if kept is None and certificate.device_id not in after.revoked_ids:
+            return f"a device set without {certificate.device_id.hex()[:8]}, whom the admin key did not revoke"
+        keys = certificate.sign_public, certificate.recipient
+        if kept is not None and (kept.sign_public, kept.recipient) != keys:
+            return f"a device set with other keys of {certificate.device_id.hex()[:8]}"
+    if after.epoch == before.epoch and not set(old.ended_ids + old.ended_keys) <= set(new.ended_ids + new.ended_keys):
+        return "a device set that opens an ended invitation again"
+    return ""
+
+
+class VoidError(Exception):
+    """A message of an admitted device that has no effect. `entry`: it; the text says why."""
+
+    def __init__(self, entry: Entry, why: str) -> None:
+        super().__init__(why)
+        self.entry = entry
+
+
 @dataclass(eq=False)
 class Replay:
-    """What is known of one acceptor in the version after `base`: as a log (`Log`), or as blocks (`block_replay`)."""
+    """What is known of one acceptor in the version after `base`: as a log (`Log`), or as blocks (`block_replay`).
+
+    `void_values`: why values that were proposed here are VOID, with the devices that proposed them.
+    """
 
     keys: WorkspaceKeys
-    devices: DeviceSet
-    base: State
+    rules: ValueRules
     acceptor_id: bytes
     promised: Round = NEVER
     accepted: tuple[Round, State] | None = None  # in the highest round
@@ -52,6 +204,15 @@ class Replay:
     poison: str = ""
     newer: bool = False
     fork: bool = False
+    void_values: list[tuple[bytes, str]] = field(default_factory=list)
+
+    @property
+    def base(self) -> State:
+        return self.rules.base
+
+    @property
+    def devices(self) -> DeviceSet:
+        return self.rules.devices
 
     @property
     def v(self) -> int:
@@ -68,7 +229,10 @@ class Replay:
         self.poison = f"{place}: {error.message}"
 
     def checked(self, signed: SignedEntry, public: bytes | None, last: bytes) -> Entry:
-        """The message, if it is signed by this key, on this base, and names the one before. `FormatError` poisons."""
+        """The message, if it is signed by this key, on this base, and names the one before. `FormatError` poisons.
+
+        `VoidError` for a value that may not follow the base.
+        """
         entry = signed.entry
         if public is None or not signed.verifies(public):
             raise FormatError(f"a wrong signature of device {entry.device_id.hex()}")
@@ -77,8 +241,10 @@ class Replay:
             raise FormatError("signed on top of another state than the one this device knows to be decided")
         if entry.prev_entry != last:
             raise FormatError("it does not name the one before it: one was replaced, or the log cut")
-        if entry.value is not None and not follows(entry.value, self.base):
-            raise FormatError("a value that cannot follow its base")
+        why = "" if entry.value is None else self.rules.fault(entry.value, entry.config, entry.devices)
+        if why:
+            self.void_values.append((entry.device_id, why))
+            raise VoidError(entry, why)
         return entry
 
 
@@ -88,6 +254,7 @@ class Log(Replay):
 
     hashes: list[bytes] = field(default_factory=list)
     void: int = 0
+    size: int = 0
 
     @property
     def next_idx(self) -> int:
@@ -128,8 +295,12 @@ class Log(Replay):
             return None
         idx, last = self.next_idx, self.last_hash
         self.hashes.append(sha256(data))
+        self.size += len(data)
         try:
             entry, admitted = self._judged(data, idx, last)
+        except VoidError as e:
+            self.void += 1
+            return e.entry
         except (FormatError, UpgradeError) as e:
             self.refuse(f"entry {idx} of version {self.v}", e)
             return None
@@ -144,6 +315,8 @@ class Log(Replay):
         base = self.base
         if idx >= LOG_ENTRIES_MAX:
             raise FormatError(f"more than {LOG_ENTRIES_MAX} entries in one version")
+        if self.size > LOG_BYTES_MAX:
+            raise FormatError(f"more than {LOG_BYTES_MAX} bytes in one version")
         ns_id, era, epoch, a = base.ns_id, base.era, base.epoch, self.acceptor_id
         signed = open_entry(self.keys, data, ns_id=ns_id, era=era, epoch=epoch, acceptor_id=a, v=self.v, idx=idx)
         entry = signed.entry

@@ -76,8 +76,11 @@ class State:
         return f"{self.v}-{self.hash[:5].hex()}"
 
 
-def decode_state(data: bytes) -> State:
-    """The state in these bytes. `UpgradeError` when it or its `min_fmt` is newer than this program."""
+def decode_state(data: bytes, *, proposed: bool = False) -> State:
+    """The state in these bytes. `UpgradeError` when it or its `min_fmt` is newer than this program.
+
+    `proposed`: nobody has agreed it yet, and the policy tells whether that `min_fmt` may be.
+    """
     if not data:
         raise FormatError("state: no bytes")
     check_format(data[0], "the state")
@@ -87,13 +90,25 @@ def decode_state(data: bytes) -> State:
     values[7:11] = Ref(*values[7:9]), Ref(*values[9:11])
     values += min_fmt, fmt
     state = State(*values)
-    if min_fmt > FORMAT:
-        raise UpgradeError(
-            f"version {state.v} of the workspace is for programs that know format {min_fmt}; this one knows {FORMAT}",
-            next_step=UPGRADE,
-        )
+    if not proposed:
+        check_min_fmt(state)
     if state.v > VERSION_MAX:
         raise FormatError(f"state of version {state.v}")
+    return state
+
+
+def newer(state: State) -> UpgradeError:
+    """The error for a state that only newer programs understand."""
+    return UpgradeError(
+        f"version {state.v} of the workspace is for programs that know format {state.min_fmt}; this one knows {FORMAT}",
+        next_step=UPGRADE,
+    )
+
+
+def check_min_fmt(state: State) -> State:
+    """The same state, or `UpgradeError` where it asks for a newer program."""
+    if state.min_fmt > FORMAT:
+        raise newer(state)
     return state
 
 
@@ -142,13 +157,19 @@ def follows(state: State, base: State) -> bool:
         and state.ns_id == base.ns_id
         and state.era == base.era
         and (skip_version(v) != base.v or state.skip == state.prev)
-        and state.epoch >= base.epoch
-        and state.gen >= base.gen
+        and (state.devices != base.devices or _governed(state) == _governed(base))
+        and base.epoch <= state.epoch <= base.epoch + 1
+        and base.gen <= state.gen <= base.gen + 1
         and state.min_gen >= base.min_gen
         and state.min_gen <= state.gen
         and state.min_fmt >= base.min_fmt
         and state.writer != ZERO_ID
     )
+
+
+def _governed(state: State) -> tuple[int, bytes, int]:
+    """What the policy says, which the device set begins with."""
+    return state.epoch, state.keyring, state.min_fmt
 
 
 def genesis_state(*, ns_id: bytes, config: bytes, devices: bytes, keyring: bytes, epoch: int) -> State:
