@@ -346,7 +346,9 @@ def begins(history: History, oldest: Snapshot) -> str:
     """Why history begins where it does."""
     v = version_of(oldest)
     if oldest.parents and oldest.parents[0] not in history.contents:
-        return f"History begins with version {v}: older ones are no longer kept."
+        on_purpose = history.s.indexes.retained(history.newest.state).has_dropped(v - 1)
+        why = "are no longer kept" if on_purpose else "are missing, though nobody dropped them"
+        return f"History begins with version {v}: older ones {why}."
     if v <= 1:
         return f"History begins with version {v or 1}, the first push."
     earlier = "version 1" if v == 2 else f"versions 1 to {v - 1}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasync.consensus import ZERO_HASH
-from metasync.errors import NoQuorumError, UsageError
+from metasync.errors import DamagedError, NoQuorumError, UsageError
 from metasync.history.log import History
 from metasync.history.times import WAYS, span
 from metasync.objects.model import Snapshot, version_of
@@ -139,6 +139,11 @@ def _agreed(history: History, v: int, master: bytes) -> Version:
     if master == ZERO_HASH:
         return Version(v, master, None)
     if master not in history.contents:
+        if not history.s.indexes.retained(history.newest.state).has_dropped(v):
+            raise DamagedError(
+                f"version {v} is in no pack, though nobody dropped it",
+                next_step="`metasync log` lists the versions that can be read.",
+            )
         raise UsageError(f"version {v} is no longer kept", next_step="`metasync log` lists the versions that are.")
     return Version(v, master, history.snapshot(master))
 

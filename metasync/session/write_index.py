@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from metasync.consensus import Group
     from metasync.local.state import LocalDb
     from metasync.runtime.tasks import Runtime
+    from metasync.store.retained import Retained
 
 SEGMENTS_BYTES: Final = 16 << 20  # of an index that are fetched together: those of 400,000 files, and held twice
 
@@ -76,6 +77,14 @@ class AgreedIndexes:
         if root is None or any(i.ref.hash not in have for i in items):
             return None
         return Index(tuple(self._decoded(i.ref.hash, have[i.ref.hash]) for i in items))
+
+    def retained(self, state: State) -> Retained:
+        """Which versions are dropped, as a decided state says."""
+        from metasync.store.retained import Retained, decode_retained
+
+        if state.retained.hash == ZERO_HASH:
+            return Retained()
+        return decode_retained(self._fetched([state.retained])[0])
 
     def _root(self, state: State) -> bytes:
         """Fetches a state's index root, and the segments that it is said to add."""

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from metasync.errors import DamagedError
 from metasync.events import Notice
 from metasync.local.lock import GiveWay, Turns
 from metasync.local.state_keys import AGREED_MARK, INODES_KEY, PLAN_KEY, REPLACED, UNFINISHED_KEY, Conflict
@@ -103,7 +104,15 @@ def pull(work: Operations, *, dry_run: bool, force: bool) -> PullReport:
             finish(s)
         newest = agreement.newest(s) if look is None else s.load(s.newest_state())
         agreement.settle_journal(s, newest.state)  # it may be a push of this device that never learned its end
-        return bring_up(s, s.base(), newest, dry_run=dry_run, force=force)
+        while True:
+            try:
+                return bring_up(s, s.base(), newest, dry_run=dry_run, force=force)
+            except DamagedError:  # a pack that is gone may lie elsewhere by a newer index (consensus.md, rule 6.2)
+                later = agreement.newest(s)
+                if later.state.index == newest.state.index:
+                    raise
+                finish(s)
+                newest = later
 
 
 def finish(s: Session, *, cloning: bool = False) -> None:

@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable, unfit
-from metasync.errors import ExcludedError, MetaSyncError, WorkspaceError
-from metasync.events import Phase
+from metasync.errors import DamagedError, ExcludedError, MetaSyncError, WorkspaceError
+from metasync.events import Notice, Phase
 from metasync.local.memory import room_for_tree
 from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
 from metasync.merge import guard
@@ -122,10 +122,30 @@ def integrate(
             )
         except ChangedMeanwhile:
             continue
+        except DamagedError:
+            if not _is_cut(s, base, target):
+                raise
+            told = f"version {base.state.v}, which this folder is at, is no longer kept: nothing counts as deleted"
+            s.listener(Notice(told, warning=True))
+            base, news = replace(base, snapshot=None), None
     raise WorkspaceError(
         f"files in {os.fsdecode(s.tree.root)} changed again and again while they were merged; nothing was replaced",
         next_step="Run again when the programs that write there are quiet.",
     )
+
+
+def _is_cut(s: Session, base: Agreed, target: Agreed) -> bool:
+    """Whether the tree that the folder is at is gone on purpose: it cannot be read, and its version was dropped.
+
+    What is damaged is no such thing, and stays an error.
+    """
+    if base.tree_root is None or not s.indexes.retained(target.state).has_dropped(base.state.v):
+        return False
+    try:
+        s.flat(base, s.contents(target))
+    except DamagedError:
+        return True
+    return False
 
 
 def _integrate_once(

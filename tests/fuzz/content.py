@@ -27,6 +27,7 @@ from metasync.store import pack_format as packfile
 from metasync.store.index import Index, PackRecord
 from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import PackFormat, read_footer, read_objects, read_segment
+from metasync.store.retained import decode_retained, encode_retained
 from metasync.transfer.contents import Contents
 from metasync.transfer.download import ranges
 from metasync.translators._base import Context
@@ -436,6 +437,7 @@ CONTENT = (
     Target("snapshot", model.decode_snapshot, lambda: content_seeds("snapshot"), model.encode_snapshot),
     Target("footer", packfile.decode_footer, lambda: content_seeds("pack footer"), packfile.encode_footer),
     Target("index-root", index.decode_root, lambda: content_seeds("index root"), index.encode_root),
+    Target("retained", decode_retained, lambda: content_seeds("retained list"), encode_retained),
     Target("index-segment", index.decode_segment, segment_seeds, room=frame_room),
     Target(
         "index-tables",

@@ -37,6 +37,7 @@ from metasync.store.index import (
 )
 from metasync.store.pack_format import Footer, Header, Located, Segment
 from metasync.store.packs import SealedPack, _Shrunk, seal_pack
+from metasync.store.retained import Retained, encode_retained
 from metasync.translators._base import Chain, Context
 from metasync.translators.compress import Compress
 from metasync.translators.encrypt import Encrypt
@@ -811,11 +812,39 @@ def of_roots() -> Cases:
     yield "root-bad-newer", case("index root", "format 2", UPGRADE, b"\2" + good[1:])
 
 
+def of_retained() -> Cases:
+    for name, about, value in (
+        ("one", "version 1 is no longer kept", Retained(((1, 1),))),
+        ("three", "three intervals, and a tag", Retained(((1, 7), (9, 9), (11, 2**63 - 1)), ((5, b"later"),))),
+    ):
+        yield f"retained-{name}", case("retained list", about, OK, encode_retained(value), value=value)
+
+    def rows(*pairs: tuple[int, int]) -> bytes:
+        return b"\1" + u32(len(pairs)) + b"".join(u64(a) + u64(b) for a, b in pairs) + b"\0"
+
+    good = rows((1, 2), (4, 5))
+    bad = {
+        "nothing": ("no bytes", b""),
+        "empty": ("no intervals: then there is no list", rows()),
+        "version-0": ("version 0 dropped", rows((0, 3))),
+        "upside-down": ("an interval that ends before it begins", rows((3, 2))),
+        "adjacent": ("two intervals that are one", rows((1, 2), (3, 4))),
+        "descending": ("intervals out of order", rows((4, 5), (1, 2))),
+        "count-high": ("one interval less than counted", b"\1" + u32(3) + good[5:]),
+        "count-huge": ("2^32-1 intervals", b"\1\xff\xff\xff\xff" + good[5:]),
+        "trailing": ("a byte behind the tags", good + b"\0"),
+        "cut-short": ("no tags", good[:-1]),
+    }
+    for name, (about, data) in bad.items():
+        yield f"retained-bad-{name}", case("retained list", about, FORMAT, data)
+    yield "retained-bad-newer", case("retained list", "format 2", UPGRADE, b"\2" + good[1:])
+
+
 def build() -> dict[str, str]:
     """Every vector: file name -> text."""
     out: dict[str, str] = {}
     makers = (of_tags, of_ids, of_dirs, of_splits, of_files, of_chunks, of_snapshots, of_packs, of_footers, of_sizes)
-    for maker in (*makers, of_index, of_roots):
+    for maker in (*makers, of_index, of_roots, of_retained):
         for name, value in maker():
             assert f"{name}.json" not in out, name
             out[f"{name}.json"] = json.dumps(value, indent=1) + "\n"

@@ -29,6 +29,7 @@ from metasync.objects import directory, file, model
 from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind
 from metasync.store import index, pack_format
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
+from metasync.store.retained import decode_retained, encode_retained
 from metasync.translators._base import Chain, IntegrityError
 from metasync.translators.compress import Compress
 from metasync.translators.encrypt import Encrypt
@@ -103,6 +104,7 @@ CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "snapshot": (model.decode_snapshot, model.encode_snapshot),
     "pack footer": (pack_format.decode_footer, pack_format.encode_footer),
     "index root": (index.decode_root, index.encode_root),
+    "retained list": (decode_retained, encode_retained),
 }
 KINDS = {"dir node": ObjectKind.DIR, "file node": ObjectKind.FILE, "snapshot": ObjectKind.SNAPSHOT}
 

@@ -1,0 +1,100 @@
+"""A folder whose base is gone: dropped on purpose it is an empty base, and nothing counts as deleted (D8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from workspace_kit import Lab, write
+
+from metasync.errors import DamagedError
+from metasync.objects.model import ObjectKind
+from metasync.session.write_index import AgreedIndexes
+from metasync.store.retained import Retained
+from metasync.sync import pull
+from metasync.transfer.contents import Contents
+from metasync.workspace import Workspace
+
+
+@pytest.fixture
+def apart(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Workspace]:
+    """The second device is at version 1, whose tree nobody has any more; the first went on, and deleted a file."""
+    urls = lab.urls("a", kind="memory")
+    one = lab.init(urls)
+    write(one.directory, {"stays": b"same", "goes": b"deleted by the first", "both": b"as it was"})
+    one.push("first")
+    two = lab.clone(urls)
+    root = one.log()[0].snapshot
+    (one.directory / "goes").unlink()
+    write(one.directory, {"both": b"by the first"})
+    one.push("second")
+    (two.directory / "stays").unlink()
+    write(two.directory, {"both": b"by the second"})
+    load = Contents.load
+    gone: set[bytes] = set()
+
+    def without(self: Contents, kind: ObjectKind, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        wanted = list(ids)
+        if gone.intersection(wanted):
+            raise DamagedError("no pack has it")
+        found = load(self, kind, wanted)
+        if kind is ObjectKind.SNAPSHOT and root in found:
+            gone.add(found[root][1:33])
+        return found
+
+    monkeypatch.setattr(Contents, "load", without)
+    return one, two
+
+
+def test_a_base_that_was_dropped_is_an_empty_one(
+    apart: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, two = apart
+    monkeypatch.setattr(AgreedIndexes, "retained", lambda *_: Retained(((1, 2),)))
+    report = two.pull()
+    names = {p.name for p in two.directory.iterdir()} - {".metasync"}
+    assert {"stays", "goes", "both"} < names, "nothing counts as deleted, on either side"
+    contents = {(two.directory / name).read_bytes() for name in names}
+    assert {b"by the first", b"by the second"} < contents
+    assert len(report.conflicts) == 1
+
+
+def test_a_base_that_is_damaged_is_an_error(apart: tuple[Workspace, Workspace]) -> None:
+    _, two = apart
+    before = sorted(p.name for p in two.directory.iterdir())
+    with pytest.raises(DamagedError):
+        two.pull()
+    assert sorted(p.name for p in two.directory.iterdir()) == before
+
+
+def test_what_a_newer_index_may_have_elsewhere_is_no_damage_yet(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs are rewritten beside a pull: it goes on through the index that is the newest by then."""
+    urls = lab.urls("a", kind="memory")
+    one = lab.init(urls)
+    write(one.directory, {"f": b"first"})
+    one.push()
+    two = lab.clone(urls)
+    write(one.directory, {"f": b"second"})
+    one.push()
+    integrate, tried = pull.integrate, []
+
+    def once(*args: object, **options: object) -> object:
+        tried.append(args)
+        if len(tried) > 1:
+            return integrate(*args, **options)  # type: ignore[arg-type]
+        write(one.directory, {"f": b"third"})
+        one.push()
+        raise DamagedError("its pack is gone")
+
+    monkeypatch.setattr(pull, "integrate", once)
+    assert two.pull().version == 4
+    assert (two.directory / "f").read_bytes() == b"third"
+    write(one.directory, {"f": b"fourth"})
+    one.push()
+
+    def never(*_: object, **__: object) -> object:
+        raise DamagedError("its pack is gone")
+
+    monkeypatch.setattr(pull, "integrate", never)
+    with pytest.raises(DamagedError):
+        two.pull()
