@@ -8,6 +8,9 @@ TEST_JOBS ?= 4
 FUZZ_VENV := .venv-fuzz
 FUZZ_BIN := $(FUZZ_VENV)/bin
 FUZZ_STAMP := $(FUZZ_VENV)/.installed
+RELEASE_VENV := .venv-release
+RELEASE_BIN := $(RELEASE_VENV)/bin
+RELEASE_STAMP := $(RELEASE_VENV)/.installed
 DOCS_VENV := .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_STAMP := $(DOCS_VENV)/.installed
@@ -20,7 +23,7 @@ MODEL ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -99,6 +102,18 @@ docs: $(DOCS_STAMP) ## the documentation as a site in build/site; a broken link 
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
+$(RELEASE_STAMP): requirements-release.lock
+	@echo "setting up $(RELEASE_VENV) (once; half a minute)"
+	@$(PYTHON) -m venv $(RELEASE_VENV)
+	@$(RELEASE_BIN)/python -m pip install --quiet --require-hashes -r requirements-release.lock
+	@touch $@
+
+dist: $(STAMP) $(RELEASE_STAMP) ## the release of the last commit in dist/: built twice and compared, what it needs, hashes of all
+	$(BIN)/python release/dist.py $(RELEASE_BIN)/cyclonedx-py
+
+audit: $(RELEASE_STAMP) ## known vulnerabilities of what the locks name, where a database can be had (needs the network)
+	$(RELEASE_BIN)/python release/audit.py $(RELEASE_BIN)/pip-audit
+
 reference: $(STAMP) ## the command reference and the man pages anew, from the commands (docs/reference)
 	$(BIN)/python docs/reference/make.py
 
@@ -117,7 +132,11 @@ lock: ## pin the development tools anew (needs the network)
 	$(VENV)-lock/bin/pip install --quiet pip-tools
 	$(COMPILE) --extra dev --all-build-deps --output-file requirements-dev.lock pyproject.toml
 	$(COMPILE) --extra docs --output-file requirements-docs.lock pyproject.toml
+	$(COMPILE) --extra release --output-file requirements-release.lock pyproject.toml
+	$(COMPILE) --constraint requirements-dev.lock --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint requirements-dev.lock $(addprefix --extra ,s3 azure gcs swift webdav sftp keyring) \
+		--output-file requirements-all.lock pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) $(FUZZ_VENV) $(DOCS_VENV) .fuzz .servers .tla build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FUZZ_VENV) $(DOCS_VENV) $(RELEASE_VENV) .fuzz .servers .tla build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache
