@@ -25,6 +25,7 @@ from metasync.errors import (
 )
 from metasync.keys.derive import SLOT_KEY, sha256
 from metasync.keys.keyring import RING_BYTES_MAX, WorkspaceKeys, open_admin, open_ring
+from metasync.keys.policy import CHAIN_MAX
 from metasync.keys.slots import (
     RECOVERY,
     SLOT_BYTES_MAX,
@@ -43,7 +44,7 @@ FOLDERS_MAX: Final = 256  # workspaces on one backend whose slots are tried
 SLOTS_MAX: Final = 1024  # read in one search, of at most 4 KiB each
 FEW_SLOTS: Final = 16  # of more than so many on one backend, the others are asked first which they hold as well
 MORE_TRIES: Final = 16  # after the first that opens: those of changes of keys and passphrase that were cut short
-RINGS_MAX: Final = 64  # of one workspace, newest first: the one in force is the first, or near after a change cut short
+RINGS_MAX: Final = 512  # of one workspace; the one in force is the first, or near it after a change cut short
 FOLDER: Final = re.compile(r"[0-9a-f]{32}")
 _SLOT = re.compile(r"slot-([12])-[0-9a-f]{64}")
 _RING = re.compile(r"ring-([0-9]{1,9})-([0-9a-f]{64})")
@@ -292,7 +293,9 @@ def open_rings(out: Found, run: Run) -> Iterator[Opening]:
                 rings.setdefault(ring, []).append(place)
     found = False
     unheard: dict[str, str] = {}
-    for ring in _newest_first(rings)[:RINGS_MAX]:
+    possible = [ring for ring in _newest_first(rings) if int(ring.split("-")[1]) <= CHAIN_MAX]
+    possible.sort(key=lambda ring: 2 * len(rings[ring]) <= len(out.folders))  # what a few backends show comes last
+    for ring in possible[:RINGS_MAX]:
         data = _fetched(ring, rings[ring], RING_BYTES_MAX, run, out, unheard)
         if data is None:
             continue

@@ -1,4 +1,4 @@
-"""Key slots that somebody planted: whoever can write to a backend can put any bytes below `keys/`."""
+"""Key slots and keyrings that somebody planted: whoever can write to a backend can put any bytes below `keys/`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from metasync.errors import (
     WorkspaceError,
 )
 from metasync.keys import slots
+from metasync.keys.derive import sha256
 from metasync.keys.slots import COST, Cost, make_slot, open_slot, read_slot, slot_path
 from metasync.members import key_store, search
 from metasync.testing.faults import Plan
@@ -168,6 +169,17 @@ def test_keys_that_a_slow_store_did_not_give_are_not_called_damaged(lab: Lab) ->
             lab.faults[n].plan = Plan(rates={"unreachable": 1.0}, paths=lambda path, part=part: part in path)
         with pytest.raises(UnreachableError, match=f"no {told}.*read"):
             lab.clone(lab.urls(*NAMES))
+
+
+@pytest.mark.parametrize("where", ["a", "abc"])
+def test_keyrings_that_were_made_up_keep_nobody_out(lab: Lab, where: str) -> None:
+    """Whoever can write to backends puts seventy keyrings of later epochs there, under the hashes of their bytes."""
+    published(lab)
+    for n in where:
+        for i in range(70):
+            junk = bytes([1, i]) * 100
+            (folder(lab, n) / "keys" / f"ring-{5 + 1000 * (i % 2)}-{sha256(junk).hex()}").write_bytes(junk)
+    assert (lab.clone(lab.urls(*NAMES)).directory / "one").read_bytes() == b"1"
 
 
 def test_a_slot_that_is_made_protects_its_passphrase() -> None:
