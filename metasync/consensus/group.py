@@ -106,6 +106,11 @@ class Group:
         """What backends did that no honest one does, as (agreed name, what): to be kept, and told."""
         return tuple(self.participant.evidence)
 
+    def take_void_values(self) -> dict[tuple[bytes, int], str]:
+        """Why values that devices proposed count for nobody, by (device id, version): each is given once."""
+        found, self.participant.void_values = self.participant.void_values, {}
+        return found
+
     @property
     def heard(self) -> frozenset[str]:
         """Backends, by agreed name, whose births were seen right in the last look or proposal."""

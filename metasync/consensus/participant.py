@@ -126,6 +126,7 @@ class Participant:
         # Findings.
         self.standings: dict[str, Standing] = {}  # by a backend's agreed name
         self.evidence: list[tuple[str, str]] = []  # (backend, what it did): for the local state, and for people
+        self.void_values: dict[tuple[bytes, int], str] = {}  # (device, version) -> why a value of its counts for nobody
         self.added: dict[bytes, tuple[Ref, ...]] = {}  # what the vote read last said of it, by its value's hash
         self.riding: dict[bytes, bytes] = {}  # the index root that a vote read last carried, by its name
         self.reached: State | None = None  # the newest state that was found decided, though maybe not the latest

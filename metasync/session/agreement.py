@@ -207,6 +207,8 @@ def remember(s: Session, state: State, *, own: bool = False) -> None:
             s.connections.follow(state.config, *configs)
     if configs is not None:
         s.outdate("transfer")
+    for (device_id, v), why in s.group.take_void_values().items():
+        notices.append(_void(s, device_id, v, why))
     for notice in notices:
         s.listener(notice)
 
@@ -221,6 +223,16 @@ def _changed(old: Config, new: Config, v: int) -> list[Notice]:
         text = f"voting backends that may lie, since version {v}: {new.f} instead of {old.f}"
         out.append(Notice(text, warning=new.f < old.f))
     return out
+
+
+def _void(s: Session, device_id: bytes, v: int, why: str) -> Notice:
+    """Names a device whose program proposed what the rules of values exclude (consensus.md, rule 8.4)."""
+    from metasync.keys.device_set import names_of
+
+    name = names_of(s.devices_of(s.newest_state())).get(device_id, device_id.hex())
+    text = f"{name} proposed a version {v} that may not be, and it counts for nobody: {why}"
+    step = f"If that is not a fault of its program: metasync device revoke {device_id.hex()[:8]}"
+    return Notice(f"{text}. {step}", warning=True)
 
 
 def _configs_of(s: Session, state: State) -> tuple[Config, Config | None]:

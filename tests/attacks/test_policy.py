@@ -20,6 +20,7 @@ from metasync.config import CHANGED_TAG, NO_LIMIT, Config, RedundancyClass, Repl
 from metasync.consensus import Change, State, proposer
 from metasync.consensus.records.log_replay import ValueRules
 from metasync.errors import MetaSyncError, WorkspaceError
+from metasync.events import Notice
 from metasync.keys.device_set import DeviceSet
 from metasync.session import agreement
 from metasync.session.session import Session
@@ -187,6 +188,23 @@ def test_what_one_device_proposes_against_the_policy_has_no_effect(
     third = lab.clone(urls, device="third")
     assert (third.directory / names[0]).read_bytes().startswith(SECRET)
     assert {d.name for d in victim.device_list().devices if d.state == "admitted"} == {"laptop", "third"}
+
+
+def test_who_proposed_what_counts_for_nobody_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The insider's proposal stands in the logs, signed: the next device says whose it is, and what to do."""
+    urls = lab.urls("a", "b", "c")
+    victim = lab.init(urls)
+    insider = lab.clone(urls, device="insider")
+    propose(monkeypatch, insider, ATTACKS["encryption-off"])
+    told: list[str] = []
+    victim.on_event = lambda event: told.append(event.text) if isinstance(event, Notice) else None
+    write(victim.directory, {"x": b"1"})
+    victim.push()
+    assert [text for text in told if text.startswith("insider proposed a version 2") and "device revoke" in text]
+    told.clear()
+    write(victim.directory, {"x": b"2"})
+    victim.push()
+    assert not told
 
 
 @pytest.mark.parametrize("keys_too", [False, True])

@@ -25,6 +25,7 @@ from agreement_kit import (
     INCARNATION,
     KEYS,
     NS_ID,
+    POLICY,
     drawn,
 )
 
@@ -68,7 +69,7 @@ from metasync.keys.derive import (
 )
 from metasync.keys.device_set import decode_certificate, decode_device_set, decode_identity
 from metasync.keys.keyring import decode_keys, make_ring, open_admin, open_ring, read_ring
-from metasync.keys.policy import AdminChain, decode_chain
+from metasync.keys.policy import AdminChain, Policy, decode_chain, decode_policy
 from metasync.keys.slots import LANES_MAX, MEMORY_KIB_MAX, Cost, make_slot, open_slot, read_slot
 from metasync.objects.chunker import Chunker, SizeClass
 from metasync.store.placement import Placement
@@ -145,6 +146,16 @@ def decode_one_chain(data: bytes) -> AdminChain:
     assert out.epoch == len(out.keys)
     assert out.signer in out.keys
     assert not any(s[0] == WRONG for s in out.signatures)
+    return out
+
+
+def trusted_policy(data: bytes) -> Policy:
+    """A policy whose signatures the admin made, whatever it says."""
+    with trusting():
+        out = decode_policy(data)
+    assert out.epoch == len(out.chain.keys)
+    assert out.signature[0] != WRONG
+    assert out.sequence == (out.era, out.version)
     return out
 
 
@@ -348,6 +359,8 @@ AGREEMENT = (
     Target("certificate", certificate, certificate_seeds, encoded),
     Target("workspace-keys", decode_keys, lambda: [KEYS.encode(), replace(KEYS, encrypted=False).encode()], encoded),
     Target("chain", decode_one_chain, lambda: [CHAIN.encode(), CHAIN.extended(ADMIN, drawn("k")).encode()], encoded),
+    Target("policy", decode_policy, lambda: [POLICY.encode(), *seeds_of("policy")], encoded, tries=SOME),
+    Target("policy-inside", trusted_policy, lambda: [POLICY.encode(), *seeds_of("policy")], encoded),
     Target("device-set", shown_device_set, device_set_seeds, encoded, tries=SOME),
     Target("device-set-inside", trusted_device_set, device_set_seeds, encoded),
     Target("birth", clear_birth, lambda: [birth.encode_birth(ACCEPTOR, drawn("nonce")), *seeds_of("birth")]),

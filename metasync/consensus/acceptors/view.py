@@ -196,7 +196,10 @@ class AcceptorView(ABC):
         return Outcome("failed", error.message)
 
     def judge(self) -> None:
-        """Writes down how it fares, after it answered."""
+        """Writes down how it fares, after it answered, and what counts for nobody there."""
+        while self.log.void_values:
+            device_id, why = self.log.void_values.pop()
+            self.m.void_values[device_id, self.v] = why
         if self.memory.replaced:
             self.standing = Standing("replaced", self.memory.replaced)
         elif self.log.poison:
