@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from metasync.config import NO_LIMIT, decode_config
 from metasync.consensus import ZERO_HASH, State
-from metasync.errors import BackendError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
+from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress, Sheltered
 from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
@@ -150,7 +150,7 @@ class Session:
             self.take_keys(keys)
         while self.group.unfenced:  # whoever changed them may have died before it was done
             base, decided = self.group.unfenced.pop()
-            with contextlib.suppress(BackendError, NoQuorumError, ExcludedError):
+            with contextlib.suppress(BackendError, DamagedError, NoQuorumError, ExcludedError):
                 self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
 
     def take_keys(self, keys: WorkspaceKeys) -> None:
