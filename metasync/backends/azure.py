@@ -1,8 +1,8 @@
 """Azure Blob Storage: `azure://container/prefix?account=...&endpoint=...`.
 
 Objects are block blobs. `create` is Put Blob with If-None-Match: *, and only 409 BlobAlreadyExists means that the name
-is taken: a container that is being deleted is a 409 as well. This store tells no digests, because its ETag says nothing
-of the bytes and obstore does not show the Content-MD5. A delete goes as a batch of one, which needs no further right.
+is taken: a container that is being deleted is a 409 as well. This store tells no digests: its ETag says nothing of the
+bytes, and the Content-MD5 is what the writer said.
 
 Credentials are the account's key, a shared access signature, or a login of Entra, from the variables of Microsoft's own
 tools. A key or signature counts only for the account that the variables or the connection string name, if they do.
@@ -10,16 +10,26 @@ tools. A key or signature counts only for the account that the variables or the 
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
-from typing import ClassVar
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
-from metasync.backends._shared.object_store import check_not_readable, endpoint_of, is_own_host
-from metasync.backends._shared.obstore import ObjectStoreBackend
-from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.object_errors import Dialect, by_code
+from metasync.backends._shared.object_store import (
+    ObjectStoreBackend,
+    Query,
+    Request,
+    check_not_readable,
+    endpoint_of,
+    is_own_host,
+)
 from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl
 from metasync.errors import RefusedError, UsageError
@@ -45,7 +55,6 @@ _DIALECT = Dialect(
     keys=KEYS_STEP,
     tag=re.compile(r'"?0x[0-9A-Fa-f]+"?'),
     taken=(409, "BlobAlreadyExists"),
-    place_gone="specified container does not exist",
     codes=by_code(
         {
             "absent": "BlobNotFound",
@@ -70,25 +79,73 @@ class AzureBackend(ObjectStoreBackend):
     """A prefix of a container."""
 
     scheme: ClassVar[str] = "azure"
-    store: ClassVar[str] = "AzureStore"
     dialect: ClassVar[Dialect] = _DIALECT
+    if_free: ClassVar[tuple[str, str]] = ("if-none-match", "*")
     url_params: ClassVar[frozenset[str]] = frozenset({"account", "endpoint"})
 
     def __init__(
         self, container: str, prefix: str, *, account: str, endpoint: str, credentials: Mapping[str, str]
     ) -> None:
-        """`endpoint` "" is Azure's own. `credentials` are settings of obstore's, as `read_credentials` gives them."""
+        """`endpoint` "" is Azure's own. `credentials` as of `read_credentials`."""
         url = endpoint or f"https://{account}.blob.core.windows.net"
-        options = {
-            "container_name": container,
-            "account_name": account,
-            "endpoint": url,
-            "use_emulator": False,
-            "skip_signature": False,
-            **credentials,
-        }
         at = f" of {account}" + (f" at {endpoint}" if endpoint else "")
-        super().__init__(container, prefix, url, options, at=at)
+        parts = urlsplit(url)
+        self._account = account
+        self._credentials = credentials
+        self._token: Callable[[], Any] | None = None
+        self._key: bytes | None = None
+        base = parts.path.rstrip("/")
+        server, root = f"{parts.scheme}://{parts.netloc}", f"{base}/{container}"
+        super().__init__(container, prefix, server, root, at=at, scope=url.lower())
+
+    def signed(self, request: Request) -> tuple[str, Mapping[str, str]]:
+        headers = {**request.headers, "x-ms-date": _now(), "x-ms-version": _VERSION}
+        if request.method == "PUT":
+            headers["x-ms-blob-type"] = "BlockBlob"
+        path = quote(request.path, safe="/-_.~")
+        query = urlencode(request.query, quote_via=quote)
+        kind = self._credentials["credential_type"]
+        if kind == "access_key":
+            text = string_to_sign(request.method, self._account, path, request.query, headers, len(request.body))
+            signature = base64.b64encode(hmac.digest(self._access_key(), text.encode(), "sha256")).decode("ascii")
+            headers["authorization"] = f"SharedKey {self._account}:{signature}"
+        elif kind == "sas_token":
+            query = "&".join(part for part in (query, self._sas()) if part)
+        else:
+            headers["authorization"] = f"Bearer {self._given()}"
+        return f"{path}?{query}" if query else path, headers
+
+    def listing(self, prefix: str, following: str) -> Query:
+        pairs = {"restype": "container", "comp": "list", "delimiter": "/", "prefix": prefix, "marker": following}
+        return [(name, value) for name, value in pairs.items() if value]
+
+    def _access_key(self) -> bytes:
+        if self._key is None:
+            try:
+                self._key = base64.b64decode(self._credentials["account_key"], validate=True)
+            except (binascii.Error, ValueError):
+                raise self._of_no_form() from None
+        return self._key
+
+    def _sas(self) -> str:
+        pairs = parse_qsl(self._credentials["sas_key"].lstrip("?"), keep_blank_values=True)
+        if "sig" not in dict(pairs):
+            raise self._of_no_form() from None
+        return urlencode(pairs, quote_via=quote, safe="")
+
+    def _given(self) -> str:
+        if self._credentials["credential_type"] == "bearer_token":
+            return self._credentials["token"]
+        if self._token is None:
+            from metasync.backends._shared.tokens_microsoft import microsoft_tokens
+
+            self._token = microsoft_tokens(self._credentials, os.environ, KEYS_STEP)
+        return str(self._token())
+
+    def _of_no_form(self) -> RefusedError:
+        """What is wrong with it is not told: it may be quoted there."""
+        return RefusedError(f"cannot open {self._where}: a key, or another setting for it, is not in the right form",
+                            next_step=KEYS_STEP)  # fmt: skip
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -115,6 +172,29 @@ class AzureBackend(ObjectStoreBackend):
         return cls(url.host, prefix_of(url), account=account, endpoint=endpoint, credentials=credentials)
 
 
+_VERSION = "2023-11-03"
+_SIGNED = ("content-encoding", "content-language", "content-length", "content-md5", "content-type", "date",
+           "if-modified-since", "if-match", "if-none-match", "if-unmodified-since", "range")  # fmt: skip
+
+
+def _now() -> str:
+    """The time as HTTP has it, whatever the locale."""
+    at = time.gmtime()
+    day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[at.tm_wday]
+    months = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+    return f"{day}, {at.tm_mday:02} {months[at.tm_mon - 1]} {at.tm_year} {time.strftime('%H:%M:%S', at)} GMT"
+
+
+def string_to_sign(
+    method: str, account: str, path: str, query: Query, headers: Mapping[str, str], body_bytes: int
+) -> str:
+    """What an account's key signs ("Authorize with Shared Key" in Microsoft's reference). `path`: encoded."""
+    known = {**headers, "content-length": str(body_bytes) if body_bytes else ""}
+    own = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers) if name.startswith("x-ms-"))
+    asked = "".join(f"\n{name.lower()}:{value}" for name, value in sorted(query))
+    return "\n".join([method, *(known.get(name, "") for name in _SIGNED), f"{own}/{account}{path}{asked}"])
+
+
 def _check_not_a_strangers(endpoint: str) -> None:
     """`RefusedError` for an endpoint to which no secret may go that opens Azure for whoever has it."""
     what = "a signature or token of Azure's"
@@ -137,7 +217,7 @@ _GIVEN_BY_MACHINE = ("IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_
 def read_credentials(
     environ: Mapping[str, str], account: str, *, in_cloud: Callable[[], bool] = lambda: runs_in("azure")
 ) -> dict[str, str]:
-    """Settings of obstore's that open the account, `credential_type` among them so that no other setting interferes.
+    """What opens the account; `credential_type` says what it is.
 
     The connection string comes first, then key, signature and keyring, then Entra. `RefusedError` if there is nothing:
     the client would ask for a service of Azure's own machines, and hang on all others.

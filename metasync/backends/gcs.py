@@ -3,8 +3,8 @@
 `create` is a PUT with x-goog-if-generation-match: 0, and 412 means that the name is taken. The ETag of an object that
 was stored in one piece is its MD5, as Google documents for this API (`TagsAreDigests`).
 
-Credentials are Google's application default credentials. obstore gets and renews tokens, and reads the same variables
-in the same order. The files are read here first for an error that names the wrong one.
+Credentials are Google's application default credentials, from the variables and files of Google's own tools, in their
+order (`_shared.tokens_google`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from metasync.backends._shared.credentials import runs_in, sendable
-from metasync.backends._shared.object_store import check_not_readable, endpoint_of, is_own_host
-from metasync.backends._shared.obstore import TagsAreDigests
-from metasync.backends._shared.obstore_errors import Dialect, by_code
+from metasync.backends._shared.object_errors import Dialect, by_code
+from metasync.backends._shared.object_store import (
+    Query,
+    Request,
+    TagsAreDigests,
+    check_not_readable,
+    endpoint_of,
+    is_own_host,
+)
 from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm
 from metasync.errors import RefusedError, UsageError
@@ -57,21 +63,33 @@ class GcsBackend(TagsAreDigests):
     """A prefix of a bucket."""
 
     scheme: ClassVar[str] = "gcs"
-    store: ClassVar[str] = "GCSStore"
+    if_free: ClassVar[tuple[str, str]] = ("x-goog-if-generation-match", "0")
     dialect: ClassVar[Dialect] = _DIALECT
     url_params: ClassVar[frozenset[str]] = frozenset({"endpoint"})
 
     def __init__(self, bucket: str, prefix: str, *, endpoint: str, credentials: Mapping[str, str] | None) -> None:
         """`endpoint` "" is Google's own. `credentials` as of `read_credentials`; None: none are shown to the server."""
         url = endpoint or _URL
-        options: dict[str, Any] = {"bucket": bucket, "base_url": url}
-        if credentials is None:
-            # Without a provider it would look for credentials and send them, whatever `skip_signature` says.
-            nobody = {"token": "", "expires_at": None}
-            options |= {"skip_signature": True, "credential_provider": lambda: nobody}
-        else:
-            options |= {"skip_signature": False, **credentials}
-        super().__init__(bucket, prefix, url, options, at=f" at {endpoint}" if endpoint else "")
+        parts = urlsplit(url)
+        self._token: Callable[[], Any] | None = None
+        if credentials is not None:
+            from metasync.backends._shared.tokens_google import google_tokens
+
+            self._token = google_tokens(credentials, os.environ, KEYS_STEP)
+        server, root = f"{parts.scheme}://{parts.netloc}", f"{parts.path.rstrip('/')}/{bucket}"
+        super().__init__(bucket, prefix, server, root, at=f" at {endpoint}" if endpoint else "", scope=url.lower())
+
+    def signed(self, request: Request) -> tuple[str, Mapping[str, str]]:
+        path = quote(request.path, safe="/-_.~")
+        query = urlencode(request.query, quote_via=quote)
+        headers = dict(request.headers)
+        if self._token is not None:
+            headers["authorization"] = f"Bearer {self._token()}"
+        return f"{path}?{query}" if query else path, headers
+
+    def listing(self, prefix: str, following: str) -> Query:
+        pairs = {"list-type": "2", "delimiter": "/", "prefix": prefix, "continuation-token": following}
+        return [(name, value) for name, value in pairs.items() if value]
 
     @classmethod
     def check_url(cls, url: BackendUrl) -> None:
@@ -111,7 +129,7 @@ _FILE_BYTES_MAX = 1 << 20
 def read_credentials(
     environ: Mapping[str, str], *, in_cloud: Callable[[], bool] = lambda: runs_in("gcs")
 ) -> dict[str, str]:
-    """Settings of obstore's that open buckets; empty if the machine is asked. `RefusedError` if none can be used."""
+    """What opens buckets; empty if the machine is asked for a token. `RefusedError` if there is nothing that can."""
     if environ.get("GOOGLE_BEARER_TOKEN"):
         return {"bearer_token": sendable(environ["GOOGLE_BEARER_TOKEN"], "GOOGLE_BEARER_TOKEN")}
     account = environ.get("GOOGLE_SERVICE_ACCOUNT") or environ.get("GOOGLE_SERVICE_ACCOUNT_PATH")

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from metasync.backends._shared.credentials import from_keyring, runs_in, sendable
+from metasync.backends._shared.object_errors import Dialect, by_code
 from metasync.backends._shared.object_store import Query, Request, TagsAreDigests, endpoint_of, is_own_host
-from metasync.backends._shared.obstore_errors import Dialect, by_code
 from metasync.backends._shared.sigv4 import NOTHING, authorization, encoded_path, encoded_query
 from metasync.backends._shared.urls import prefix_of
 from metasync.backends.api import BackendUrl, LogForm

@@ -30,6 +30,8 @@ UNSET = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_
          "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AWS_ENDPOINT_URL")  # fmt: skip
 URLS = {
     "s3": "s3://bucket/x?endpoint={endpoint}",
+    "azure": "azure://container/x?account=name&endpoint={endpoint}/name",
+    "gcs": "gcs://bucket/x?endpoint={endpoint}",
 }
 LISTS = {"s3": "ListBucketResult", "gcs": "ListBucketResult", "azure": "EnumerationResults"}
 CAP_BYTES = 64 << 20  # where a server that nobody stops gives up, so that a test ends

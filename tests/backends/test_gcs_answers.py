@@ -24,13 +24,12 @@ from answers_kit import (
     xml,
 )
 
+from metasync.backends._shared import tokens_google
 from metasync.backends._shared.credentials import runs_in
 from metasync.backends.api import Digest
 from metasync.backends.gcs import GcsBackend, read_credentials
 from metasync.backends.registry import open_backend, parse_url
 from metasync.errors import BackendError, FullError, RefusedError, UnreachableError
-
-pytest.importorskip("obstore")
 
 URL = "gcs://bucket/{prefix}?endpoint={endpoint}"
 
@@ -151,6 +150,29 @@ def test_a_service_account_signs_for_itself(script: Script, monkeypatch: pytest.
         with pytest.raises(RefusedError, match="GOOGLE_APPLICATION_CREDENTIALS") as caught:
             call(backend)
         assert "eyJ" not in f"{caught.value}{backend!r}"
+
+
+def test_a_users_own_login(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What `gcloud auth application-default login` leaves is shown to Google's server of tokens, and to no other."""
+    assert tokens_google._TOKENS.startswith("https://oauth2.googleapis.com/")
+    monkeypatch.setattr(tokens_google, "_TOKENS", f"{script.endpoint}/token")
+    login = tmp_path / "login.json"
+    words = {"type": "authorized_user", "client_id": "c", "client_secret": "hunter2", "refresh_token": "R"}
+    login.write_text(json.dumps(words))
+    script.answer = lambda _method, path: Answer(
+        200, b'{"access_token":"TOKEN","expires_in":3599}' if path == "/token" else b"1", META
+    )
+    credentials = {"application_credentials": str(login)}
+    backend = GcsBackend("bucket", "x", endpoint=script.endpoint, credentials=credentials)
+    assert [backend.get("a", max_bytes=1), backend.get("b", max_bytes=1)] == [b"1", b"1"]
+    assert (script.asked, script.heads[-1]["authorization"]) == (["POST", "GET", "GET"], "Bearer TOKEN")
+    assert b"refresh_token=R" in script.bodies[0]
+    backend.close()
+    for text in ("[]", '{"type": "authorized_user"}', '{"type": "service_account", "private_key": "hunter2"}', "x"):
+        login.write_text(text)
+        with pytest.raises(RefusedError, match="not in the right form") as caught:
+            GcsBackend("bucket", "x", endpoint=script.endpoint, credentials=credentials).put("a", b"1")
+        assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
 
 
 def test_the_machine_gives_no_token(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from content_kit import digest
 
 from fuzz.agreement import seeds_of
 from fuzz.target import SOME, Target
-from metasync.backends._shared.obstore_errors import backend_error, status_of
+from metasync.backends._shared.listing import Page, read_page
+from metasync.backends._shared.object_errors import refusal
+from metasync.backends._shared.wire import Answer
 from metasync.backends.azure import AzureBackend
 from metasync.backends.gcs import GcsBackend
 from metasync.backends.registry import parse_bytes, parse_url
@@ -275,17 +277,16 @@ def amount_of(data: bytes) -> None:
 
 def answer_of(data: bytes) -> None:
     """Whatever the server says, it is an error of the contract; only its own word means that an object is not there."""
-    text = data.decode("utf-8", "replace")
-    status = status_of(RuntimeError(text))
+    status, body = 200 + int.from_bytes(data[:2], "big") % 400, data[2:]
+    answer = Answer(status, {"retry-after": body[:40].decode("latin-1")}, body)
     for kind, absent in ((AzureBackend, "BlobNotFound"), (GcsBackend, "NoSuchKey"), (S3Backend, "NoSuchKey")):
-        error = backend_error(RuntimeError(text), "get", "x/y", "s3://bucket", kind.dialect)
+        error = refusal(answer, "get", "x/y", "s3://bucket", kind.dialect)
         assert isinstance(error, BackendError)
         assert len(error.message) < 400
+        assert error.retry_after_s is None or 0 <= error.retry_after_s <= 3600
         if isinstance(error, NotFoundError):
             assert status == 404
-            assert f"<Code>{absent}</Code>" in text or (
-                kind is AzureBackend and "delete request failed" in text and "status code: " not in text
-            )
+            assert f"<Code>{absent}</Code>" in answer.text
     raise error
 
 
@@ -302,8 +303,23 @@ def answer_seeds() -> list[bytes]:
         (301, "PermanentRedirect"),
     ):
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>"
-        out.append(f"Client error with status code: {status} Not Found: {body}\n\nDebug source: {{}}".encode())
-    return [*out, b"HTTP error: error sending request: tcp connect error: Connection refused", b"", b"without LOCATION"]
+        out.append((status - 200).to_bytes(2, "big") + body.encode())
+    return [*out, b"", b"\0\7"]
+
+
+def listing_of(data: bytes) -> Page:
+    page = read_page(data)
+    assert all(entry.size is None or entry.size >= 0 for entry in page.entries)
+    return page
+
+
+def listing_seeds() -> list[bytes]:
+    amazon = "<ListBucketResult><Contents><Key>x/a</Key><Size>1</Size></Contents><CommonPrefixes><Prefix>x/b/</Prefix>"
+    azure = "<EnumerationResults><Blobs><Blob><Name>x/a</Name><Properties><Content-Length>1</Content-Length>"
+    return [
+        f"{amazon}</CommonPrefixes><NextContinuationToken>t</NextContinuationToken></ListBucketResult>".encode(),
+        f"{azure}</Properties></Blob></Blobs><NextMarker>m</NextMarker></EnumerationResults>".encode(),
+    ]
 
 
 LOCAL = (
@@ -347,4 +363,5 @@ LOCAL = (
         "amount", amount_of, lambda: [b"15GiB", b"1.5 TB", b"1000000", b"99999999999999999999PB"], allowed=(UsageError,)
     ),
     Target("s3-answer", answer_of, answer_seeds, allowed=(BackendError,)),
+    Target("s3-listing", listing_of, listing_seeds, allowed=(FormatError,)),
 )

@@ -1,1 +1,1 @@
-"""What several providers need: credentials, HTTP, the object stores behind obstore, the race probe."""
+"""What several providers need: credentials, HTTP, object stores, the race probe."""

@@ -57,7 +57,7 @@ def from_keyring(account: str, environ: Mapping[str, str] = os.environ) -> str |
 def sendable(text: str, what: str) -> str:
     """A key or token for the head of a request, without the line's end that files leave behind.
 
-    `RefusedError` for other characters that no such secret has: obstore would panic over them.
+    `RefusedError` for other characters that no such secret has, and that end a header.
     """
     text = text.strip()
     if _SENDABLE.fullmatch(text) is None:

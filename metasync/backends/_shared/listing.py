@@ -11,6 +11,7 @@ from typing import Final
 from xml.parsers import expat
 
 from metasync.backends.api import Listed
+from metasync.errors import FormatError
 
 PAGE_BYTES_MAX: Final = 4 << 20  # a page has at most 1,000 names (Azure: 5,000) of 1,024 bytes, and 300 bytes beside
 _TEXT_CHARS_MAX: Final = 1 << 14
@@ -22,10 +23,6 @@ _FOLDERS: Final = {"CommonPrefixes", "BlobPrefix"}
 _NAMES: Final = {"Key", "Prefix", "Name"}
 _SIZES: Final = {"Size", "Content-Length"}
 _NEXT: Final = {"NextContinuationToken", "NextMarker"}
-
-
-class NotAListingError(Exception):
-    """The answer is not what a listing is answered with."""
 
 
 @dataclass
@@ -48,7 +45,7 @@ class _Reader:
     def start(self, name: str, _attributes: object) -> None:
         self._open.append(name)
         if len(self._open) > _DEPTH_MAX or (len(self._open) == 1 and name not in _ROOTS):
-            raise NotAListingError
+            raise FormatError("not a listing")
         if name in _OBJECTS or name in _FOLDERS:
             self._name = self._size = None
         self._text, self._chars = [], 0
@@ -56,7 +53,7 @@ class _Reader:
     def text(self, data: str) -> None:
         self._chars += len(data)
         if self._chars > _TEXT_CHARS_MAX:
-            raise NotAListingError
+            raise FormatError("not a listing")
         self._text.append(data)
 
     def end(self, name: str) -> None:
@@ -67,26 +64,26 @@ class _Reader:
             self._name = text
         elif name in _SIZES and above in _OBJECTS | {"Properties"}:
             if not (text.isascii() and text.isdecimal() and len(text) <= _SIZE_DIGITS_MAX):
-                raise NotAListingError
+                raise FormatError("not a listing")
             self._size = int(text)
         elif name in _OBJECTS:
             if self._name is None or self._size is None:
-                raise NotAListingError
+                raise FormatError("not a listing")
             self.page.entries.append(Listed(self._name, self._size))
         elif name in _FOLDERS:
             if self._name is None:
-                raise NotAListingError
+                raise FormatError("not a listing")
             self.page.entries.append(Listed(self._name, None))
         elif name in _NEXT and len(self._open) == 1:
             self.page.following = text
 
 
 def read_page(data: bytes) -> Page:
-    """One page of a listing. `NotAListingError` for anything else."""
+    """One page of a listing. `FormatError` for anything else."""
     reader = _Reader()
 
     def refuse(*_: object) -> None:
-        raise NotAListingError
+        raise FormatError("not a listing")
 
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
@@ -96,5 +93,5 @@ def read_page(data: bytes) -> Page:
     try:
         parser.Parse(data, True)
     except expat.ExpatError:
-        raise NotAListingError from None
+        raise FormatError("not a listing") from None
     return reader.page

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urlsplit
 
-from metasync.backends._shared.obstore_errors import Dialect, code_in, refusal
+from metasync.backends._shared.object_errors import Dialect, code_in, refusal
 from metasync.backends._shared.race_probe import is_anothers, keeps_creates
 from metasync.backends._shared.urls import byte_range, server_address
 from metasync.backends.api import BackendUrl, Digest, DigestKind, Listed, LogForm
 from metasync.backends.names import check_part, count_bytes, is_name, native_identity, split_folder, split_path
-from metasync.errors import BackendError, NotFoundError, RefusedError, UnreachableError, UsageError
+from metasync.errors import BackendError, FormatError, NotFoundError, RefusedError, UnreachableError, UsageError
 from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class ObjectStoreBackend:
 
     def list(self, path: str) -> tuple[Listed, ...]:
         split_folder(path)
-        from metasync.backends._shared.listing import PAGE_BYTES_MAX, NotAListingError, read_page
+        from metasync.backends._shared.listing import PAGE_BYTES_MAX, read_page
 
         top = f"{self._prefix}{path}/" if path else self._prefix
         found: dict[str, Listed] = {}
@@ -159,7 +159,7 @@ class ObjectStoreBackend:
                 body = reply.read(PAGE_BYTES_MAX)
             try:
                 page = read_page(body)
-            except NotAListingError:
+            except FormatError:
                 raise self._other_server("list", path or ".") from None
             for name, size in page.entries:
                 last = name.removeprefix(top).rstrip("/")

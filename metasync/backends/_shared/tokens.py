@@ -1,7 +1,8 @@
 """Keys and tokens that a machine or a service hands to whoever asks, kept until shortly before they end.
 
-Amazon: a container's address (ECS, EKS), a web identity (STS), or the role of the machine (IMDS, version 2). Whom they
-ask is the machine's own, or what the environment names; never what a URL of a backend names.
+The times and bounds here are for all three clouds. Amazon has a container's address (ECS, EKS), a web identity (STS),
+and the role of the machine (IMDS, version 2). Whom they ask is the machine's own, or what the environment names; never
+what a URL of a backend names.
 """
 
 from __future__ import annotations
@@ -100,6 +101,15 @@ def word(found: Mapping[str, Any], name: str, step: str) -> str:
     return sendable(value, "a token that was given to this machine")
 
 
+def lent_token(found: Mapping[str, Any], step: str) -> Lent:
+    """The token of an answer as OAuth has it, with the seconds that it lives."""
+    try:
+        life_s = float(found.get("expires_in") or 600)
+    except (TypeError, ValueError):
+        life_s = 600.0
+    return Lent(word(found, "access_token", step), time.time() + min(max(life_s, 0.0), 86400.0))
+
+
 def seconds_until(text: object) -> float:
     """A time in ISO 8601 as seconds since 1970; infinite for anything else."""
     try:
@@ -137,7 +147,9 @@ def _own_address(url: str) -> str:
 
 
 def _of_container(url: str, token_file: str) -> Lent:
-    headers = {"authorization": _text_of(token_file)} if token_file else {}
+    headers = (
+        {"authorization": sendable(text_of(token_file, AMAZON_STEP), "the container's token")} if token_file else {}
+    )
     return _lent(as_object(asked("GET", url, headers, b"", AMAZON_STEP), AMAZON_STEP))
 
 
@@ -156,7 +168,7 @@ def _of_role(imds: str) -> Lent:
 def _of_web_identity(sts: str, role: str, file: str, session: str) -> Lent:
     form = {
         "Action": "AssumeRoleWithWebIdentity", "Version": "2011-06-15", "RoleArn": role, "RoleSessionName": session,
-        "WebIdentityToken": _text_of(file),
+        "WebIdentityToken": text_of(file, AMAZON_STEP),
     }  # fmt: skip
     headers = {"content-type": "application/x-www-form-urlencoded", "accept": "application/xml"}
     text = asked("POST", sts, headers, urlencode(form).encode(), AMAZON_STEP).text
@@ -174,10 +186,10 @@ def _lent(found: Mapping[str, Any]) -> Lent:
     return Lent(keys, seconds_until(found.get("Expiration")))
 
 
-def _text_of(path: str) -> str:
+def text_of(path: str, step: str) -> str:
+    """The text of a file that holds a token or a login, without what a file has around it. `RefusedError`."""
     try:
-        with open(path, encoding="ascii") as file:
-            text = file.read(_FILE_BYTES_MAX)
+        with open(path, encoding="utf-8") as file:
+            return file.read(_FILE_BYTES_MAX).strip()
     except (OSError, UnicodeDecodeError):
-        raise RefusedError(f"cannot read the token in {path}", next_step=AMAZON_STEP) from None
-    return sendable(text, f"the token in {path}")
+        raise RefusedError(f"cannot read the token in {path}", next_step=step) from None

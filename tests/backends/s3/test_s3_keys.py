@@ -142,7 +142,7 @@ def test_a_key_that_is_renewed_meanwhile(script: Script, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"])
 def test_what_no_request_can_hold(script: Script, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """obstore panics over it: a trace of Rust's on the screen, and no exception of Python's."""
+    """A line's end in a header would begin another one."""
     for text in ("hunter2\nx", "hunter2\rx", "hunt er2", "h\u00fcnter2", "hunter2\udcff"):
         monkeypatch.setenv(name, text)
         with pytest.raises(RefusedError, match=r"holds a character|is no region") as caught:

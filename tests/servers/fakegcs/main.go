@@ -1,6 +1,6 @@
 // Runs fake-gcs-server with the writing half of Google's XML API before it, which it does not speak itself.
 //
-// obstore speaks the XML API. fake-gcs-server reads and lists in it, but writes and deletes by the JSON API alone; so a
+// MetaSync speaks the XML API. fake-gcs-server reads and lists in it, but writes and deletes by the JSON API alone; so a
 // PUT with x-goog-if-generation-match becomes an upload with ifGenerationMatch. Whether a create is atomic is decided by
 // fake-gcs-server. What is put on here is form: errors as XML with Google's codes, and the ETag that Google documents
 // for the XML API (the MD5 in hex), where fake-gcs-server gives the MD5 in base64.
