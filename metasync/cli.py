@@ -37,6 +37,7 @@ _PURPOSES: dict[str, dict[str, str]] = {
         "undelete": "history",
         "conflicts": "conflicts",
         "resolve": "conflicts",
+        "skip": "recover",
     },
     "Backends": {"backend": "backends", "check": "sync", "recover": "recover"},
     "Devices and keys": {"device": "devices", "invite": "devices", "key": "keys"},

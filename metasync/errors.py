@@ -8,6 +8,7 @@
     │       └── RevokedError          6  it was revoked
     ├── NoQuorumError                 5  too few backends answered, or the outcome is unknown: run again
     ├── DamagedError                  7  data that no reachable backend holds intact
+    │   └── UnreadableError           7  a version that cannot be read: which, and whose, stands in the message
     ├── ForkError                     1  a backend shows a history that contradicts what this device saw
     ├── UpgradeError                  1  written by a newer MetaSync
     ├── CancelledError              130  the caller's own `cancel` or `close`: run again, it goes on where it was
@@ -33,6 +34,8 @@ class MetaSyncError(Exception):
     """Base of all. `exit_code` is what the command line returns; `next_step` a sentence for the user."""
 
     exit_code = 1
+    version: int | None = None
+    """The version that cannot be read, where one is named as the cause."""
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
         super().__init__(message)
@@ -74,9 +77,14 @@ class NoQuorumError(MetaSyncError):
 
 
 class DamagedError(MetaSyncError):
-    """No reachable backend holds an intact copy."""
+    """No reachable backend holds an intact copy. `objects`: ids of those that are lost, as far as they are known."""
 
     exit_code = 7
+    objects: tuple[bytes, ...] = ()
+
+
+class UnreadableError(DamagedError):
+    """A version cannot be read: something of it is lost, or is not what it claims. `metasync skip` passes over it."""
 
 
 class ForkError(MetaSyncError):
@@ -111,7 +119,12 @@ class PausedError(WorkspaceError):
 
 
 class FormatError(MetaSyncError):
-    """Bytes that do not decode. Decoders raise this and nothing else."""
+    """Bytes that do not decode. Decoders raise this and nothing else.
+
+    `is_too_large`: a tree that this device has no memory for, or that is too deep, though every part may be sound.
+    """
+
+    is_too_large = False
 
 
 class BackendError(MetaSyncError):
@@ -164,3 +177,7 @@ class RefusedError(BackendError):
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
         super().__init__(message, next_step=next_step, retryable=False)
+
+
+CANNOT_BE_READ = (DamagedError, FormatError, UpgradeError)
+"""What reading raises where no backend could help by being back."""

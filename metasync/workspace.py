@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from metasync.members import clone_invitation, clone_passphrase, devices, found, invitation, rotation
     from metasync.members import passphrase as secrets
     from metasync.sync import first_checkout, push
+    from metasync.sync import skip as skipping
 else:
 
     class _Lazy:
@@ -57,7 +58,7 @@ else:
     backend_states, status = _lazy("maintenance", "backend_states", "status")
     clone_invitation, clone_passphrase, devices = _lazy("members", "clone_invitation", "clone_passphrase", "devices")
     found, invitation, rotation, secrets = _lazy("members", "found", "invitation", "rotation", "passphrase")
-    first_checkout, push = _lazy("sync", "first_checkout", "push")
+    first_checkout, push, skipping = _lazy("sync", "first_checkout", "push", "skip")
 
 Folder: TypeAlias = str | os.PathLike[str]
 Opened: TypeAlias = "Mapping[str, Backend] | None"
@@ -156,8 +157,7 @@ class Workspace:
         where the inviter's do not lead. `trust_hosts`: may logins go to servers that the invitation alone names? True,
         or a function that is told them; else `UsageError`, and nothing was sent. `expect`: refuse unless the newest
         version has this fingerprint (of `status`), in digits or in words. A clone that was interrupted goes on when run
-        again.
-        `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
+        again. `PassphraseError`, `NoQuorumError`, `WorkspaceError`.
         """
         preferences.check(settings)
         folder, heard = absolute(directory), Sheltered(lambda: on_event)
@@ -213,10 +213,7 @@ class Workspace:
         return operations.sync(self._work, message, dry_run=dry_run, force=force, durability=durability)
 
     def finish_copies(self) -> tuple[reports.Trailing, ...]:
-        """Waits until the copies are made that pushes with `durability` left open; returns what cannot be made now.
-
-        May be interrupted: they go on in the background as long as the workspace is open, and are never forgotten.
-        """
+        """Waits for the copies that pushes with `durability` left open; returns what cannot be made now."""
         with self._session("push") as s:
             return push.copy_on(s, {}, wait=True)
 
@@ -256,10 +253,9 @@ class Workspace:
     def log(
         self, path: TreePath | None = None, limit: int | None = None, **options: Unpack[log.Options]
     ) -> list[reports.LogItem]:
-        """The agreed history, newest first, as of the newest version this device can learn of.
+        """The agreed history, newest first; `options`: see `history.log.Options`.
 
-        With a path (of a file or a directory, a deleted one too): the versions in which it changed, each with what
-        changed there, and what merges by lines replaced of it. `options`: see `history.log.Options`.
+        With a path (a deleted one too): what changed there in which versions, and what merges by lines replaced.
         """
         with self._session("log") as s:
             return log.log(s, None if path is None else tree_path(path), limit, **options)
@@ -309,7 +305,6 @@ class Workspace:
         What stands there and is in no agreed version is kept: under its name where it can be, else as a conflict copy.
         `delete`: what the version lacks goes, if it is agreed and unchanged. `to`: writes to that directory instead,
         where nothing that exists is replaced; what cannot be had is listed, and the rest is written.
-
         `UsageError`: no such version or path. `DamagedError`, `NoQuorumError`: what is needed cannot be had, nothing
         was changed. `WorkspaceError`: the disk is full; something else is in `to`.
         """
@@ -323,6 +318,11 @@ class Workspace:
         """Restores what the newest version that has anything at `path` has there. `UsageError`: something is there."""
         with self._operation("restore") as s:
             return restore.undelete(s, tree_path(path), dry_run=dry_run)
+
+    def skip(self, version: int, passphrase: str, *, dry_run: bool = False) -> reports.SkipReport:
+        """Passes over versions that cannot be read, `version` and all newer ones: see `sync.skip`. A pull follows."""
+        with self._work.begun("skip") as s:
+            return skipping.skip(s, version, passphrase, dry_run=dry_run)
 
     def conflicts(self) -> tuple[reports.ConflictReport, ...]:
         """The conflicts that wait: those that this device found, and those that came from other devices."""
@@ -478,22 +478,17 @@ class Workspace:
         return preferences.resume(self._work.settings_path)
 
     def _operation(self, what: str) -> AbstractContextManager[Session]:
-        """A session that may change things."""
         return operations.changing(self._work, what)
 
     def _changing(self, what: str) -> AbstractContextManager[Session]:
-        """The same, after which the ways to the backends are opened anew: they may have other names."""
-        return operations.changing(self._work, what, reopen=True)
+        return operations.changing(self._work, what, reopen=True)  # backends may have other names after it
 
     def cancel(self) -> None:
         """Ends what another thread has under way here, soon, with `CancelledError`. As after a kill: run again."""
         self._work.cancel()
 
     def close(self) -> None:
-        """Gives connections and files back; copies under way (`push` with `durability`) end. May be repeated.
-
-        What another thread has under way is cancelled first, and its end is waited for.
-        """
+        """Gives connections and files back, after what another thread has under way was cancelled. May be repeated."""
         self._work.close()
 
     def __enter__(self) -> Workspace:

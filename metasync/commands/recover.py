@@ -1,11 +1,11 @@
-"""`recover`: restarts the workspace when a majority of its backends is lost for good."""
+"""`recover` and `skip`: past backends that are lost for good, and past versions that cannot be read."""
 
 from __future__ import annotations
 
 import click
 
 from metasync.errors import UsageError
-from metasync.terminal import backends_text, prompt
+from metasync.terminal import backends_text, history_text, prompt
 from metasync.terminal.console import Console, Options, common, opened
 from metasync.terminal.names import completing
 from metasync.terminal.passphrase import tried
@@ -61,3 +61,28 @@ def recover(options: Options, without: tuple[str, ...], confirm: str | None, dry
             raise UsageError(f"the workspace is called {name!r}, not {confirm!r}; nothing was changed")
         r = tried(lambda given: w.recover(without, given, confirm=confirm))
     console.report("recover", backends_text.recovery(r), r, [7] if r.missing else [])
+
+
+@click.command()
+@click.argument("version", type=click.IntRange(min=1))
+@click.option("--dry-run", is_flag=True, help="Show what would be skipped and which tree is taken, and change nothing.")
+@common
+@click.pass_obj
+def skip(options: Options, version: int, dry_run: bool) -> None:
+    """Passes over versions that cannot be read, for all devices.
+
+    Only where an error names VERSION: something of it is lost on all backends, or was never right. Makes a new version
+    that has the tree of the last one that can be read. All versions between are passed over. Asks for the passphrase
+    (or the recovery phrase).
+
+    Nothing is taken from a folder: who has files of a skipped version keeps them, and pushes them again.
+
+    \b
+    Example:
+      metasync skip 12 --dry-run
+      metasync skip 12
+    """
+    console = Console(options)
+    with opened(options, console) as w:
+        r = tried(lambda given: w.skip(version, given, dry_run=dry_run))
+    console.report("skip", history_text.skip(r), r)

@@ -27,6 +27,7 @@ from metasync.consensus.objects import (
 )
 from metasync.consensus.participant import Barred, Participant, Standing, decode_agreed_config
 from metasync.consensus.proposer import BehindFloorError, Decided, Hurry, Journal, MakeValue, prepare, propose
+from metasync.consensus.records.entry import SignedEntry
 from metasync.consensus.records.log_replay import ValueRules, check_config, fault_named
 from metasync.consensus.records.state import NOTHING, ZERO_ID, Ref, State, check_min_fmt
 from metasync.consensus.truncation import Progress, bound_logs
@@ -268,6 +269,21 @@ class Group:
         self.participant.remember_state(latest)
         digest = yield from ancestor(self.participant, instance, via or latest, v)
         return (yield from fetch_state(self.participant, instance, v, digest, latest.epoch))
+
+    def writer_of(self, before: State, state: State, *, deadline_s: float) -> Task:
+        """-> id of the device that proposed `state` on top of `before`, by the first entries of its version.
+
+        None where these tell nothing: another device had begun there, or none can be had.
+        """
+        instance = yield from self.enter(before, ahead=True)
+        asked = {a.name: a.first_entry(state.v) for a in instance.acceptors.values() if a.reach() is not None}
+        got: Mapping[str, Any] = yield Gather(asked, deadline_s=deadline_s)
+        for signed in got.values():
+            if isinstance(signed, SignedEntry) and signed.entry.round.incarnation == state.writer:
+                device = instance.devices.get(signed.entry.device_id)
+                if device is not None and signed.verifies(device.sign_public):
+                    return device.device_id
+        return None
 
     # meta objects
 

@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from metasync.errors import DamagedError, MetaSyncError, UnreachableError, UpgradeError, UsageError, WorkspaceError
+from metasync.errors import (
+    DamagedError,
+    FormatError,
+    MetaSyncError,
+    UnreachableError,
+    UpgradeError,
+    UsageError,
+    WorkspaceError,
+)
 from metasync.history.diff import nothing_there, top_paths
 from metasync.history.log import History, is_below
 from metasync.history.versions import Version, required, resolve
@@ -138,7 +146,7 @@ def _collect(history: History, top: bytes, entry: Entry, tree: dict[bytes, Entry
         try:
             below = history.contents.walk(walk.flatten(entry.content, room_for_tree))
         except (DamagedError, UnreachableError, UpgradeError) as e:
-            if isinstance(e.__cause__, walk.TreeTooLargeError):
+            if isinstance(e.__cause__, FormatError) and e.__cause__.is_too_large:
                 failures.lost(path, e)
                 continue
         else:

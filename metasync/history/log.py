@@ -24,6 +24,7 @@ from metasync.local.state_keys import KEPT_KEY
 from metasync.merge.changes import Pair, counts, described
 from metasync.objects import walk
 from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot, version_of
+from metasync.objects.skips import Skip, skips_of
 from metasync.reports.history import Counts, LogItem, PathChange
 from metasync.session import agreement
 from metasync.session.session import Agreed, Session
@@ -74,6 +75,16 @@ class History:
     def devices(self) -> dict[bytes, str]:
         """Names of devices by id, revoked ones too."""
         return names_of(self.newest.devices)
+
+    @cached_property
+    def skips(self) -> dict[int, Skip]:
+        """What was passed over because it cannot be read, by the version that says so."""
+        chain = self.newest.devices.chain
+        return {skip.at: skip for skip in skips_of(self.newest.snapshot) if skip.is_of(chain.ns_id, chain.keys)}
+
+    def skip_over(self, version: int) -> Skip | None:
+        """The skip that passed over a version; None: it was not."""
+        return next((skip for skip in self.skips.values() if skip.covers(version)), None)
 
     def author(self, snapshot: Snapshot) -> str:
         return self.devices.get(snapshot.device, snapshot.device.hex()[:8])
@@ -309,7 +320,8 @@ def log(s: Session, path: bytes | None, limit: int | None, **options: Unpack[Opt
         last = moment
         if chosen.has(moment.snapshot):
             item = item_of(history, moment, counts=_counted(history, moment) if options.get("with_counts") else None)
-            others = max(above - item.version - 1, 0) if item.version and chosen == ALL else 0
+            after = history.skips[above].good + 1 if above in history.skips else above
+            others = max(after - item.version - 1, 0) if item.version and chosen == ALL else 0
             out.append(replace(item, others_after=others))
         above = version_of(moment.snapshot) or above
     if last is not None and chosen == ALL:
@@ -365,7 +377,9 @@ def item_of(
 ) -> LogItem:
     s = moment.snapshot
     version = 0 if kept else version_of(s)
-    return LogItem(version, moment.id, history.author(s), s.time_ns, s.message, changes, counts, kept)
+    skip = history.skips.get(version)
+    skips = tuple(range(skip.good + 1, skip.at)) if skip is not None else ()
+    return LogItem(version, moment.id, history.author(s), s.time_ns, s.message, changes, counts, kept, skips=skips)
 
 
 def last_with(history: History, path: bytes, most: int | None = None) -> Moment | None:

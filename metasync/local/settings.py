@@ -77,6 +77,11 @@ def _checked(found: Any) -> Settings:
     return Settings(values, until)
 
 
+def is_on(path: Path, key: str) -> bool:
+    """Whether a setting that is on or off is on."""
+    return read(path).values.get(key) == "on"
+
+
 def write(path: Path, settings: Settings) -> None:
     """Replaces the file, whole or not at all. `WorkspaceError` if that fails."""
     until = settings.paused_until

@@ -26,10 +26,6 @@ ENTRY_BYTES = 300  # what a path and its entry take, without the path's bytes
 CHUNKS_AGAIN_MAX = 1 << 22  # of nodes that one walk meets again: 16 TiB of zeros in chunks of 4 MiB
 
 
-class TreeTooLargeError(FormatError):
-    """A tree that this device has no memory for, or that is nested too deeply: nothing in it helps."""
-
-
 Most: TypeAlias = Callable[[], int]
 """Tells how many bytes of paths and entries a walk may hold now."""
 
@@ -42,7 +38,7 @@ class Room:
     """What is left for paths in one walk. `most` is asked once, when a tree turns out to be large."""
 
     def __init__(self, most: Most = _any) -> None:
-        self.left = TREE_BYTES_SURE
+        self.left = self._sure = min(TREE_BYTES_SURE, TREE_BYTES_MAX)
         self._most: Most | None = most
 
     def take(self, path: bytes) -> bytes:
@@ -55,16 +51,22 @@ class Room:
 
     def _ask(self) -> None:
         if self._most is not None:
-            self.left += min(self._most(), TREE_BYTES_MAX) - TREE_BYTES_SURE
+            self.left += min(self._most(), TREE_BYTES_MAX) - self._sure
             self._most = None
         if self.left < 0:
-            raise TreeTooLargeError("directory object: a tree of more paths than this device has memory for")
+            raise _too_large("a tree of more paths than this device has memory for")
+
+
+def _too_large(what: str) -> FormatError:
+    error = FormatError(f"directory object: {what}")
+    error.is_too_large = True
+    return error
 
 
 def check_depth(directories: int) -> None:
     """Raises `FormatError` for more directories, one in the other, than any tree may have."""
     if directories > DEPTH_MAX:
-        raise TreeTooLargeError(f"directory object: directories nested deeper than {DEPTH_MAX:,}")
+        raise _too_large(f"directories nested deeper than {DEPTH_MAX:,}")
 
 
 def _opened(ids: list[bytes], nodes: dict[bytes, directory.DirNode]) -> Generator[Needs, Bytes, dict[bytes, Leaves]]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ResolveReport,
         RestoreReport,
         ShowReport,
+        SkipReport,
         TextDiff,
     )
     from metasync.reports.members import (
@@ -112,6 +113,7 @@ __all__ = [
     "RotationReport",
     "SettingsReport",
     "ShowReport",
+    "SkipReport",
     "Skipped",
     "SlotInfo",
     "Status",

@@ -18,6 +18,7 @@ class LogItem:
     kept     not a version (`version` is 0): what a merge by lines replaced, kept beside the version it came with
     others_after  in the log of all: how many versions directly after this one are no pushes: they changed devices,
              keys or backends
+    skips    the versions that this one passed over because they cannot be read, ascending: `metasync skip`
     begins   in the log of all, of the oldest: why nothing older is listed, in a sentence
     events   in the log of everything: what this version changed of devices, keys and backends. A version that is no
              push has nothing else: no snapshot (b""), no device (""), and no time (0)
@@ -33,7 +34,27 @@ class LogItem:
     kept: bool = False
     others_after: int = 0
     begins: str = ""
+    skips: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SkipReport:
+    """Versions that were passed over because they cannot be read.
+
+    version  that passes over them; None: a dry run
+    named    the one that was given
+    skipped  those that brought what was passed over, ascending; `devices`: who wrote them
+    good     the version whose tree it has; None: none can be read, and the tree is empty
+    down     backends that did not answer, and why
+    """
+
+    version: int | None
+    named: int
+    skipped: tuple[int, ...]
+    devices: tuple[str, ...]
+    good: int | None
+    down: Mapping[str, str] = field(default_factory=dict)
 
 
 NodeKind: TypeAlias = Literal["file", "dir", "link"]

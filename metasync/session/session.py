@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
+from metasync import errors
 from metasync.config import NO_LIMIT, decode_config
 from metasync.consensus import ZERO_HASH, State
-from metasync.errors import BackendError, DamagedError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
+from metasync.errors import CANNOT_BE_READ, BackendError, ExcludedError, NoQuorumError, UnreachableError, WorkspaceError
 from metasync.events import Notice, Progress, Sheltered
 from metasync.keys.device_set import decode_device_set
 from metasync.local import settings
@@ -150,7 +151,7 @@ class Session:
             self.take_keys(keys)
         while self.group.unfenced:  # whoever changed them may have died before it was done
             base, decided = self.group.unfenced.pop()
-            with contextlib.suppress(BackendError, DamagedError, NoQuorumError, ExcludedError):
+            with contextlib.suppress(BackendError, errors.DamagedError, NoQuorumError, ExcludedError):
                 self.runtime.run(self.group.fence(base, decided, deadline_s=LOOK_S))
 
     def take_keys(self, keys: WorkspaceKeys) -> None:
@@ -312,14 +313,19 @@ class Session:
         if self._loaded is not None and self._loaded[0] == named and self._loaded[1].state == state:
             return self._loaded[1]
         config, devices = self._consts(named.config, named.devices)
-        root, index = self.indexes.of_state(named)
         snapshot = None
-        if state.master != ZERO_HASH:
-            contents = self._reader(index)
-            contents.may_begin = self._wants_all(index)
-            snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
-            if contents.has_begun:
-                contents.begin_ahead()
+        try:
+            root, index = self.indexes.of_state(named)
+            if state.master != ZERO_HASH:
+                contents = self._reader(index)
+                contents.may_begin = self._wants_all(index)
+                snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
+                if contents.has_begun:
+                    contents.begin_ahead()
+        except CANNOT_BE_READ as e:
+            from metasync.session import unreadable
+
+            raise unreadable.of_state(self, state, e) from e
         device_set = self._device_set(named.devices, devices)
         agreed = Agreed(state, decode_config(config), device_set, root, index, snapshot)
         self._loaded = named, agreed
@@ -429,7 +435,7 @@ class Operations:
             settings.refuse_paused(self.settings_path, what)
         with self._entered(what), WorkTree(os.fsencode(c.directory), c.machine.disk()) as tree, c.guard.lending():
             tree.rules = rules_of(tree, c.db)
-            tree.sets_special = cache(self._sets_special)
+            tree.sets_special = cache(lambda: settings.is_on(self.settings_path, "special-modes"))
             tree.looked = lambda names: self.tell(Progress("scan", names, None, "files"))
             try:
                 s = Session(c, tree, self.tell)
@@ -454,10 +460,6 @@ class Operations:
             self.connections.guard.tell(s.config, self.tell)
             yield s
             s.keep_estimates()
-
-    def _sets_special(self) -> bool:
-        """Whether the user asked for set-id and sticky bits that others pushed."""
-        return settings.read(self.settings_path).values.get("special-modes") == "on"
 
     def _governed(self) -> settings.Governor:
         """The governor of this workspace's calls: one for all its operations."""

@@ -121,7 +121,14 @@ def deliver(
         with one_writer:
             for located, data in objects:
                 for path in small.get(located.id, ()):
-                    staging.stage_whole(path, data)
+                    if len(data) == remote[path].size:
+                        staging.stage_whole(path, data)
+                        continue
+                    size = remote[path].size
+                    error = DamagedError(f"{os.fsdecode(path)} has {len(data):,} bytes, its entry says {size:,}")
+                    if on_lost is None:
+                        raise error
+                    lose(path, error)
                 for path, offset in parts.get(located.id, ()):
                     staging.stage_part(path, offset, data)
                 done += located.length

@@ -22,7 +22,7 @@ from functools import partial
 
 from metasync.checkout.checkout import Applied, Change, Checkout, check_room, is_too_large
 from metasync.consensus import State
-from metasync.errors import ExcludedError, WorkspaceError
+from metasync.errors import DamagedError, ExcludedError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.keys.slots import fingerprint_words
 from metasync.local.spill import Large, grown
@@ -143,6 +143,10 @@ def bring(s: Session, target: Agreed, before: Callable[[], None] = lambda: None)
     contents = s.contents(target)
     try:
         return _bring(s, target, before, contents, begun[1] if begun is not None else None)
+    except (DamagedError, UpgradeError) as e:
+        from metasync.session import unreadable
+
+        raise unreadable.named(s, s.base(), target, e) from e
     finally:
         s.transfer.begun.clear()
 
@@ -178,12 +182,19 @@ def _begun(s: Session, target: Agreed) -> tuple[State, bytes] | None:
     state = s.db.get(PARTS_KEY)
     if state is None or not s.db.has(UNFINISHED_KEY):
         return None
-    if state.era == target.state.era:
+    if state.era == target.state.era and not _is_skipped(s, state, target):
         return state, s.db.need(PARTS_UPTO_KEY)
     for key in (EXACT_KEY, PARTS_UPTO_KEY):
         s.db.set(key, None)
     s.db.set(PARTS_KEY, None)  # what it names may be lost: what is here of it counts as this device's own
     return None
+
+
+def _is_skipped(s: Session, state: State, target: Agreed) -> bool:
+    """Whether a version was passed over because it cannot be read."""
+    from metasync.objects.skips import skip_over
+
+    return skip_over(target.snapshot, state.v, s.keys.ns_id, target.devices.chain.keys) is not None
 
 
 def _is_empty(s: Session) -> bool:

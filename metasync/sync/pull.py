@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable, unfit
-from metasync.errors import DamagedError, ExcludedError, MetaSyncError, WorkspaceError
+from metasync.errors import DamagedError, ExcludedError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.memory import room_for_tree
-from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED
+from metasync.local.state_keys import CONFLICTS, KEPT_KEY, UNFINISHED_KEY, UNPLACED, Unplaced
 from metasync.merge import guard
 from metasync.merge.changes import same_bytes
 from metasync.merge.copies import Origin, sides_of
@@ -81,6 +81,30 @@ def rebased(s: Session, base: Agreed, target: Agreed) -> Agreed:
     return base
 
 
+def over_skips(s: Session, base: Agreed, target: Agreed) -> Agreed:
+    """The base of a merge where the folder is at a version that was passed over: it has the last good tree.
+
+    So what the folder has beyond that tree is this device's own, and stays.
+    """
+    if base.snapshot is None or target.snapshot is None or len(target.snapshot.tags) < 2:
+        return base
+    from metasync.objects.skips import NOTHING, skip_over
+
+    skip = skip_over(target.snapshot, base.state.v, s.keys.ns_id, target.devices.chain.keys)
+    if skip is None:
+        return base
+    snapshot = base.snapshot._replace(root=skip.tree) if skip.master != NOTHING else None
+    return replace(base, state=replace(base.state, master=skip.master), snapshot=snapshot)
+
+
+def _bring_again(s: Session, base: Agreed) -> None:
+    """Has what skipped versions deleted be brought again: this device knows nothing of it any more."""
+    tree = s.flat(base)
+    here = rows_at(s.db, tree)
+    gone = [path for path in tree if path not in here and not sides.is_there(s, path)]
+    s.db.put_records(UNPLACED, [Unplaced(path, "a version that was skipped had deleted it") for path in gone])
+
+
 def _deleted(s: Session, left: Agreed, base: Agreed) -> list[tuple[bytes, Row]]:
     """Rows for what the version that the folder left lacks and `base` has: it was here once, and then deleted."""
     contents = s.contents(base)
@@ -114,20 +138,29 @@ def integrate(
     agreed ones; nothing was changed. `on_tree` is shown the agreed tree. `before` is called once all is at hand and
     nothing is changed yet, and may raise. `news`: what `walk.diff` says of the two, where that is known.
     """
-    base = rebased(s, base, target)
+    left = rebased(s, base, target)
+    base = over_skips(s, left, target)
+    if base is not left and not dry_run:
+        _bring_again(s, base)
+    lost: MetaSyncError | None = None
     for _ in range(ROUNDS_MAX):
         try:
             return _integrate_once(
                 s, base, target, on_tree, before, news, dry_run=dry_run, force=force, pushing=pushing
             )
-        except ChangedMeanwhile:
-            continue
-        except DamagedError:
-            if not _is_cut(s, base, target):
-                raise
+        except ChangedMeanwhile as e:
+            lost = e.__cause__ if isinstance(e.__cause__, DamagedError) else None
+        except (DamagedError, UpgradeError) as e:
+            lost = e
+            if isinstance(e, UpgradeError) or not _is_cut(s, base, target):
+                break
             told = f"version {base.state.v}, which this folder is at, is no longer kept: nothing counts as deleted"
             s.listener(Notice(told, warning=True))
             base, news = replace(base, snapshot=None), None
+    if lost is not None:
+        from metasync.session import unreadable
+
+        raise unreadable.named(s, base, target, lost) from lost
     raise WorkspaceError(
         f"files in {os.fsdecode(s.tree.root)} changed again and again while they were merged; nothing was replaced",
         next_step="Run again when the programs that write there are quiet.",

@@ -16,6 +16,7 @@ from metasync.reports.history import (
     ResolveReport,
     RestoreReport,
     ShowReport,
+    SkipReport,
     TextDiff,
 )
 from metasync.reports.sync import ConflictReport, ConflictSide
@@ -33,16 +34,33 @@ def log(items: Sequence[LogItem], *, some: bool = False) -> list[str]:
     lines: list[str] = []
     for item in items:
         if item.others_after and not any(other.version == item.version + 1 for other in items):
-            first, last = item.version + 1, item.version + item.others_after
-            what = (
-                f"version {first}"
-                if first == last
-                else f"versions {first} {'and' if last - first == 1 else 'to'} {last}"
-            )
+            what = _versions(item.version + 1, item.version + item.others_after)
             lines.append(styled("head", what) + "  changed devices, keys or backends: metasync log --all")
         lines += _item(item)
     lines += [item.begins for item in items if item.begins]
     return lines or ["No version fits." if some else "Nothing has been pushed yet."]
+
+
+def _versions(first: int, last: int) -> str:
+    return f"version {first}" if first == last else f"versions {first} {'and' if last - first == 1 else 'to'} {last}"
+
+
+def skipped(versions: Sequence[int]) -> str:
+    """What is said of versions, ascending, that were passed over."""
+    what, is_one = _versions(versions[0], versions[-1]), len(versions) == 1
+    return f"skips {what}, which cannot be read" if is_one else f"skips {what}, some of which cannot be read"
+
+
+def skip(r: SkipReport) -> list[str]:
+    """The outcome of `metasync skip`."""
+    what = f"{_versions(r.skipped[0], r.skipped[-1])} by {', '.join(text(d.encode()) for d in r.devices)}"
+    tree = f"the tree of version {r.good}" if r.good is not None else "an empty tree, for none before can be read"
+    if r.version is None:
+        return [f"Would skip {what}, and take {tree}. Nothing was changed."]
+    return [
+        f"Version {r.version} skips {what}, and has {tree}.",
+        "Each device goes on with its next pull or push. What a folder has beyond that tree stays, as its own changes.",
+    ]
 
 
 def _item(item: LogItem) -> list[str]:
@@ -51,6 +69,7 @@ def _item(item: LogItem) -> list[str]:
         return [styled("head", what) + f"  {sentences(item.events)}"]
     lines: list[str] = [styled("head", what) + f"  {when(item.time_ns)}  {item.device}  {item.snapshot.hex()[:12]}"]
     lines += [f"    {line}" for line in item.message.splitlines()]
+    lines += [f"    {skipped(item.skips)}"] if item.skips else []
     lines += [f"    {sentences(item.events)}"] if item.events else []
     if item.counts is not None:
         lines.append(f"    {counts(item.counts)}")

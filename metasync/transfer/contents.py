@@ -152,6 +152,8 @@ class Contents:
                 missed = [o.id for o in objects if o.id in asked]  # neighbours were taken along and are not missed
                 if gone := [i for i in missed if not self._places(i, lost)]:
                     if on_lost is None:
+                        if isinstance(error, DamagedError):
+                            error.objects = tuple(gone)
                         raise error
                     on_lost(gone, error)
                 want(i for i in missed if i not in gone)
@@ -192,7 +194,9 @@ class NotNamedError(DamagedError):
 
 
 def _in_no_pack(object_id: bytes) -> NotNamedError:
-    return NotNamedError(
+    error = NotNamedError(
         f"object {object_id.hex()[:16]} is in no pack that the agreed index names",
         next_step="`metasync check --read-data` tells what else is missing.",
     )
+    error.objects = (object_id,)
+    return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from metasync.codec import bytes16, u64
+from metasync.codec import Tags, bytes16, u64
 from metasync.consensus import JOURNAL_KEY, Change
 from metasync.objects import walk
 from metasync.objects.directory import _HEAD, _NODE
@@ -74,11 +74,15 @@ class Insider:
             self.put(ObjectKind.DIR, data)
         return root
 
-    def commit(self, root: bytes, message: str = "", *, lose: bool = False, snapshot: bytes | None = None) -> int:
+    def commit(
+        self, root: bytes, message: str = "", *, lose: bool = False, snapshot: bytes | None = None, tags: Tags = ()
+    ) -> int:
         """Has a version with this root agreed; -> its number. `lose`: its snapshot is not stored."""
         s, state = self.s, self.base.state
         parents = (state.master,) if self.base.snapshot is not None else ()
-        made = Snapshot(root, parents, s.device.device_id, s.wall_ns(), message, ((VERSION_TAG, u64(state.v + 1)),))
+        made = Snapshot(
+            root, parents, s.device.device_id, s.wall_ns(), message, ((VERSION_TAG, u64(state.v + 1)), *tags)
+        )
         master = self.put(ObjectKind.SNAPSHOT, encode_snapshot(made) if snapshot is None else snapshot, lose=lose)
         upload = self._upload
         upload.seal()

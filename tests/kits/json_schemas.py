@@ -42,6 +42,7 @@ COMMANDS: dict[str, Any] = {
     "cat": {"version": int | None, "snapshot": str, "path": str, "size": int, "base64": str},
     "restore": history.RestoreReport,
     "undelete": history.RestoreReport,
+    "skip": history.SkipReport,
     "conflicts": {"conflicts": tuple[sync.ConflictReport, ...], "texts": tuple[history.TextDiff, ...]},
     "resolve": {"resolved": tuple[history.ResolveReport, ...]},
     "check": backends.CheckReport,

@@ -1,0 +1,146 @@
+"""Versions that cannot be read: which one it is, who wrote it, and what to do. Loaded when reading has failed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Final
+
+from metasync.checkout.checkout import is_too_large
+from metasync.consensus import ZERO_HASH, State
+from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, UnreadableError, UpgradeError
+from metasync.keys.device_set import names_of
+from metasync.local.memory import room_for_tree
+from metasync.objects import walk
+from metasync.objects.model import Entry, Kind, ObjectKind, Snapshot, decode_snapshot
+from metasync.transfer.contents import Contents
+
+if TYPE_CHECKING:
+    from metasync.session.session import Agreed, Session
+
+LOOK_S: Final = 5.0  # for who wrote a version
+LOOK_BACK_MAX: Final = 64  # versions that are looked at for the one that brought what cannot be read
+STATES_MAX: Final = 4096  # that are gone through: more versions than a workspace agrees while nobody can pull
+
+
+def brought(s: Session, newest: State) -> Iterator[State]:
+    """The states that brought a new snapshot, newest first, by the chain of states. A snapshot may lie about it."""
+    here, left = newest, STATES_MAX
+    while here.v and here.master != ZERO_HASH and left:
+        before = here
+        while before.v and before.master == here.master and left:
+            first, left = before, left - 1
+            before = s.runtime.run(s.group.state_at(newest, first.v - 1))
+        yield first
+        here = before
+
+
+def snapshot_of(contents: Contents, state: State) -> Snapshot:
+    """The snapshot that a state names."""
+    return decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
+
+
+def read_through(
+    s: Session,
+    contents: Contents,
+    base_root: bytes | None,
+    root: bytes,
+    *,
+    lost: Collection[bytes] = (),
+    fetched: set[bytes] | None = None,
+) -> None:
+    """Raises one of `CANNOT_BE_READ` if a tree cannot be read, as far as it is not that of `base_root`.
+
+    `lost`: objects that no backend has. `fetched`: also reads all contents, but for those in it, and adds them to it.
+    Files that are too large for this disk are left out: nobody reads them here.
+    """
+    changes = contents.walk(walk.diff(base_root, root, room_for_tree))
+    free = s.tree.disk.free_bytes(s.tree.state_dir())
+    files = [e for _, e in changes.values() if e is not None and _is_read(e) and not is_too_large(e.size, free)]
+    wanted = {e.content: e.size for e in files if not e.root}
+    big = {e.root: e.size for e in files if e.root}
+    for file_id, chunks in (contents.walk(walk.chunks(tuple(big))) if big else {}).items():
+        if sum(chunk.size for chunk in chunks) != big[file_id]:
+            raise DamagedError(f"the chunks of a file do not make the {big[file_id]:,} bytes that its entry says")
+        wanted.update((chunk.id, chunk.size) for chunk in chunks)
+    for object_id, size in wanted.items():
+        if object_id in lost or object_id not in contents:
+            raise DamagedError(f"object {object_id.hex()[:16]} is nowhere")
+        if contents.size_of(object_id) not in (0, size):
+            raise DamagedError(f"object {object_id.hex()[:16]} does not have the {size:,} bytes that its file says")
+    if fetched is not None:
+        contents.fetch(wanted.keys() - fetched, lambda _: None)
+        fetched.update(wanted)
+
+
+def _is_read(entry: Entry) -> bool:
+    return entry.kind is Kind.FILE and entry.size > 0
+
+
+def named(s: Session, base: Agreed, target: Agreed, error: MetaSyncError) -> MetaSyncError:
+    """The error of a merge that could not read what it merges, with the version that brought that and who wrote it.
+
+    The same error where that cannot be told, or it is named already.
+    """
+    if isinstance(error, UnreadableError) or error.version is not None:
+        return error
+    floor = base.state.v if base.snapshot is not None else 0
+    lost = error.objects if isinstance(error, DamagedError) else ()
+    contents, found = s.contents(target), None
+    with contextlib.suppress(MetaSyncError):
+        for steps, state in enumerate(brought(s, target.state)):
+            if state.v <= floor or steps >= LOOK_BACK_MAX:
+                break
+            try:
+                read_through(s, contents, base.tree_root, snapshot_of(contents, state).root, lost=lost)
+            except CANNOT_BE_READ:
+                found = state
+            else:
+                break
+    return error if found is None else told(s, found, error)
+
+
+def of_state(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
+    """The same, for a state whose snapshot or index cannot be read."""
+    first = state
+    with contextlib.suppress(MetaSyncError):
+        for _ in range(LOOK_BACK_MAX):
+            if not first.v:
+                break
+            before = s.runtime.run(s.group.state_at(state, first.v - 1))
+            if (before.master, before.index) != (state.master, state.index):
+                break
+            first = before
+    return told(s, first, error)
+
+
+def author(s: Session, state: State) -> str:
+    """The name of the device that proposed a state, by what it signed; else by what its snapshot says, if anything."""
+    device: bytes | None = None
+    with contextlib.suppress(MetaSyncError):
+        before = s.runtime.run(s.group.state_at(s.newest_state(), state.v - 1))
+        device = s.runtime.run(s.group.writer_of(before, state, deadline_s=LOOK_S))
+    if device is None:
+        with contextlib.suppress(MetaSyncError):
+            device = snapshot_of(s._reader(s.indexes.of_state(state)[1]), state).device
+    if device is None:
+        return "a device"
+    name = device.hex()[:8]
+    with contextlib.suppress(MetaSyncError):
+        name = names_of(s.devices_of(s.newest_state())).get(device, name)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
+
+
+def told(s: Session, state: State, error: MetaSyncError) -> MetaSyncError:
+    """The error for a version that cannot be read."""
+    message = f"version {state.v}, which {author(s, state)} wrote, cannot be read: {error.message}"
+    go_on = f"`metasync skip {state.v}` goes on without it, for all devices"
+    if isinstance(error, UpgradeError):
+        step = f"{error.next_step} If no newer MetaSync reads it either: {go_on}.".strip()
+        out: MetaSyncError = UpgradeError(message, next_step=step)
+    else:
+        out = UnreadableError(
+            message, next_step=f"`metasync check --read-data` tells what is lost. If nothing brings it back: {go_on}."
+        )
+    out.version = state.v
+    return out

@@ -1,0 +1,207 @@
+"""`metasync skip`: passes over versions that cannot be read (`docs/design/format.md`, 4.1).
+
+A version on top of the newest has the tree of the last one that can be read. Its snapshot names, signed by the admin
+key, what was passed over. Nothing of the folder changes here: the next pull brings it there, as on every device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from metasync.codec import u64
+from metasync.consensus import JOURNAL_KEY, Change, State
+from metasync.errors import CANNOT_BE_READ, MetaSyncError, UsageError, WorkspaceError
+from metasync.events import Phase
+from metasync.keys.device_set import expired
+from metasync.members.key_store import open_admin_key
+from metasync.objects import walk
+from metasync.objects.model import VERSION_TAG, ObjectKind, Snapshot, encode_snapshot
+from metasync.objects.skips import NOTHING, SKIPS_TAG, Skip, encode_skips, skip_over, skips_of
+from metasync.reports.history import SkipReport
+from metasync.runtime.sizes import LOST_ROUNDS_MAX
+from metasync.session import agreement, unreadable
+from metasync.session.session import Agreed, Session
+from metasync.store.index import Index, IndexRoot
+from metasync.sync.packing import Packing
+
+if TYPE_CHECKING:
+    from metasync.members.key_store import Opened
+
+OP_ID_BYTES: Final = 16
+
+
+class _Found(NamedTuple):
+    """What is to be passed over: the states `bad` that brought it, newest first.
+
+    good   the last state before them whose tree can be read; None: there is none, and the tree is empty
+    tree   the root of that tree; `before`: its snapshot
+    above  the newest state, with the index of `good`. What the index of a bad one names may be lost, or lies in no pack
+           that ever was: what devices have of it is stored anew with their next push
+    """
+
+    above: Agreed
+    bad: tuple[State, ...]
+    good: State | None
+    tree: bytes | None
+    before: Snapshot | None
+
+
+def skip(s: Session, version: int, passphrase: str, *, dry_run: bool = False) -> SkipReport:
+    """Has a version agreed that has the tree of the last one that can be read, and passes over all after that.
+
+    `version`: one of those. `UsageError`: it can be read, or all from there on can; `PassphraseError`, `NoQuorumError`.
+    An `UnreachableError` where a backend that is away may hold what is missing. `dry_run` asks for the passphrase, too.
+    """
+    agreement.settle_journal(s)
+    state = agreement.ask_newest(s)
+    if not 0 < version <= state.v:
+        raise UsageError(f"there is no version {version}: the newest is {state.v}", next_step="See `metasync log`.")
+    opened: Opened | None = None
+    fetched: set[bytes] = set()
+    for _ in range(LOST_ROUNDS_MAX):
+        found = _find(s, state, version, fetched)
+        if opened is None or opened.state.epoch != state.epoch:
+            opened = open_admin_key(s, state, passphrase)
+        if dry_run:
+            return _report(s, found, None, version)
+        decided, mine = _commit(s, found, version, opened)
+        if mine:
+            return _report(s, found, decided.v, version)
+        state = decided
+    raise WorkspaceError(f"others were faster {LOST_ROUNDS_MAX} times; nothing was skipped", next_step="Run again.")
+
+
+def _report(s: Session, found: _Found, made: int | None, version: int) -> SkipReport:
+    return SkipReport(
+        version=made,
+        named=version,
+        skipped=tuple(sorted(state.v for state in found.bad)),
+        devices=tuple(sorted({unreadable.author(s, state) for state in found.bad})),
+        good=found.bad[-1].v - 1 if found.good is not None else None,
+        down=dict(s.down),
+    )
+
+
+# ---- what is to be passed over
+
+
+def _find(s: Session, newest: State, version: int, fetched: set[bytes]) -> _Found:
+    """Finds the last version that can be read. `UsageError`: the newest can be, or a newer one than is named.
+
+    What a backend that is away may still hold is not given up: its error is raised as it is.
+    """
+    s.listener(Phase("scan"))
+    held = _held(s)
+    floor = held.state.v if held is not None and held.state.era == newest.era else 0
+    above = _bare(s, newest, IndexRoot(), Index())
+    bad: list[State] = []
+    good, tree, before = None, None, None
+    for state in unreadable.brought(s, newest):
+        if held is not None and 0 < state.v <= floor:
+            good, tree, before = state, held.tree_root, held.snapshot
+            above = _bare(s, newest, held.root, held.index)
+            break
+        try:
+            indexed = _bare(s, newest, *s.indexes.of_state(state))
+            contents = s.contents(indexed)
+            snapshot = unreadable.snapshot_of(contents, state)
+            root = held.tree_root if held is not None else None
+            unreadable.read_through(s, contents, root, snapshot.root, fetched=fetched)
+        except CANNOT_BE_READ:
+            bad.append(state)
+            continue
+        good, tree, before, above = state, snapshot.root, snapshot, indexed
+        break
+    if not bad:
+        _refuse(s, newest, version, before)
+    if version < bad[-1].v:
+        raise UsageError(
+            f"version {version} is in nobody's way: what cannot be read begins with version {bad[-1].v}",
+            next_step=f"To pass over that and what is newer: metasync skip {bad[-1].v}",
+        )
+    return _Found(above, tuple(bad), good, tree, before)
+
+
+def _held(s: Session) -> Agreed | None:
+    """What the folder is at, if its tree can be read: no contents are asked for that it has."""
+    try:
+        base = s.base()
+    except CANNOT_BE_READ:
+        return None
+    return base if base.snapshot is not None else None
+
+
+def _refuse(s: Session, newest: State, version: int, snapshot: Snapshot | None) -> None:
+    """Raises `UsageError`: nothing is to be skipped."""
+    earlier = skip_over(snapshot, version, s.keys.ns_id, s.devices_of(newest).chain.keys)
+    if earlier is not None:
+        raise UsageError(f"version {version} was skipped before, by version {earlier.at}")
+    raise UsageError(
+        f"nothing is to be skipped: version {newest.v}, the newest, can be read here",
+        next_step="Where another device cannot read it, run the command there.",
+    )
+
+
+def _bare(s: Session, newest: State, root: IndexRoot, index: Index) -> Agreed:
+    return Agreed(newest, s.config_of(newest), s.devices_of(newest), root, index, None)
+
+
+# ---- the version that passes over it
+
+
+def _commit(s: Session, found: _Found, version: int, opened: Opened) -> tuple[State, bool]:
+    """Proposes it. -> the state that was decided, and whether it is this one."""
+    base, state = found.above, found.above.state
+    begin: Callable[[Agreed], Callable[[], None]] = lambda _: lambda: None  # noqa: E731
+    upload = Packing(s, None, s.check, begin, {}).upload_for(base)
+    tree = found.tree
+    if tree is None:
+        tree, nodes = walk.build({}, s.ids)
+        for object_id, data in nodes.items():
+            upload.add(ObjectKind.DIR, object_id, data)
+    good = found.good
+    made = Skip(
+        at=state.v + 1,
+        version=version,
+        good=found.bad[-1].v - 1,
+        tree=tree,
+        master=good.master if good is not None else NOTHING,
+        passed=state.master,
+        epoch=opened.devices.chain.epoch,
+    ).signed(s.keys.ns_id, opened.admin_private)
+    tags = (VERSION_TAG, u64(state.v + 1)), (SKIPS_TAG, encode_skips((made, *_earlier(s, found))))
+    parents = (good.master,) if good is not None else ()
+    data = encode_snapshot(Snapshot(tree, parents, s.device.device_id, s.wall_ns(), "", tags))
+    master = s.ids.of(ObjectKind.SNAPSHOT, data)
+    upload.add(ObjectKind.SNAPSHOT, master, data)
+    s.db.put_objects([(master, int(ObjectKind.SNAPSHOT), data)])
+    s.listener(Phase("upload"))
+    upload.seal()
+    devices = None
+    with s.indexes.storing(state, base.root, base.segments, upload.index_segments()) as stored:
+        if not agreement.is_in(s, base.devices) or expired(base.devices, state.v):
+            from metasync.members.admission import changed_devices
+
+            devices = changed_devices(s, state, base.devices)
+        upload.finish()
+        refs = stored()
+    s.listener(Phase("agree"))
+    change = Change(s.entropy(OP_ID_BYTES), master=master, index=refs[-1], devices=devices, adding=tuple(refs[:-1]))
+    decided = agreement.propose(s, state, change)
+    if decided.mine:
+        with agreement.telling(s, state, decided.state):
+            s.db.set(JOURNAL_KEY, None)
+    return decided.state, decided.mine
+
+
+def _earlier(s: Session, found: _Found) -> tuple[Skip, ...]:
+    """Skips that the snapshots before say of, newest first: also those on top of the last good version."""
+    known = {skip.at: skip for skip in skips_of(found.before)}
+    for state in found.bad:
+        with contextlib.suppress(MetaSyncError):
+            contents = s.contents(_bare(s, state, *s.indexes.of_state(state)))
+            known.update({skip.at: skip for skip in skips_of(unreadable.snapshot_of(contents, state))})
+    chain = found.above.devices.chain
+    return tuple(known[at] for at in sorted(known, reverse=True) if known[at].is_of(chain.ns_id, chain.keys))

@@ -1,0 +1,217 @@
+"""Versions that cannot be read, made up by a device or damaged: the way past them, for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from attack_kit import NO_BLOB, Insider, insider, named
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
+
+from metasync.errors import NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
+from metasync.objects.model import Kind, ObjectKind, decode_snapshot
+from metasync.objects.skips import SKIPS_TAG, Skip, encode_skips, skips_of
+from metasync.workspace import Workspace
+
+
+@pytest.fixture
+def pair(lab: Lab) -> Iterator[tuple[Workspace, Workspace]]:
+    """Two devices at one version; the second one is the attacker's."""
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim", "d/f": b"one"})
+    victim.push("first")
+    yield victim, lab.clone(urls, device="mallory")
+
+
+def _dots(m: Insider) -> int:
+    return m.commit(m.directory(named(b"..", Kind.DIR, m.directory(), mode=0o755)))
+
+
+def _nul(m: Insider) -> int:
+    return m.commit(m.directory(named(b"a\0b", Kind.FILE, m.file(b"x").content, size=1)))
+
+
+def _missing_directory(m: Insider) -> int:
+    return m.commit(m.directory(named(b"d", Kind.DIR, m.put(ObjectKind.DIR, b"gone", lose=True), mode=0o755)))
+
+
+def _missing_snapshot(m: Insider) -> int:
+    return m.commit(m.tree({b"new": m.file(b"n")}), lose=True)
+
+
+def _garbage_snapshot(m: Insider) -> int:
+    return m.commit(m.tree({}), snapshot=b"\1garbage")
+
+
+def _missing_blob(m: Insider) -> int:
+    return m.commit(m.tree({b"new": m.file(b"n"), b"none": m.file(b"x")._replace(content=NO_BLOB)}))
+
+
+def _wrong_size(m: Insider) -> int:
+    return m.commit(m.tree({b"new": m.file(b"twelve bytes", size=7)}))
+
+
+def _newer_format(m: Insider) -> int:
+    return m.commit(m.directory(named(b"d", Kind.DIR, m.directory(fmt=9), mode=0o755)))
+
+
+WAYS = (
+    _dots, _nul, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size, _newer_format,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_version_that_cannot_be_read_has_a_way_past_it(
+    pair: tuple[Workspace, Workspace], lab: Lab, way: Callable[[Insider], int]
+) -> None:
+    """A version has a part that nobody can read. The error says which version and whose; a skip passes over it."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        bad = way(m)
+    write(victim.directory, {"mine": b"m", "kept": b"edited"})
+    before = tree_of(victim.directory)
+    for operation in (victim.pull, victim.push, lambda: lab.clone(lab.urls("a", kind="memory"), device="third")):
+        with pytest.raises((UnreadableError, UpgradeError)) as raised:
+            operation()
+        assert f"version {bad}, which mallory wrote, cannot be read" in raised.value.message
+        assert f"`metasync skip {bad}`" in raised.value.next_step
+        assert raised.value.version == bad
+    assert tree_of(victim.directory) == before
+    plan = victim.skip(bad, PASSPHRASE, dry_run=True)
+    assert (plan.version, plan.skipped, plan.devices) == (None, (bad,), ("mallory",))
+    done = victim.skip(bad, PASSPHRASE)
+    assert (done.skipped, done.good) == (plan.skipped, plan.good)
+    assert done.version is not None and done.version > bad
+    pulled = victim.pull()
+    assert (pulled.conflicts, pulled.changes.deleted) == ((), ())
+    assert tree_of(victim.directory) == before
+    pushed = victim.push()
+    assert (pushed.changes.added, pushed.changes.modified) == ((b"mine",), (b"kept",))
+    fourth = lab.clone(lab.urls("a", kind="memory"), device="fourth")
+    assert tree_of(fourth.directory) == tree_of(victim.directory)
+    with pytest.raises(UsageError, match="was skipped before"):
+        victim.skip(bad, PASSPHRASE)
+
+
+def test_who_is_at_the_version_keeps_its_files(lab: Lab) -> None:
+    """The folder of the device that wrote it, and holds what others cannot read, loses nothing when it is skipped."""
+    urls = lab.urls("a", "b")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"of the victim", "d/f": b"one"})
+    victim.push("first")
+    author = lab.clone(urls, device="mallory")
+    stored = {path for name in "ab" for path in lab.objects(name, "packs")}
+    write(author.directory, {"own": b"of the author", "kept": b"edited there"})
+    (author.directory / "d/f").unlink()
+    bad = author.push("lost on the way").version
+    assert bad is not None
+    for path in {path for name in "ab" for path in lab.objects(name, "packs")} - stored:
+        path.unlink()
+    with pytest.raises(UnreadableError, match=f"version {bad}, which mallory wrote"):
+        victim.pull()
+    victim.skip(bad, PASSPHRASE)
+    victim.pull()
+    write(victim.directory, {"mine": b"m"})
+    victim.push()
+    report = author.pull()
+    assert report.conflicts == ()
+    here = {path: node.data for path, node in tree_of(author.directory).items() if node.kind == "file"}
+    assert here == {b"own": b"of the author", b"kept": b"edited there", b"d/f": b"one", b"mine": b"m"}
+    assert author.push().version is not None
+    victim.pull()
+    assert tree_of(victim.directory) == tree_of(author.directory)
+
+
+def test_several_in_a_row_are_skipped_together(pair: tuple[Workspace, Workspace]) -> None:
+    """Three bad versions, one on the other: the newest good tree before them is taken, whichever of them is named."""
+    victim, mallory = pair
+    bad = []
+    for way in (_missing_blob, _missing_blob):
+        with insider(mallory) as m:
+            bad.append(way(m))
+    with pytest.raises(UsageError, match="in nobody's way"):
+        victim.skip(bad[0] - 1, PASSPHRASE)
+    done = victim.skip(bad[1], PASSPHRASE)
+    assert done.skipped == tuple(bad)
+    victim.pull()
+    assert sorted(tree_of(victim.directory)) == [b"d", b"d/f", b"kept"]
+    with insider(mallory) as m:
+        again = _dots(m)
+    second = victim.skip(again, PASSPHRASE)
+    assert (second.skipped, second.good) == ((again,), done.version)
+    victim.pull()
+    with victim._session("status") as s:
+        found = skips_of(s.base().snapshot)
+    assert [(skip.good, skip.at) for skip in found] == [(done.version, second.version), (done.good, done.version)]
+
+
+def test_a_version_that_can_be_read_is_not_skipped(pair: tuple[Workspace, Workspace]) -> None:
+    victim, mallory = pair
+    write(mallory.directory, {"new": b"n"})
+    version = mallory.push().version
+    assert version is not None
+    with pytest.raises(UsageError, match="nothing is to be skipped"):
+        victim.skip(version, PASSPHRASE)
+    with pytest.raises(UsageError, match="there is no version 99"):
+        victim.skip(99, PASSPHRASE)
+
+
+def test_a_skip_needs_the_passphrase(pair: tuple[Workspace, Workspace]) -> None:
+    victim, mallory = pair
+    with insider(mallory) as m:
+        bad = _dots(m)
+    with pytest.raises(PassphraseError):
+        victim.skip(bad, "a guess")
+    with pytest.raises(UnreadableError):
+        victim.pull()
+
+
+def test_a_skip_without_a_quorum_changes_nothing(lab: Lab) -> None:
+    urls = lab.urls("a", "b", "c", kind="memory")
+    victim = lab.init(urls)
+    write(victim.directory, {"kept": b"k"})
+    victim.push()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        bad = _dots(m)
+    lab.hurry()
+    for name in ("a", "b"):
+        lab.faults[name].down = True
+    with pytest.raises(NoQuorumError):
+        victim.skip(bad, PASSPHRASE)
+    for name in ("a", "b"):
+        lab.faults[name].down = False
+    with pytest.raises(UnreadableError):
+        victim.pull()
+    assert victim.skip(bad, PASSPHRASE).version is not None
+
+
+def test_a_skip_that_no_admin_signed_counts_for_nothing(pair: tuple[Workspace, Workspace]) -> None:
+    """A device says that versions were skipped, to have the others take what they pulled for their own."""
+    victim, mallory = pair
+    write(mallory.directory, {"shared": b"s"})
+    at = mallory.push().version
+    assert at is not None
+    victim.pull()
+    with insider(mallory) as m:
+        before = m.base.snapshot
+        assert before is not None
+        first = decode_snapshot(m.s.contents(m.base).load(ObjectKind.SNAPSHOT, before.parents)[before.parents[0]])
+        lie = Skip(at + 1, at, at - 1, first.root, before.parents[0], m.base.state.master, 1, b"\0" * 64)
+        m.commit(first.root, tags=((SKIPS_TAG, encode_skips([lie])),))
+    victim.pull()
+    assert not (victim.directory / "shared").exists(), "an ordinary version that deletes it"
+
+
+def test_an_interrupted_clone_of_such_a_version_is_ended_by_a_skip(pair: tuple[Workspace, Workspace], lab: Lab) -> None:
+    """A clone stops at a version that cannot be read. Skipped there, with nothing else at hand, the clone goes on."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        bad = _missing_blob(m)
+    urls = lab.urls("a", kind="memory")
+    with pytest.raises(UnreadableError):
+        lab.clone(urls, device="third")
+    with Workspace.open(lab.root / "third") as third:
+        third.skip(bad, PASSPHRASE)
+    third = lab.clone(urls, device="third")
+    assert tree_of(third.directory) == tree_of(victim.directory)
