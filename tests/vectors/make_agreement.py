@@ -424,13 +424,21 @@ def blocks() -> Cases:
     yield "blocks-poison-newer", poison("a body of format 2", w().add(ALICE, Kind.PREPARE, 1, raw=newer), newer=True)
 
 
-def hint() -> bytes:
-    return seal_hint(KEYS, entry(Kind.DECIDED), ALICE.sign_private, drawn("hint"))
+NO_ROUND = Round(0, bytes(16))
+
+
+def hint(**changes: Any) -> bytes:
+    told = replace(entry(Kind.DECIDED), **{"round": NO_ROUND, **changes})
+    return seal_hint(KEYS, told, ALICE.sign_private, drawn("hint"))
 
 
 def hints() -> Cases:
     good = hint()
-    yield "hint", case("hint", "DECIDED, outside any log", good, acceptor=ACCEPTOR, value=entry(Kind.DECIDED))
+    told = replace(entry(Kind.DECIDED), round=NO_ROUND)
+    yield "hint", case("hint", "DECIDED, outside any log", good, acceptor=ACCEPTOR, value=told)
+    one = entry(Kind.DECIDED)
+    about = "a round, which no reader looks at"
+    yield "hint-round", case("hint", about, hint(round=one.round), acceptor=ACCEPTOR, value=one)
     yield "hint-bad-other-acceptor", case("hint", "another acceptor's", good, FORMAT, acceptor=OTHER_ACCEPTOR)
     log = sealed(entry(Kind.DECIDED))
     yield "hint-bad-entry", case("hint", "an entry of a log", log, FORMAT, acceptor=ACCEPTOR)

@@ -26,6 +26,7 @@ from metasync.objects import directory, file, model
 from metasync.objects.chunker import Chunker
 from metasync.objects.model import Chunk, Entry, Kind, ObjectKind, Snapshot
 from metasync.store import pack_format as packfile
+from metasync.store import placement
 from metasync.store.index import (
     IndexRoot,
     IndexSegment,
@@ -812,6 +813,33 @@ def of_roots() -> Cases:
     yield "root-bad-newer", case("index root", "format 2", UPGRADE, b"\2" + good[1:])
 
 
+def of_placement() -> Cases:
+    """What a writer needs: the logarithm, and where packs of one config go."""
+    numbers = [0, 1, 2, 2**20, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+    numbers += [int.from_bytes(digest(n)[:8], "big") for n in range(9)]
+    weights = {"a": 1 << 40, "b": 15 << 30, "c": 1 << 40, "d": 1, "e": 1 << 63}
+    targets = [placement.Target(digest(ord(name))[:16], weight) for name, weight in weights.items()]
+    names = [digest(n) for n in range(300, 310)]
+
+    def told(name: bytes) -> Case:
+        at = placement.partition_of(name, 65_536)
+        costs = {t.backend_id.hex(): str(placement.cost(t, at)) for t in targets}
+        order = [i.hex() for i in placement.order(targets, at)]
+        return {"name": name.hex(), "partition": at, "costs": costs, "order": order}
+
+    yield (
+        "placement",
+        {
+            "what": "placement",
+            "about": "floor* of twenty numbers, in decimal; five backends of unequal weights, ten packs, H = 65,536",
+            "neg_ln": {str(h): str(placement.neg_ln(h)) for h in numbers},
+            "weights": {t.backend_id.hex(): str(t.weight) for t in targets},
+            "partitions": 65_536,
+            "packs": [told(name) for name in names],
+        },
+    )
+
+
 def of_retained() -> Cases:
     for name, about, value in (
         ("one", "version 1 is no longer kept", Retained(((1, 1),))),
@@ -844,7 +872,7 @@ def build() -> dict[str, str]:
     """Every vector: file name -> text."""
     out: dict[str, str] = {}
     makers = (of_tags, of_ids, of_dirs, of_splits, of_files, of_chunks, of_snapshots, of_packs, of_footers, of_sizes)
-    for maker in (*makers, of_index, of_roots, of_retained):
+    for maker in (*makers, of_index, of_roots, of_retained, of_placement):
         for name, value in maker():
             assert f"{name}.json" not in out, name
             out[f"{name}.json"] = json.dumps(value, indent=1) + "\n"

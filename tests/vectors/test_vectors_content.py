@@ -27,7 +27,7 @@ from metasync.codec import Reader, encode_tags, padme
 from metasync.keys.keyring import WorkspaceKeys
 from metasync.objects import directory, file, model
 from metasync.objects.model import Chunk, Entry, Ids, Kind, ObjectKind
-from metasync.store import index, pack_format
+from metasync.store import index, pack_format, placement
 from metasync.store.packs import PackFormat, WorkspacePackKeys, read_footer, read_objects, read_segment
 from metasync.store.retained import decode_retained, encode_retained
 from metasync.translators._base import Chain, IntegrityError
@@ -233,6 +233,39 @@ def read_pack(case: dict[str, Any]) -> tuple[pack_format.Header, pack_format.Foo
         wanted = [o for o in footer.objects if o.segment == n]
         out |= {o.id: bytes(d) for o, d in read_objects(raw, wanted, Ids(bytes.fromhex(case["id_key"])).of)}
     return header, footer, out
+
+
+def neg_ln(h: int) -> int:
+    """As docs/design/placement.md has it."""
+    ln2, c = 837963523372001241319907, [(2 << 80) // (2 * i + 1) for i in range(16)]
+
+    def twice_atanh(z: int) -> int:
+        square, total = (z * z) >> 80, 0
+        for i in reversed(range(16)):
+            total = ((total * square) >> 80) + c[i]
+        return (total * z) >> 80
+
+    x = 2 * h + 1
+    e = len(f"{x:b}")
+    high, low = 2**e, 2 ** (e - 1)
+    if x * x < low * high:
+        return (66 - e) * ln2 - twice_atanh(((x - low) << 80) // (x + low))
+    return (65 - e) * ln2 + twice_atanh(((high - x) << 80) // (high + x))
+
+
+def test_placement_is_computed_from_the_description_alone():
+    c = CASES["placement"]
+    assert {h: str(neg_ln(int(h))) for h in c["neg_ln"]} == c["neg_ln"]
+    assert {h: str(placement.neg_ln(int(h))) for h in c["neg_ln"]} == c["neg_ln"]
+    for pack in c["packs"]:
+        at = int(pack["name"], 16) % c["partitions"]
+        costs = {}
+        for backend_id, weight in c["weights"].items():
+            message = at.to_bytes(8, "big") + bytes.fromhex(backend_id)
+            h = hashlib.blake2b(message, digest_size=8, person=b"metasync place 1").digest()
+            costs[backend_id] = (neg_ln(int.from_bytes(h, "big")) << 64) // int(weight)
+        assert (at, {i: str(cost) for i, cost in costs.items()}) == (pack["partition"], pack["costs"])
+        assert sorted(costs, key=lambda i: (costs[i], i)) == pack["order"]
 
 
 @pytest.mark.parametrize("name", of("pack", good=True))
