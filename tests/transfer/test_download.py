@@ -101,11 +101,16 @@ def test_one_that_hangs_costs_no_timeout_and_is_asked_last_from_then_on(dies_at_
 
 
 def test_one_that_is_ten_times_slower_holds_nothing_up() -> None:
-    far = Far(PACKS, with_last(rate=0.5e6), 2)
-    far.fetch()
-    assert far.got.keys() == ALL.keys()
-    best = best_s([(set(far.homes(p)), len(p.data)) for p in PACKS], far.services)
-    assert far.seconds <= 1.25 * best
+    """Where the packs lie is chance, and worth a tenth: three sets of photos, and the one in the middle."""
+    took = []
+    for seed in (1, 2, 3):
+        packs = photos(60_000_000, seed)
+        far = Far(packs, with_last(rate=0.5e6), 2)
+        far.fetch()
+        assert far.got == Counter(o.id for p in packs for o in p.footer.objects)
+        took.append(far.seconds / best_s([(set(far.homes(p)), len(p.data)) for p in packs], far.services))
+    assert sorted(took)[1] <= 1.25
+    assert max(took) <= 1.4
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage"])
