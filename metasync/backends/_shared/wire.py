@@ -167,6 +167,8 @@ class Wire:
                     response.begin()
                 except (OSError, http.client.HTTPException) as error:
                     raise broken or error from None  # a server may say no, and close, while a body is being sent
+                if response.status < 200:  # what such an answer announces would be read as that to the next request
+                    raise ConnectionError
                 reply = Reply(response)
                 yield reply
                 kept = broken is None and reply.ended

@@ -400,6 +400,19 @@ def test_a_process_that_was_forked(script: Script) -> None:
     assert gets_in_two_processes(script.url.format(prefix="x", endpoint=script.endpoint)) == ""
 
 
+def test_an_answer_that_announces_another_one(script: Script) -> None:
+    """After 103 the answer itself follows: on a kept connection it would be read as the answer to the next request."""
+    script.answer = lambda _method, path: Answer(
+        200, path[-1:].encode(), META, before=b"HTTP/1.1 103 Early Hints\r\n\r\n" if path.endswith("a") else b""
+    )
+    backend = script.open()
+    with pytest.raises(UnreachableError):
+        backend.put("a", b"1")
+    assert backend.get("b", max_bytes=9) == b"b"
+    assert len(script.clients) == 2
+    backend.close()
+
+
 def test_slow_down_is_remembered_for_the_account(
     script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
