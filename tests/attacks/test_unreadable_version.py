@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from attack_kit import NO_BLOB, Insider, insider, named
 from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
-from metasync.errors import NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
+from metasync.consensus import Ref
+from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.objects.skips import SKIPS_TAG, Skip, encode_skips, skips_of
+from metasync.sync import skip as skipping
 from metasync.workspace import Workspace
 
 
@@ -56,8 +59,13 @@ def _newer_format(m: Insider) -> int:
     return m.commit(m.directory(named(b"d", Kind.DIR, m.directory(fmt=9), mode=0o755)))
 
 
+def _missing_index(m: Insider) -> int:
+    return m.commit(m.tree({b"new": m.file(b"n")}), index=Ref(m.base.state.index.generation, b"\x77" * 32))
+
+
 WAYS = (
-    _dots, _nul, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size, _newer_format,
+    _dots, _nul, _missing_index, _missing_directory, _missing_snapshot, _garbage_snapshot, _missing_blob, _wrong_size,
+    _newer_format,
 )  # fmt: skip
 
 
@@ -215,3 +223,49 @@ def test_an_interrupted_clone_of_such_a_version_is_ended_by_a_skip(pair: tuple[W
         third.skip(bad, PASSPHRASE)
     third = lab.clone(urls, device="third")
     assert tree_of(third.directory) == tree_of(victim.directory)
+
+
+def test_what_a_backend_that_is_away_may_hold_is_not_given_up(lab: Lab) -> None:
+    """A version lies on one backend, which is away: it cannot be read now, and is not skipped for that."""
+    urls = lab.urls("a", "b", "c")
+    one = lab.init(urls, replicas=1)
+    write(one.directory, {"f": b"one"})
+    one.push()
+    two = lab.clone(urls)
+    before = {name: len(lab.objects(name, "packs")) for name in "abc"}
+    write(two.directory, {"f": b"two"})
+    version = two.push().version
+    assert version is not None
+    (holder,) = (name for name in "abc" if len(lab.objects(name, "packs")) > before[name])
+    one.close()
+    gone = lab.lose(holder)
+    one = lab.reopen(one)
+    with pytest.raises(MetaSyncError) as raised:
+        one.skip(version, PASSPHRASE)
+    assert not isinstance(raised.value, (UsageError, UnreadableError))
+    gone.rename(lab.store(holder))
+    one = lab.reopen(one)
+    assert one.pull().changes.modified == (b"f",)
+
+
+def test_a_skip_that_another_device_overtakes_is_made_on_top(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another bad version is agreed while a skip is made: both are passed over."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        bad = _missing_blob(m)
+    late: list[int] = []
+    commit = skipping._commit
+
+    def overtaken(*args: Any) -> Any:
+        if not late:
+            with insider(mallory) as m:
+                late.append(_missing_blob(m))
+        return commit(*args)
+
+    monkeypatch.setattr(skipping, "_commit", overtaken)
+    done = victim.skip(bad, PASSPHRASE)
+    assert done.skipped == (bad, *late)
+    victim.pull()
+    assert sorted(tree_of(victim.directory)) == [b"d", b"d/f", b"kept"]

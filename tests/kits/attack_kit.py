@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from metasync.codec import Tags, bytes16, u64
-from metasync.consensus import JOURNAL_KEY, Change
+from metasync.consensus import JOURNAL_KEY, Change, Ref
 from metasync.objects import walk
 from metasync.objects.directory import _HEAD, _NODE
 from metasync.objects.model import VERSION_TAG, Entry, Kind, ObjectKind, Snapshot, encode_snapshot
@@ -75,9 +75,19 @@ class Insider:
         return root
 
     def commit(
-        self, root: bytes, message: str = "", *, lose: bool = False, snapshot: bytes | None = None, tags: Tags = ()
+        self,
+        root: bytes,
+        message: str = "",
+        *,
+        lose: bool = False,
+        snapshot: bytes | None = None,
+        tags: Tags = (),
+        index: Ref | None = None,
     ) -> int:
-        """Has a version with this root agreed; -> its number. `lose`: its snapshot is not stored."""
+        """Has a version with this root agreed; -> its number. `lose`: its snapshot is not stored.
+
+        `index`: it names this one in place of that which was stored.
+        """
         s, state = self.s, self.base.state
         parents = (state.master,) if self.base.snapshot is not None else ()
         made = Snapshot(
@@ -90,7 +100,7 @@ class Insider:
         with s.indexes.storing(state, self.base.root, self.base.segments, segments) as stored:
             upload.finish()
             refs = stored()
-        index = refs[-1] if refs else None
+        index = index or (refs[-1] if refs else None)
         decided = agreement.propose(
             s, state, Change(s.entropy(16), master=master, index=index, adding=tuple(refs[:-1]))
         )
