@@ -27,6 +27,7 @@ from agreement_kit import (
     BOB,
     CAROL,
     CHAIN,
+    CONFIG,
     DEVICES,
     GENESIS,
     INCARNATION,
@@ -76,6 +77,7 @@ from metasync.consensus.records.entry import (
     seal_head,
     seal_hint,
 )
+from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
 from metasync.consensus.records.state import STATE_BYTES, Ref
 from metasync.keys.derive import Header, RecordKind, device_recipient, sha256, sign, sign_public
 from metasync.keys.device_set import (
@@ -971,23 +973,150 @@ def local() -> Cases:
 
 
 def names() -> Cases:
+    def one(about: str, path: str, **place: Any) -> Case:
+        return {"what": "name", "about": about, **{k: plain(v) for k, v in place.items()}, "path": path}
+
+    place: dict[str, Any] = {"epoch": 1, "era": 0, "acceptor": ACCEPTOR, "v": 2050, "idx": 3}
     path = entries_module.entry_path(KEYS, 1, 0, ACCEPTOR, 2050, 3)
-    yield "name-entry", {"what": "name", "about": "entry 3 of version 2050", "acceptor": ACCEPTOR.hex(), "path": path}
+    yield "name-entry", one("entry 3 of version 2050, whose base is of epoch 1 and era 0", path, **place)
     device = ALICE.device_id
     path = entries_module.block_path(KEYS, 1, 0, ACCEPTOR, 2050, device, 3)
-    about = "block 3 of a device in version 2050"
-    yield (
-        "name-block",
-        {"what": "name", "about": about, "acceptor": ACCEPTOR.hex(), "device": device.hex(), "path": path},
-    )
+    yield "name-block", one("block 3 of a device in version 2050", path, **place, device=device)
     path = entries_module.floor_path(ACCEPTOR, 2048)
-    yield "name-floor", {"what": "name", "about": "the floor 2,048", "acceptor": ACCEPTOR.hex(), "path": path}
-    block = {"what": "states-name", "about": "the const object of the states of versions 2,048 to 3,071"}
-    yield "name-states", {**block, "path": KEYS.states_name(0, 2)}
-    invited = {"what": "invite-name", "about": "an invitation's object", "invitation": drawn("invitation", 16).hex()}
-    yield "name-invite", {**invited, "path": f"keys/{invitation_name(drawn('invitation', 16))}"}
-    state = {"what": "state-name", "about": "the const object of a state", "hash": X.hash.hex()}
-    yield "name-state", {**state, "path": KEYS.state_name(X.hash)}
+    yield "name-floor", one("the floor 2,048", path, acceptor=ACCEPTOR, floor=2048)
+    about = "the const object of the states of versions 2,048 to 3,071"
+    yield "name-states", one(about, KEYS.states_name(0, 2), era=0, k=2)
+    invitation = drawn("invitation", 16)
+    path = f"keys/{invitation_name(invitation)}"
+    yield "name-invite", one("an invitation's object", path, invitation=invitation)
+    yield "name-state", one("the const object of a state", KEYS.state_name(X.hash), hash=X.hash)
+
+
+def an_era(**changes: Any) -> EraRecord:
+    nobody = {"writer": bytes(16), "op_id": bytes(16)}
+    first = replace(BASE, era=1, v=2, prev=BASE.hash, skip=GENESIS.hash, **nobody)
+    return replace(EraRecord(BASE, first, None, CONFIG, ("b2", "b3"), 1_800_000_000_000_000_000, CHAIN), **changes)
+
+
+def eras() -> Cases:
+    def told(r: EraRecord) -> Case:
+        states = {"ended": r.ended.hash, "first": r.first.hash, "carried": r.carried.hash if r.carried else None}
+        return {"number": r.number, "at_ns": r.at_ns, "without": r.without, **states}
+
+    def one(about: str, r: EraRecord, expect: str = OK, *, key: bytes = ADMIN, number: int = 1) -> Case:
+        data = seal_record(KEYS, r, key, drawn("era"))
+        more = {"value": told(r)} if expect == OK else {}
+        return case("era", about, data, expect, number=number, **more)
+
+    r = an_era()
+    yield "era", one("two backends were lost; version 2 begins it", r)
+    content = {"master": X.master, "op_id": X.op_id}
+    yield (
+        "era-carried",
+        one("it carries what may have been decided", an_era(first=replace(r.first, **content), carried=X)),
+    )
+    yield "era-tag", one("with a tag", an_era(tags=((9, b"later"),)))
+    far = replace(BASE, v=31)
+    jump = replace(r.first, v=32, prev=far.hash, skip=GENESIS.hash)
+    yield "era-power-of-two", one("the least power of two above 31 is 32", an_era(ended=far, first=jump))
+    far = replace(BASE, v=32)
+    jump = replace(r.first, v=64, prev=far.hash, skip=GENESIS.hash)
+    yield "era-power-of-two-above", one("the least power of two above 32 is 64", an_era(ended=far, first=jump))
+    yield "era-bad-number", one("read as the record of era 2", r, FORMAT, number=2)
+    yield "era-bad-signature", one("signed by somebody else", r, FORMAT, key=drawn("forger"))
+    yield "era-bad-prev", one("not after the state it ends with", an_era(first=replace(r.first, prev=X.hash)), FORMAT)
+    yield "era-bad-writer", one("owned by somebody", an_era(first=replace(r.first, writer=OWNER)), FORMAT)
+    yield "era-bad-version", one("three versions later", an_era(first=replace(r.first, v=4)), FORMAT)
+    yield "era-bad-carried", one("carries what its first state does not have", an_era(carried=X), FORMAT)
+    nonce = drawn("nonce")
+    for name, about, stone in (
+        ("tombstone", "of an acceptor that era 1 retired", Tombstone(1, drawn("record"))),
+        ("tombstone-unknown", "the record is not known yet", Tombstone(1, bytes(32))),
+    ):
+        data = encode_tombstone(ACCEPTOR, nonce, stone)
+        yield name, case("tombstone", about, data, value=stone, acceptor=ACCEPTOR, birth=sha256(nonce))
+    other = encode_tombstone(OTHER_ACCEPTOR, nonce, Tombstone(1, bytes(32)))
+    more = {"acceptor": ACCEPTOR, "birth": sha256(nonce)}
+    yield "tombstone-bad-acceptor", case("tombstone", "another acceptor's", other, FORMAT, **more)
+
+
+def several_logs() -> Cases:
+    """What the logs of one version say together: a decided value, nothing newer, or a version that is open."""
+    one, two = INCARNATION, RIVAL
+    low, high = sorted((one, two))
+
+    def at(i: int) -> Writer:
+        return Writer(ACCEPTOR if i == 1 else drawn(f"acceptor {i}", 16))
+
+    def logs(about: str, *writers: Writer, n: int = 3, f: int = 0, **expect: Any) -> Case:
+        outcome = {"decided": None, "newest": False, "open": None, **expect}
+        read = {w.acceptor_id.hex(): [e.hex() for e in w.entries] for w in writers}
+        return {"what": "logs", "about": about, "n": n, "f": f, "expect": plain(outcome), "logs": read}
+
+    def voted(i: int, n: int = 1, value: Any = X, by: bytes = one) -> Writer:
+        return at(i).prepare(n, by).accept(n, value, by)
+
+    yield "logs-decided", logs("two of three voted in one round", voted(1), voted(2), at(3), decided=X.hash)
+    yield "logs-missing", logs("the same, and the third does not answer", voted(1), voted(2), decided=X.hash)
+    yield "logs-newest", logs("no entries on a quorum", at(1), at(2), newest=True)
+    yield "logs-unknown", logs("no entries, and no quorum answers", at(1))
+    yield "logs-one-vote", logs("one vote: whether there was another is not known", voted(1), at(2), open=X.hash)
+    late = at(2).prepare(2, one).accept(2, X, one)
+    yield "logs-two-rounds", logs("two votes for one value in two rounds", voted(1), late, open=X.hash)
+    yield (
+        "logs-higher-round",
+        logs("the votes of the higher round", voted(1), voted(2, 2, Y, two), voted(3, 2, Y, two), decided=Y.hash),
+    )
+    outdone = at(1).prepare(1, high).accept(1, X, low)
+    about = "rounds of one n are ordered by incarnation: a vote below a promise is none"
+    yield "logs-order-of-rounds", logs(about, outdone, voted(2, by=low), at(3), open=X.hash)
+    fenced = [voted(i).decided(Y) for i in (1, 2)]
+    yield "logs-fenced", logs("a DECIDED of another value after the votes", *fenced, decided=X.hash)
+    told = [at(i).decided(X) for i in (1, 2, 3)]
+    yield "logs-decided-alone", logs("DECIDED in every log, and no vote: it is told, and not decided", *told)
+    rubbish = voted(2).add(Kind.PREPARE, 2, raw=bytes(512))
+    yield "logs-poisoned", logs("one of the two votes is in a poisoned log", voted(1), rubbish, open=X.hash)
+    four = [voted(i) for i in (1, 2, 3, 4)]
+    yield "logs-liars-three", logs("three of five, one of which may lie", *four[:3], n=5, f=1, open=X.hash)
+    yield "logs-liars-four", logs("four of five, one of which may lie", *four, n=5, f=1, decided=X.hash)
+    yield "logs-liars-newest", logs("three empty logs of five say nothing yet", *(at(i) for i in (1, 2, 3)), n=5, f=1)
+
+
+def given(what: str) -> Case:
+    """What a reader needs besides the case: each file stands alone."""
+    secret = {
+        "ns_id": NS_ID,
+        "encrypted": KEYS.encrypted,
+        "epoch_keys": {str(epoch): key for epoch, key in KEYS.epoch_keys},
+        "id_key": KEYS.id_key,
+        "chunk_seed": KEYS.chunk_seed,
+    }
+    sealed_in = {
+        "entry",
+        "block",
+        "log",
+        "logs",
+        "blocks",
+        "hint",
+        "floor",
+        "genesis",
+        "head",
+        "object",
+        "states",
+        "era",
+    }
+    out: Case = {}
+    if what in sealed_in or what == "name":
+        out.update(plain(secret))
+    if what in ("block", "blocks", "log", "logs"):
+        out["base"] = BASE.encode().hex()
+    if what in ("blocks", "head", "log", "logs"):
+        out["devices"] = DEVICES.encode().hex()
+    if what in ("blocks", "log", "logs"):
+        out["config"] = CONFIG.encode().hex()
+    if what in ("blocks", "log"):
+        out["acceptor"] = ACCEPTOR.hex()
+    return out
 
 
 def cases() -> Cases:
@@ -1014,8 +1143,12 @@ def cases() -> Cases:
         device_sets,
         local,
         names,
+        eras,
+        several_logs,
     ):
-        yield from make()
+        for name, c in make():
+            needed = given(c["what"])
+            yield name, {**c, **({"given": needed} if needed else {})}
 
 
 def text(c: Case) -> str:

@@ -44,6 +44,7 @@ from metasync.consensus.records.entry import (
     open_head,
     open_hint,
 )
+from metasync.consensus.records.era import open_record, read_tombstone
 from metasync.consensus.records.log_replay import NEVER, Log
 from metasync.consensus.records.state import decode_state
 from metasync.consensus.truncation import STEP
@@ -112,6 +113,19 @@ def read_code(data: bytes, c: dict[str, Any]) -> Any:
         raise FormatError(str(e)) from e
 
 
+def opened_era(data: bytes, c: dict[str, Any]) -> Any:
+    r = open_record(KEYS, data, c["number"])
+    states = {"ended": r.ended.hash, "first": r.first.hash, "carried": r.carried.hash if r.carried else None}
+    return {"number": r.number, "at_ns": r.at_ns, "without": r.without, **states}
+
+
+def read_stone(data: bytes, c: dict[str, Any]) -> Any:
+    stone = read_tombstone(data, the(c, "acceptor"), the(c, "birth"))
+    if stone is None:
+        raise FormatError("no tombstone of this acceptor")
+    return stone
+
+
 DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "state": lambda data, c: decode_state(data),
     "config": lambda data, c: decode_config(data),
@@ -132,6 +146,8 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "journal": lambda data, c: decode_journal(data),
     "block": opened_block,
     "block-journal": lambda data, c: decode_block_journal(data),
+    "era": opened_era,
+    "tombstone": read_stone,
     "memory": lambda data, c: decode_memory(data),
 }
 
@@ -178,6 +194,28 @@ def test_a_log_replays_as_its_case_says(name: str) -> None:
         "void": log.void,
         "newer": log.newer,
         "fork": log.fork,
+    }
+    assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["what"] == "logs"])
+def test_several_logs_say_together_what_their_case_says(name: str) -> None:
+    """As the page has it, section 14: q votes of one round decide; a DECIDED is no vote; POISON counts for nothing."""
+    c = CASES[name]
+    q = (c["n"] + c["f"]) // 2 + 1
+    logs = []
+    for acceptor, entries in c["logs"].items():
+        logs.append(Log(KEYS, RULES, bytes.fromhex(acceptor)))
+        for data in entries:
+            logs[-1].feed(bytes.fromhex(data))
+    votes = [(rnd, value.hash) for log in logs for rnd, value in log.votes.items() if not log.poison]
+    decided = {value for rnd, value in votes if votes.count((rnd, value)) >= q}
+    assert len(decided) <= 1
+    seen = [(rnd, value.hash) for log in logs for rnd, value in log.votes.items()]
+    found = {
+        "decided": next(iter(decided), None),
+        "newest": sum(not log.next_idx for log in logs) >= q,
+        "open": max(seen)[1] if seen and not decided else None,
     }
     assert {k: MAKE.plain(v) for k, v in found.items()} == c["expect"]
 
