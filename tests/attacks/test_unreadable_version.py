@@ -13,6 +13,7 @@ from metasync.consensus import Ref
 from metasync.errors import MetaSyncError, NoQuorumError, PassphraseError, UnreadableError, UpgradeError, UsageError
 from metasync.objects.model import Kind, ObjectKind, decode_snapshot
 from metasync.objects.skips import SKIPS_TAG, Skip, encode_skips, skips_of
+from metasync.sync import first_checkout
 from metasync.sync import skip as skipping
 from metasync.workspace import Workspace
 
@@ -269,3 +270,25 @@ def test_a_skip_that_another_device_overtakes_is_made_on_top(
     assert done.skipped == (bad, *late)
     victim.pull()
     assert sorted(tree_of(victim.directory)) == [b"d", b"d/f", b"kept"]
+
+
+def test_a_clone_in_parts_that_stopped_at_such_a_version_goes_on_with_the_one_that_skips_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a large clone is here when it meets the file that nobody has. After the skip the rest comes."""
+    for name in ("WHOLE_PATHS_MAX", "PART_PATHS", "PART_PATHS_LEAST"):
+        monkeypatch.setattr(first_checkout, name, 4)
+    urls = lab.urls("a", kind="memory")
+    victim = lab.init(urls)
+    write(victim.directory, {f"d{n}/f": b"%d" % n for n in range(12)})
+    victim.push()
+    with insider(lab.clone(urls, device="mallory")) as m:
+        bad = m.commit(m.tree({b"d1/g": m.file(b"of the version"), b"z": m.file(b"x")._replace(content=NO_BLOB)}))
+    with pytest.raises(UnreadableError):
+        lab.clone(urls, device="third")
+    assert (lab.root / "third/d1/g").exists()
+    with Workspace.open(lab.root / "third") as third:
+        third.skip(bad, PASSPHRASE)
+    third = lab.clone(urls, device="third")
+    (lab.root / "third/d1/g").unlink()  # of the version that was skipped: this device's own now
+    assert tree_of(third.directory) == tree_of(victim.directory)
