@@ -17,7 +17,6 @@ import select
 import ssl
 import threading
 import time
-import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -293,7 +292,7 @@ def _has_word(line: http.client.HTTPConnection) -> bool:
 def _context(file: str, folder: str) -> ssl.SSLContext:
     """What certificates are accepted: the system's, or those that the environment names; 20 ms, so once for all."""
     context = ssl.create_default_context()
-    if not file and not folder and not context.get_ca_certs():
+    if not file and not folder and not context.cert_store_stats()["x509_ca"]:
         paths = ssl.get_default_verify_paths()
         if paths.cafile is None and paths.capath is None:  # a Python without a system's certificates
             with contextlib.suppress(ImportError):
@@ -316,6 +315,8 @@ def _proxy_for(server: SplitResult) -> _Proxy | None:
     """The proxy that the environment names for a server. `RefusedError` if it cannot be used."""
     if not any(os.environ.get(name) for name in _PROXIES):
         return None
+    import urllib.request  # 8 ms, and few have a proxy
+
     found = urllib.request.getproxies()
     text = found.get(server.scheme) or found.get("all") or ""
     if not text or urllib.request.proxy_bypass(server.netloc):
