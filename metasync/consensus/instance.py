@@ -77,74 +77,76 @@ class Instance:
     def decided(self, *, births: bool = True) -> State | None:
         """The value decided for v as far as the logs that were read show, or None.
 
-        `births=False` counts every log: a reason to look, not a result. `ForkError` when two values are decided.
+        The one for which a quorum voted in the lowest round (consensus.md, rule 8.2): honest devices propose nothing
+        else above it. `births=False` counts every log: a reason to look, not a result. `ForkError` when two values are
+        decided in one round.
         """
         votes: Counter[tuple[Round, bytes]] = Counter()
-        closed: Counter[bytes] = Counter()
         values: dict[bytes, State] = {}
-        found: dict[bytes, State] = {}
         for log in self._counted(births):
-            if log.closed is not None:
-                values[log.closed.hash] = log.closed
-                closed[log.closed.hash] += 1
             for rnd, value in log.votes.items():
                 values[value.hash] = value
-                votes[rnd, value.hash] += log.closed in (None, value)  # behind a fence no other vote is left
-        for (rnd, key), count in votes.items():
-            if count >= self.quorum or (closed[key] and self._is_fenced(rnd, key, births)):
-                found[key] = values[key]
-        found.update({key: values[key] for key, count in closed.items() if count >= self.quorum})
+                votes[rnd, value.hash] += 1
+        if len(values) == 1:  # then a closed log, which votes no more, stands for its value in later rounds as well
+            for rnd, key in votes:
+                late = [log for log in self._counted(births) if log.closed is not None and rnd not in log.votes]
+                votes[rnd, key] += sum(log.accepted is not None and log.accepted[0] < rnd for log in late)
+        won = [(rnd, key) for (rnd, key), count in votes.items() if count >= self.quorum and self.is_earned(rnd)]
+        found = [key for rnd, key in won if rnd == min(won)[0]]
         if len(found) > 1:
             raise ForkError(f"two values are decided for version {self.v}: backends show contradicting histories")
-        return next(iter(found.values()), None)
+        return values[found[0]] if found else None
+
+    def may_decide(self, value: State) -> bool:
+        """True unless the logs that were read show that this value was not decided for v."""
+        decided = self.decided()
+        if decided is not None:
+            return decided == value
+        unread = sum(not (a.born and a.ended) for a in self.acceptors.values()) + self.config.f
+        rnd = self.round_of(value)
+        held = sum(log.votes.get(rnd) == value for log in self._counted(births=True))
+        return rnd != NEVER and held + unread >= self.quorum
+
+    def is_earned(self, rnd: Round) -> bool:
+        """False when so many logs lack its PREPARE, and always will, that no quorum can have promised it."""
+        lacking = sum(a.log.usable and a.log.lacks(rnd) for a in self.acceptors.values())
+        return rnd.n == 0 or lacking <= len(self.acceptors) - self.quorum + self.config.f
 
     def _counted(self, births: bool) -> list[Log | Blocks]:
         """The logs whose votes count; all usable ones where `births` do not matter."""
         return [a.log for a in self.acceptors.values() if a.log.usable and (not births or a.counts())]
 
     def evidence(self) -> State | None:
-        """The value of the highest accepted round in any log seen: the one that may already be decided.
+        """The value of the highest round that was earned, in any log seen: the one that may already be decided.
 
-        `ForkError` when two values were accepted in that round: an incarnation was duplicated.
+        Of two values in one round it is the one that may have a quorum. `ForkError` when both may: an incarnation was
+        duplicated, or its device lies.
         """
         logs = [a.log for a in self.acceptors.values()]
-        top = max((log.accepted[0] for log in logs if log.accepted), default=None)
-        if top is None:  # whoever closed a log proposed as good as any other, if nothing can have been decided else
-            closed = {log.closed for log in logs if log.closed is not None}
-            return closed.pop() if len(closed) == 1 else None
-        values = {log.accepted[1] for log in logs if log.accepted and log.accepted[0] == top}
-        if len(values) > 1:
+        top = max((rnd for log in logs for rnd in log.accepts if self.is_earned(rnd)), default=None)
+        if top is None:
+            return None
+        voters = Counter(log.accepts[top] for log in logs if top in log.accepts)
+        if len(voters) == 1:
+            return next(iter(voters))
+        open_yet = sum(top not in log.accepts and log.promised <= top for log in logs) + self.config.f
+        may = [value for value, count in voters.items() if count + open_yet >= self.quorum]
+        if len(may) > 1:
             raise ForkError(
                 f"two values were proposed in one round of version {self.v}: two processes run as one",
                 next_step="a memory snapshot of this or another device was resumed twice; stop one of the two",
             )
-        return values.pop()
+        return may[0] if may else max(voters, key=lambda value: value.hash)
 
     def promises(self, rnd: Round) -> int:
         """How many acceptors promised `rnd`, nothing higher since, and were not emptied before they did.
 
-        One whose log is closed takes nothing any more, which is as good as a promise.
+        One whose log is closed takes nothing any more, which is as good as a promise of what it can still promise.
         """
         return sum(
-            a.log.usable and (a.log.shut or a.log.grants(rnd)) and a.vouched and a.is_fresh()
+            a.log.usable and (a.log.grants(rnd) or (a.log.shut and not a.log.lacks(rnd))) and a.vouched and a.is_fresh()
             for a in self.acceptors.values()
         )
-
-    def _is_fenced(self, rnd: Round, key: bytes, births: bool) -> bool:
-        """Whether a quorum has a value accepted in this round or its log closed with it, and nobody another one later.
-
-        One DECIDED alone proves nothing: a device that is about to be revoked may have signed it. But a closed log
-        accepts nothing else either. So it counts as a vote for its value where the logs that are counted with it show
-        that no other one can have been decided: that would stand on one of them, in a higher round.
-        """
-        held = 0
-        for log in self._counted(births):
-            later = log.accepted is not None and log.accepted[0] > rnd and log.accepted[1].hash != key
-            if later or (log.closed is not None and log.closed.hash != key):
-                return False
-            voted = rnd in log.votes and log.votes[rnd].hash == key
-            held += voted or log.shut
-        return held >= self.quorum
 
     def top_round(self) -> Round:
         """The highest round promised anywhere."""
@@ -154,6 +156,22 @@ class Instance:
         """True when some other incarnation's round is promised by a quorum: let it finish."""
         rounds = Counter(a.log.promised for a in self.acceptors.values() if a.log.usable)
         return any(n >= self.quorum and rnd.incarnation != except_for for rnd, n in rounds.items() if rnd != NEVER)
+
+    def closed_vote(self) -> tuple[Round, State] | None:
+        """The highest earned vote of a log that is closed, while others can still vote in its round; None without."""
+        votes = [a.log.accepted for a in self.acceptors.values() if a.log.closed is not None and a.log.accepted]
+        vote = max((v for v in votes if self.is_earned(v[0])), key=lambda v: v[0], default=None)
+        logs = [a.log for a in self.acceptors.values()]
+        takes = vote is not None and any(vote[0] not in log.accepts and log.promised <= vote[0] for log in logs)
+        return vote if takes else None
+
+    def round_of(self, value: State) -> Round:
+        """The round in which a closed acceptor, or else most acceptors, voted for a value; `NEVER` when none did."""
+        rounds: Counter[Round] = Counter()
+        for log in (a.log for a in self.acceptors.values()):
+            weight = 1 if log.closed is None else len(self.acceptors)
+            rounds.update({rnd: weight for rnd, x in log.votes.items() if x == value})
+        return max(rounds, key=lambda rnd: (rounds[rnd], rnd), default=NEVER)
 
     def has_votes(self) -> bool:
         """True when any acceptor was seen to have accepted a value."""

@@ -372,11 +372,28 @@ def _jump(m: Participant, enter: Enter, instance: Instance, current: State, top:
                 continue
             digest = yield from ancestor(m, instance, entry.base, current.v)
             if digest == current.hash:
-                return (yield from _last_under(m, instance, current, entry.base))
+                state: State = yield from _last_under(m, instance, current, entry.base)
+                if (yield from _may_be_decided(m, enter, instance, current, state)):
+                    return state
+                continue
         except (DamagedError, FormatError, NoQuorumError, UpgradeError):
             continue  # made up, or the way back cannot be read now: step forward one by one instead
         raise _apart(instance.acceptors[acceptor_id], entry.base, current)
     return None
+
+
+def _may_be_decided(m: Participant, enter: Enter, instance: Instance, current: State, state: State) -> Task:
+    """-> bool: the logs of a state's own version bear out that it was decided there, as far as they can be read.
+
+    Entries of the version after it do not: one device can write them all (consensus.md, rule 8.1).
+    """
+    if state.v <= current.v:
+        return True
+    before = yield from fetch_state(m, instance, state.v - 1, state.prev, state.epoch)
+    at: Instance = yield from enter(before, ahead=True)
+    at.begin()
+    yield from look_around(m, at, PAUSE_MAX_S, everybody=True)
+    return at.may_decide(state)
 
 
 def _last_under(m: Participant, instance: Instance, current: State, ahead: State) -> Task:

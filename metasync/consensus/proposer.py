@@ -33,7 +33,7 @@ A slow or dead minority is never waited for. What was sent to it may still land,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
-from metasync.errors import NoQuorumError, WorkspaceError
+from metasync.errors import ForkError, NoQuorumError, WorkspaceError
 from metasync.keys.derive import FORMAT
 from metasync.local import state_keys
 from metasync.runtime.effects import Gather, Now, Persist, Random, Sleep, Task
@@ -130,6 +130,7 @@ class _Attempt:
     failures: int = 0
     doubted: bool = False
     sent: bool = False
+    relayed: set[tuple[Round, State]] = field(default_factory=set)
 
     def run(self) -> Task:
         """-> State decided, or None: only helping, and nothing was ever accepted."""
@@ -141,7 +142,7 @@ class _Attempt:
         if self.make_value is not None and owns(m, i):
             yield from self._own_round()
         while True:
-            decided = yield from self._known()
+            decided = (yield from self._known()) or (yield from self._relayed())
             if decided is not None:
                 return decided
             self._new_round()
@@ -153,7 +154,7 @@ class _Attempt:
                 if i.promises(self.round) < i.quorum:
                     yield from self._lost(Kind.PREPARE)
                     continue
-                self.value = i.evidence()
+                self.value = yield from self._evidence()
                 if self.value is None and self.make_value is None:
                     return None
                 if self.value is None:
@@ -192,6 +193,30 @@ class _Attempt:
         if i.decided() is None:
             yield from self._look()
         self.doubted = i.decided() is None
+        return i.decided()
+
+    def _evidence(self) -> Task:
+        """-> the value that must be proposed, or None. Who has two values of one round asks those beyond the quorum."""
+        try:
+            return self.instance.evidence()
+        except ForkError:
+            yield from self._phase(Kind.PREPARE, linger=lambda: False)
+        return self.instance.evidence()
+
+    def _relayed(self) -> Task:
+        """Passes on what a closed log voted for, in its round, as that log votes in no other. -> State decided or None.
+
+        Whoever proposed it, this is its message, sent once more.
+        """
+        i = self.instance
+        closed = i.closed_vote()
+        if closed is None or closed in self.relayed:
+            return None
+        self.relayed.add(closed)
+        kept = self.round, self.value
+        self.round, self.value = closed
+        yield from self._phase(Kind.ACCEPT)
+        self.round, self.value = kept
         return i.decided()
 
     def _new_round(self) -> None:

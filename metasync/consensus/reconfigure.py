@@ -19,7 +19,7 @@ objects of the present, the states on the way back that later versions need for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from metasync.consensus.objects import (
     sealed,
 )
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
-from metasync.consensus.proposer import no_quorum
+from metasync.consensus.proposer import look_around, no_quorum
 from metasync.consensus.records.birth import (
     GENESIS_BYTES_MAX,
     birth_path,
@@ -118,37 +118,70 @@ def fence(m: Participant, instance: Instance, value: State, new: Config, deadlin
     """Closes the logs of a version with DECIDED(`value`), which is known to be decided, on all acceptors it can.
 
     On a quorum, and on so many of those that stay in `new` that every quorum meets one: from then on nobody whom
-    `value` excludes, and nobody who slept, can have another value accepted. `NoQuorumError` when too few acceptors can
-    be reached, `ExcludedError` when this device was not one of those that could decide the version.
+    `value` excludes, and nobody who slept, can have another value accepted. DECIDED is no vote, so these first vote for
+    `value` in one round. `NoQuorumError` when too few acceptors can be reached, `ExcludedError` when this device was
+    not one of those that could decide the version.
     """
     if value.hash in m.fenced:
         return
     check_admitted(m, instance.devices, instance.v)
     deadline = (yield Now()) + deadline_s
     acceptors = instance.acceptors
-    stay = {a.acceptor_id for _, a in new.acceptors} & acceptors.keys()
-    every_quorum = len(acceptors) - instance.quorum + 1 + instance.config.f
+    enough = partial(_is_enough, instance, value, {a.acceptor_id for _, a in new.acceptors} & acceptors.keys())
     instance.begin()
     pause = PAUSE_S
 
-    def stands() -> bool:
-        closed = {a for a, view in acceptors.items() if view.born and view.log.usable and view.log.closed == value}
-        return len(closed) >= instance.quorum and len(closed & stay) >= min(every_quorum, len(stay))
+    def everywhere(closed: bool, ask: Callable[[AcceptorView], Task]) -> Task:
+        def until(results: Mapping[str, Any]) -> bool:
+            return len(results) >= len(acceptors) or (enough(closed=closed) and "" in results)
 
-    def until(results: Mapping[str, Any]) -> bool:
-        return len(results) >= len(acceptors) or (stands() and "" in results)
+        branches: dict[str, Task] = {a.name: ask(a) for a in acceptors.values()}
+        left = deadline - (yield Now())
+        yield Gather({**branches, "": _timer(REST_S)}, until, deadline_s=max(left, 0.0))
 
     while True:
-        left = deadline - (yield Now())
-        branches: dict[str, Task] = {a.name: _close(a, value) for a in acceptors.values()}
-        yield Gather({**branches, "": _timer(REST_S)}, until, deadline_s=max(left, 0.0))
-        if stands():
+        if instance.round_of(value) == NEVER:
+            yield from look_around(m, instance, REST_S, everybody=True)
+        if (rnd := instance.round_of(value)) != NEVER:
+            yield from everywhere(False, partial(_send, kind=Kind.ACCEPT, rnd=rnd, value=value))
+        if not enough(closed=False):
+            rnd = _new_round(m, instance)
+            yield from everywhere(False, partial(_send, kind=Kind.PREPARE, rnd=rnd, value=None))
+            if instance.promises(rnd) >= instance.quorum:
+                yield from everywhere(False, partial(_send, kind=Kind.ACCEPT, rnd=rnd, value=value))
+        if enough(closed=False):
+            yield from everywhere(True, partial(_close, value=value))
+        if enough(closed=True):
             m.fenced.add(value.hash)
             return
+        left = deadline - (yield Now())
         if left <= 0:
             raise no_quorum(m, instance)
         yield Sleep(min(pause, left))
         pause = min(2 * pause, FENCE_PAUSE_MAX_S)
+
+
+def _is_enough(instance: Instance, value: State, stay: Set[bytes], *, closed: bool) -> bool:
+    """Whether so many acceptors that were heard in this operation voted in one round, and are closed."""
+    every_quorum = len(instance.acceptors) - instance.quorum + 1 + instance.config.f
+    usable = [a for a in instance.acceptors.values() if a.born and a.log.usable]
+    heard = [a for a in usable if a.log.closed == value or not closed]
+    for rnd in {rnd for a in heard for rnd in a.log.votes}:
+        held = {a.acceptor_id for a in heard if a.log.votes.get(rnd) == value}
+        if len(held) >= instance.quorum and len(held & stay) >= min(every_quorum, len(stay)):
+            return True
+    return False
+
+
+def _new_round(m: Participant, instance: Instance) -> Round:
+    """A round of this process, above all that any acceptor was seen to have promised."""
+    n = max(instance.top_round().n, m.rounds_used.get(instance.v, 0), 0) + 1
+    m.rounds_used[instance.v] = n
+    return Round(n, m.incarnation)
+
+
+def _send(acceptor: AcceptorView, kind: Kind, rnd: Round, value: State | None) -> Task:
+    return acceptor.append(kind, rnd, value, rnd)
 
 
 def _close(acceptor: AcceptorView, value: State) -> Task:

@@ -14,13 +14,12 @@ from metasync.config import Form
 from metasync.consensus import Group, truncation
 from metasync.consensus import chain as ancestry
 from metasync.consensus.acceptors import block as blockform_module
-from metasync.consensus.acceptors.block import BlockAcceptor
 from metasync.consensus.acceptors.log import LogAcceptor
 from metasync.consensus.acceptors.view import DELTA_S
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Barred, check_config
 from metasync.consensus.records import entry as entries
-from metasync.consensus.records.block_replay import Blocks, Known
+from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import Kind, Round, Seen
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import ZERO_ID, Change, State, successor
@@ -133,199 +132,22 @@ def test_the_journal_stands_before_anything_is_sent() -> None:
 
 
 @pytest.mark.parametrize("one_read_is_enough", [False, True])
-def test_a_vote_counts_only_after_a_read_that_began_when_it_was_seen(
-    monkeypatch: pytest.MonkeyPatch, one_read_is_enough: bool
-) -> None:
-    """A learner has read one device's blocks when that device prepares a higher round, sees no ACCEPT and gets its
-    promise; then another's ACCEPT of a lower round lands, and the learner reads it. It must not count."""
-    if one_read_is_enough:
-        judge = Blocks.judge
-        monkeypatch.setattr(Blocks, "judge", lambda self, before: judge(self, self.known()))
-    p = Place({"b": "block"})
-    first, second, learner = chain_order(p)
-    acceptor = p.ws.acceptor_of("b")
-    base = p.ws.genesis
-    at = {i: p.instance(i, base) for i in range(3)}
-    low, high = Round(1, b"w" * 16), Round(2, b"p" * 16)
-    value = successor(base, change(b"x" * 16), skip=base.hash, writer=b"w" * 16)
-
-    def send(device: int, kind: Kind, rnd: Round, x: State | None = None) -> str:
-        outcome = p.do(device, at[device].acceptors[acceptor].append(kind, rnd, x, high))
-        return str(outcome.kind)
-
-    assert send(second, Kind.PREPARE, low) == "done"
-    steps = iter(range(99))
-
-    def between(op: Op) -> None:
-        if "/bl/" in op.path and next(steps) == 1:  # the first device's blocks were read: none
-            assert send(first, Kind.PREPARE, high) == "done"
-            assert at[first].evidence() is None
-            assert send(second, Kind.ACCEPT, low, value) == "rejected"
-
-    slowly(p, learner, at[learner].acceptors[acceptor].look(), between)
-    seen = at[learner].acceptors[acceptor].log
-    assert seen.accepted == (low, value)
-    assert bool(seen.votes) is one_read_is_enough
-    assert not seen.silent
-
-
-def _forgetful(self: Blocks, before: Known) -> None:
-    JUDGE(self, before)
-    counted = max(self.votes, default=None)
-    self.accepted = None if counted is None else (counted, self.votes[counted])
-
-
-JUDGE = Blocks.judge
-
-
-@pytest.mark.parametrize("mutant", ["none", "silence", "evidence"])
-def test_a_decided_version_behind_a_higher_round_is_not_missed(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
-    """What was seen and does not count for this reader may have counted for another: here it has."""
-    if mutant == "silence":
-        monkeypatch.setattr(Blocks, "silent", property(lambda self: not self.votes and self.closed is None))
-    if mutant == "evidence":
-        monkeypatch.setattr(Blocks, "judge", _forgetful)
-    p = Place(ALL)
-    decided = p.push(0, p.ws.genesis, b"1")
-    at = p.instance(1, p.ws.genesis)
-    member = p.groups[1].participant
-    rnd = Round(9, member.incarnation)
-    for name in ALL:
-        assert p.do(1, at.acceptors[p.ws.acceptor_of(name)].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
-    assert at.evidence() == (None if mutant == "evidence" else decided)
-    if mutant != "evidence":
-        assert p.newest(2) == (p.ws.genesis if mutant == "silence" else decided)
-
-
-def _forgotten(self: BlockAcceptor) -> Task:
-    """A start that asks the store where this device's blocks end, and not the journal."""
-    chain = self.log.chains[self.me]
-    while not chain.ended:
-        found = yield from self._read_block(self.me, chain.next_idx)
-        self._take_in(self.log, self.me, [found])
-    return None
-
-
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_restart_sends_the_same_bytes_first(monkeypatch: pytest.MonkeyPatch, forgotten: bool) -> None:
-    """The PREPAREs of a process that died are on their way: the next process has them stand, and goes on behind."""
-    p = Place({"b": "block"})
-    if forgotten:
-        monkeypatch.setattr(BlockAcceptor, "_claim", _forgotten)
-    lost: list[Op] = []
-
-    def lose(op: Op) -> Any:
-        if op.kind in ("put", "create"):
-            lost.append(op)
-            return blockform_module.Reply(error=UnreachableError("lost"))
-        return None
-
-    p.world.fault_hook = lose
-    first = p.world.start("first life", p.groups[0].propose(p.ws.genesis, lambda: change(b"1" * 16)), p.disks[0])
-    p.world.run(lambda: bool(lost))
-    p.world.kill(first)
-    p.world.fault_hook = lambda op: None
-    late = {op.backend: op for op in lost if op.kind == "put"}
-    p.groups[0] = p.fresh(0)
-    state = p.push(0, p.ws.genesis, b"2")
-    p.world.run()
-    for name, op in late.items():
-        assert (p.world.stores[name][op.path] != op.data) is forgotten
-        p.world.stores[name].do(op)  # and now it lands
-    if forgotten:  # over a block that others may have counted
-        with pytest.raises(NoQuorumError, match="one was replaced"):
-            p.newest(1)
-    else:
-        assert p.newest(1) == state
-
-
-def test_a_message_given_up_half_way_is_not_written_again() -> None:
-    p = Place(ALL, devices=2)
-    acceptor = p.ws.acceptor_of("a")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
-    rnd = Round(1, m.incarnation)
-    p.world.fault_hook = lambda op: (
-        blockform_module.Reply(error=UnreachableError("no")) if op.kind == "get" and p.blocks_on("a") else None
-    )
-    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, rnd, None, NEVER)).kind == "failed"
-    assert len(p.blocks_on("a")) == 1
-    p.world.fault_hook = lambda op: None
-    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, rnd, None, NEVER)).kind == "done"
-    assert len(p.blocks_on("a")) == 1
-
-
-@pytest.mark.parametrize("unconfirmed_will_do", [False, True])
-def test_a_block_is_written_only_when_the_one_before_it_stands(
-    monkeypatch: pytest.MonkeyPatch, unconfirmed_will_do: bool
-) -> None:
-    """Behind a hole nobody would see it."""
-
-    def send(self: BlockAcceptor, journal: Any, *, fresh: bool) -> Task:
-        place = self.m.keys, journal.epoch, 0, self.acceptor_id, journal.v, self.me, journal.idx
-        yield Op(self.reach() or "", "put", blockform_module.block_path(*place), journal.data, timeout_s=1.0)
-        return self._confirmed(journal)
-
-    if unconfirmed_will_do:
-        monkeypatch.setattr(BlockAcceptor, "_send", send)
-    p = Place({"b": "block"})
-    acceptor = p.ws.acceptor_of("b")
-    at, m = p.instance(0, p.ws.genesis), p.groups[0].participant
-    p.world.fault_hook = lambda op: blockform_module.Reply(error=UnreachableError("lost")) if op.kind == "put" else None
-    first, second = Round(1, m.incarnation), Round(2, m.incarnation)
-    assert p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, first, None, NEVER)).kind == "failed"
-    p.world.fault_hook = lambda op: None
-    p.do(0, at.acceptors[acceptor].append(Kind.PREPARE, second, None, NEVER))
-    seen = p.instance(1, p.ws.genesis)
-    p.do(1, seen.acceptors[acceptor].look())
-    assert seen.top_round() == (NEVER if unconfirmed_will_do else second)
-
-
-def test_decided_closes_an_acceptor() -> None:
-    p = Place({"b": "block"})
-    acceptor = p.ws.acceptor_of("b")
-    decided = p.push(0, p.ws.genesis, b"1")
-    at = p.instance(1, p.ws.genesis)
-    fence = at.acceptors[acceptor].append(Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER)
-    assert p.do(1, fence).kind == "done"
-    late, its = p.instance(0, p.ws.genesis), p.groups[0].participant
-    rnd = Round(9, its.incarnation)
-    assert p.do(0, late.acceptors[acceptor].append(Kind.PREPARE, rnd, None, rnd)).kind == "done"
-    blocks = set(p.blocks_on("b"))
-    assert late.promises(rnd) == 1, "it takes nothing any more, which is as good as a promise"
-    other = successor(p.ws.genesis, change(b"2" * 16), skip=decided.skip, writer=its.incarnation)
-    assert p.do(0, late.acceptors[acceptor].append(Kind.ACCEPT, rnd, other, rnd)).kind == "closed"
-    assert p.do(0, late.acceptors[acceptor].append(Kind.ACCEPT, rnd, decided, rnd)).kind == "done"
-    assert set(p.blocks_on("b")) == blocks, "something was written where all is closed"
-    assert late.decided() == decided
-
-
-def test_a_version_that_one_of_three_closed_and_voted_for_goes_on() -> None:
-    """The other voter was emptied. What is closed is as good as a promise and a vote, or nobody could ever go on."""
-    p = Place(ALL)
-    decided = p.push(0, p.ws.genesis, b"1")
-    at = p.instance(0, p.ws.genesis)
-    p.do(0, at.acceptors[p.ws.acceptor_of("c")].append(Kind.DECIDED, Round(0, ZERO_ID), decided, NEVER))
-    for path in p.blocks_on("a"):
-        p.world.stores["a"].pop(path)  # as if it had never heard of it
-    p.world.stores["b"].clear()
-    assert p.newest(1) == decided
-
-
-@pytest.mark.parametrize("one_read_is_enough", [False, True])
 def test_closed_is_a_promise_only_when_all_was_read_after_it(
     monkeypatch: pytest.MonkeyPatch, one_read_is_enough: bool
 ) -> None:
-    """A device is read, then it votes, and only then another one closes the acceptor: the vote must be looked for."""
+    """A device is read, then it votes a second time, and only then another one closes the acceptor."""
     if one_read_is_enough:
         judge = Blocks.judge
         monkeypatch.setattr(Blocks, "judge", lambda self, before: judge(self, self.known()))
+        monkeypatch.setattr(Blocks, "undetermined", lambda self: False)
     p = Place({"b": "block"})
     voter, closer, learner = chain_order(p)
     acceptor = p.ws.acceptor_of("b")
     base = p.ws.genesis
     at = {i: p.instance(i, base) for i in range(3)}
-    rnd = Round(1, b"w" * 16)
+    first, rnd = Round(1, b"v" * 16), Round(2, b"w" * 16)
     value = successor(base, change(b"x" * 16), skip=base.hash, writer=b"w" * 16)
+    assert p.do(closer, at[closer].acceptors[acceptor].append(Kind.ACCEPT, first, value, first)).kind == "done"
     steps = iter(range(99))
 
     def between(op: Op) -> None:
@@ -338,7 +160,17 @@ def test_closed_is_a_promise_only_when_all_was_read_after_it(
     seen = at[learner].acceptors[acceptor].log
     assert seen.closed == value
     assert seen.shut
-    assert seen.accepted == (None if one_read_is_enough else (rnd, value))
+    assert seen.accepted == ((first, value) if one_read_is_enough else (rnd, value))
+
+
+def test_decided_closes_nothing_where_its_value_was_not_accepted() -> None:
+    """One device alone puts DECIDED into a store in block form: it is no vote, and ends nothing."""
+    p = Place(ALL)
+    lie = successor(p.ws.genesis, change(b"l" * 16), skip=p.ws.genesis.hash, writer=b"l" * 16)
+    at = p.instance(1, p.ws.genesis)
+    for name in ALL:
+        fence = at.acceptors[p.ws.acceptor_of(name)].append(Kind.DECIDED, Round(0, ZERO_ID), lie, NEVER)
+        assert p.do(1, fence).kind == "failed"
 
 
 # Copies of an identity.

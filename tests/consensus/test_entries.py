@@ -28,6 +28,7 @@ from metasync.consensus.records.entry import (
     refs_in,
     with_refs,
 )
+from metasync.consensus.records.state import successor
 from metasync.errors import ForkError, NoQuorumError, UpgradeError
 from metasync.keys.derive import sha256
 
@@ -213,21 +214,48 @@ def test_a_cut_log_is_poison_for_who_reads_on(world: World, ws: Workspace) -> No
     assert spliced != other
 
 
-def test_two_decided_values_are_an_alarm(world: World, ws: Workspace) -> None:
-    """More backends lie than the quorum allows for: two of them show another decided value. Nobody follows."""
+def test_of_two_values_with_a_quorum_the_one_of_the_lower_round_stands(world: World, ws: Workspace) -> None:
+    """Honest devices propose nothing else above a decided round, and below one nothing can come later."""
+    from test_learn import accept_on
+
+    accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 8)
+    liar = ws.group(bytes([9]) * 16, 1).participant
+    for name in ("b", "c"):
+        at = ws.unread(liar, ws.genesis, name)
+        feed(at, ws, name, world.stores[name])
+        lie = successor(ws.genesis, change(b"y" * 16), skip=ws.genesis.hash, writer=liar.incarnation)
+        for kind, value in ((Kind.PREPARE, None), (Kind.ACCEPT, lie)):
+            entry, data = at.sealed(at.log, kind, Round(9, liar.incarnation), value, world.rng.randbytes(48))
+            world.stores[name][at.place(entry.idx)] = data
+            at.log.append_own(entry, data)
+    reader = ws.group(b"1" * 16)
+    instance = Instance(reader.participant, ws.config, ws.devices, ws.genesis)
+    for name in NAMES:
+        acceptor = instance.acceptors[ws.acceptor_of(name)]
+        feed(acceptor, ws, name, world.stores[name])
+    decided = instance.decided()
+    assert decided is not None
+    assert decided.op_id == b"x" * 16
+    assert {value.op_id for value in instance.acceptors[ws.acceptor_of("b")].log.votes.values()} == {
+        b"x" * 16,
+        b"y" * 16,
+    }
+
+
+def test_two_decided_values_in_one_round_are_an_alarm(world: World, ws: Workspace) -> None:
+    """More backends lie than the quorum allows for: a log that both quorums share shows each another value."""
     from test_learn import accept_on
 
     accept_on(world, ws, ws.genesis, ["a", "b"], b"x" * 16, 8)
     kept = dict(world.stores["b"])
     for idx in (0, 1):
         del world.stores["b"][slot(ws, "b", 1, idx)]
-    accept_on(world, ws, ws.genesis, ["b", "c"], b"y" * 16, 9)
+    accept_on(world, ws, ws.genesis, ["b", "c"], b"y" * 16, 8)
     reader = ws.group(b"1" * 16)
     instance = Instance(reader.participant, ws.config, ws.devices, ws.genesis)
     for name in NAMES:
         acceptor = instance.acceptors[ws.acceptor_of(name)]
         feed(acceptor, ws, name, world.stores[name])
-    assert instance.acceptors[ws.acceptor_of("a")].log.accepted is not None
     assert instance.decided() is not None  # b and c outvote a: with one liar too many nobody can tell
     twin = ws.unread(reader.participant, ws.genesis, "b")
     feed(twin, ws, "b", kept)
@@ -238,9 +266,9 @@ def test_two_decided_values_are_an_alarm(world: World, ws: Workspace) -> None:
 
 
 def feed(acceptor: Any, ws: Workspace, name: str, store: Mapping[str, bytes]) -> None:
-    """Has an acceptor read two entries, with its birth beside them."""
-    for idx in (0, 1):
-        acceptor.log.feed(store[slot(ws, name, 1, idx)])
+    """Has an acceptor read its entries, with its birth beside them."""
+    while (path := slot(ws, name, 1, acceptor.log.next_idx)) in store:
+        acceptor.log.feed(store[path])
     acceptor.born = True
 
 

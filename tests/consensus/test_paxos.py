@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 from effort import first
-from paxos_world import Faults, Process, Workspace, World, change, make_workspace, true_value, witnessed
+from paxos_world import (
+    Faults,
+    Process,
+    Workspace,
+    World,
+    change,
+    make_workspace,
+    true_value,
+    values_by_round,
+    witnessed,
+)
 
 from metasync.config import Form
 from metasync.consensus import JOURNAL_KEY, Decided, State, decode_journal
@@ -316,6 +326,7 @@ def give_up_and_change_ones_mind(seed: int) -> None:
     world.run()
     assert len({s.hash for s in told if s.v == 2}) == 1
     assert true_value(world, ws, first) in told
+    assert max(len(values) for values in values_by_round(world, ws, first).values()) == 1, "two values in one round"
 
 
 def test_mutant_own_value_in_spite_of_an_accepted_one(monkeypatch: pytest.MonkeyPatch) -> None:

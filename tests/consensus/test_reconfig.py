@@ -502,8 +502,8 @@ def close(group: Group, base: State, acceptor_id: bytes, value: State) -> Task:
     yield from instance.acceptors[acceptor_id].append(Kind.DECIDED, nobody, value, never)
 
 
-def test_a_log_that_is_closed_alone_is_not_believed() -> None:
-    """A device that is about to be revoked can write one DECIDED. It stops nobody, and nobody follows it."""
+def test_nobody_closes_a_log_with_what_it_has_not_accepted() -> None:
+    """DECIDED is a fence behind votes: before them it is not written, and if it were it would have no effect."""
     room = Room.made(8, "abc")
     base = room.ws.genesis
     made_up = successor(base, change(b"m" * 16), skip=base.hash, writer=b"1" * 16)
@@ -511,8 +511,29 @@ def test_a_log_that_is_closed_alone_is_not_believed() -> None:
     reader = room.group(b"3" * 16, 2)
     instance = room.world.do(reader.enter(base))
     room.world.do(paxos_module.look_around(reader.participant, instance, 5.0, everybody=True))
-    assert instance.acceptors[room.ws.acceptor_of("a")].log.closed == made_up
+    assert instance.acceptors[room.ws.acceptor_of("a")].log.next_idx == 0
     assert instance.decided() is None
+
+
+def test_a_fence_has_its_logs_vote_in_one_round() -> None:
+    """b was away when x was decided, and has promised a higher round since: with c gone, a and b tell of x."""
+    room = Room.made(11, "abc")
+    group, base = room.group(b"1" * 16), room.ws.genesis
+    room.world.down.add("b")
+    decided = room.world.do(group.propose(base, lambda: change(b"x" * 16))).state
+    room.world.run()
+    room.world.down.discard("b")
+    rival = room.group(b"2" * 16, 1)
+    at = room.world.do(rival.enter(base))
+    rnd = Round(7, b"2" * 16)
+    room.world.do(at.acceptors[room.ws.acceptor_of("b")].append(Kind.PREPARE, rnd, None, rnd))
+    room.world.down.add("c")
+    room.world.do(group.fence(base, decided))
+    sleeper = room.group(b"3" * 16, 2)
+    instance = room.world.do(sleeper.enter(base))
+    room.world.do(paxos_module.look_around(sleeper.participant, instance, 5.0, everybody=True))
+    assert instance.decided() == decided
+    assert [a.log.closed for a in instance.acceptors.values() if a.name != "c"] == [decided, decided]
 
 
 def test_a_fence_on_one_acceptor_does_not_stop_the_others() -> None:

@@ -101,7 +101,9 @@ class _Log:
         for e in self.seen:
             if e.kind is Kind.DECIDED:
                 assert e.value is not None
-                return promised, votes, e.value.hash
+                if votes and votes[max(votes)] == e.value.hash:
+                    return promised, votes, e.value.hash
+                continue
             if e.kind is Kind.PREPARE:
                 promised = max(promised, e.round)
                 continue

@@ -513,5 +513,22 @@ def true_value(world: World, ws: Workspace, base: State, quorum: int | None = No
     return values[decided.pop()] if decided else None
 
 
+def values_by_round(world: World, ws: Workspace, base: State) -> dict[Any, set[bytes]]:
+    """The values that any log has accepted in the version after `base`, by round: one each, if nobody lies."""
+    from metasync.consensus.records.entry import entry_path
+
+    found: dict[Any, set[bytes]] = {}
+    for acceptor_id, name in ws.links.items():
+        log = Log(ws.keys, ws.devices, base, acceptor_id)
+        while log.usable:
+            path = entry_path(ws.keys, base.epoch, base.era, acceptor_id, log.v, log.next_idx)
+            if path not in world.stores[name]:
+                break
+            log.feed(world.stores[name][path])
+        for rnd, value in log.votes.items():
+            found.setdefault(rnd, set()).add(value.hash)
+    return found
+
+
 def change(op_id: bytes, master: bytes | None = None) -> Change:
     return Change(op_id, master=master if master is not None else op_id * 2)

@@ -61,6 +61,7 @@ MISSING: Final = (
     "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",
     "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
     "trim-unverified", "trim-last-only", "trim-any-place",
+    "decided-votes", "empty-fence", "any-round", "highest-round", "unprepared-counts", "either-of-two",
 )  # fmt: skip
 """Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
 

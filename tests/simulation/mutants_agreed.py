@@ -18,6 +18,7 @@ from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.state import State
 from metasync.errors import BackendError
 from metasync.runtime.effects import Now, Task
 from simulation.mutants import MUTANTS, mutant, needs, rewritten
@@ -36,7 +37,7 @@ _OLDER: Final = "an older past"  # what an emptied store is called whose birth n
 _BIRTHS: Final = "no-birth"  # a rule that alone suffices against the danger of some others
 
 
-def _fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
+def no_fence(m: Any, instance: Any, value: Any, new: Any, deadline_s: float) -> Task:
     m.fenced.add(value.hash)
     return
     yield
@@ -60,19 +61,32 @@ def _void_counts() -> Iterator[None]:
 @mutant("void-evidence", "entries of a device that the base does not admit count as evidence", needs("rotation"))
 def _void_evidence() -> Iterator[None]:
     more = "self.void += 1\n        if not admitted and entry.kind is Kind.ACCEPT:\n            "
-    with rewritten(Log, "feed", ("self.void += 1", more + "self.accepted = (entry.round, entry.value)")):
+    accepts = property(lambda log: log.votes | dict([log.accepted] if log.accepted else []))
+    with (
+        rewritten(Log, "feed", ("self.void += 1", more + "self.accepted = (entry.round, entry.value)")),
+        mock.patch.object(Log, "accepts", accepts),
+    ):
         yield
 
 
 @mutant("lone-decided", "DECIDED in one log is believed", closed_by_a_thief)
 def _lone_decided() -> Iterator[None]:
-    with rewritten(Instance, "decided", ("closed.items() if count >= self.quorum", "closed.items()")):
+    real = Instance.decided
+
+    def decided(self: Instance, *, births: bool = True) -> State | None:
+        told = [a.log.closed for a in self.acceptors.values() if a.log.usable and (a.born or not births)]
+        return next((value for value in told if value is not None), None) or real(self, births=births)
+
+    with (
+        rewritten(Log, "_apply", ("self.accepted is not None and self.accepted[1] == value", "value is not None")),
+        mock.patch.object(Instance, "decided", decided),
+    ):
         yield
 
 
 @mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
 def _revoke_unfenced() -> Iterator[None]:
-    with mock.patch.object(reconfigure, "fence", _fence):
+    with mock.patch.object(reconfigure, "fence", no_fence):
         yield
 
 
@@ -168,7 +182,7 @@ def _block_learn_once() -> Iterator[None]:
 
 @mutant("no-fence", "a removed backend is emptied before DECIDED stands anywhere", removed_and_emptied, _OLDER)
 def _no_fence() -> Iterator[None]:
-    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfigure, "fence", _fence):
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(reconfigure, "fence", no_fence):
         yield
 
 
@@ -183,18 +197,19 @@ def _no_expiry() -> Iterator[None]:
     partial(removed_and_emptied, dies=True), _OLDER,
 )  # fmt: skip
 def _no_confirm() -> Iterator[None]:
-    def none(self: Group, base: Any, deadline_s: float) -> Task:
-        return
+    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Group, "_make_sure_of_fence", no_confirm):
         yield
 
-    with MUTANTS[_BIRTHS].broken(), mock.patch.object(Group, "_make_sure_of_fence", none):
-        yield
+
+def no_confirm(self: Group, base: Any, deadline_s: float) -> Task:
+    return
+    yield
 
 
 @mutant("fence-on-removed", "a removed backend is emptied once DECIDED stands on it too", removed_and_emptied, _OLDER)
 def _fence_on_removed() -> Iterator[None]:
-    stands = " and len(closed & stay) >= min(every_quorum, len(stay))", ""
-    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "fence", stands):
+    stands = " and len(held & stay) >= min(every_quorum, len(stay))", ""
+    with MUTANTS[_BIRTHS].broken(), rewritten(reconfigure, "_is_enough", stands):
         yield
 
 
@@ -309,7 +324,11 @@ def floors_without(*, skips: bool = True, quorum: bool = True, covering: str = "
 
 @mutant("floor-skips", "an acceptor gets a floor without having the one before", skipped_by_a_floor)
 def _floor_skips() -> Iterator[None]:
-    with floors_without(skips=False, quorum=False, covering="above"):
+    with (  # a vote in a deleted log lacks its PREPARE, so rule 8.2 helps as well
+        floors_without(skips=False, quorum=False, covering="above"),
+        mock.patch.object(Instance, "is_earned", return_value=True),
+        rewritten(Instance, "decided", ("min(won)[0]", "rnd")),
+    ):
         yield
 
 

@@ -403,8 +403,11 @@ def blocks() -> Cases:
     )
     nobody = w().add(ALICE, Kind.ACCEPT, 0, round=Round(0, RIVAL)).then()
     yield "blocks-not-the-owner", blocks_case("round 0 of somebody else: no effect", nobody)
-    closed = w().add(BOB, Kind.DECIDED, 0, round=Round(0, bytes(16)))
-    yield "blocks-decided", blocks_case("DECIDED", closed, closed=X.hash, silent=False)
+    nobodys = Round(0, bytes(16))
+    alone = w().add(BOB, Kind.DECIDED, 0, round=nobodys).then()
+    yield "blocks-decided-alone", blocks_case("DECIDED of what was not accepted: no effect", alone)
+    closed = w().add(ALICE, Kind.ACCEPT, 1).then().add(BOB, Kind.DECIDED, 0, round=nobodys)
+    yield "blocks-decided", blocks_case("DECIDED of what was accepted", closed, **seen, votes=1, closed=X.hash)
 
     def poison(about: str, writer: BlockWriter, **more: Any) -> Case:
         return blocks_case(about, writer, poison=True, **more)

@@ -234,6 +234,12 @@ class BlockAcceptor(AcceptorView):
         failed = yield from self._claim()
         if failed is not None:
             return failed
+        if kind is Kind.DECIDED and value not in blocks.accepts.values():
+            failed = yield from self._read_all()
+            if failed is not None:
+                return failed
+            if value not in blocks.accepts.values():
+                return Outcome("failed", "it has not voted for what is decided")
         if blocks.closed is None and not blocks.stands(kind, rnd):
             failed = self._refused(kind, rnd, stale) or (yield from self._write(kind, rnd, value))
             if failed is not None:

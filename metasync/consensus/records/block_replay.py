@@ -8,7 +8,7 @@ two devices' blocks, so the acceptor's answer is not in the bytes: it is in *whe
     PREPARE(r)    is promised once it stands and a complete read that began after that shows no round above r
     ACCEPT(r, x)  counts once it stands, or was seen, and a complete read that began after that shows no round above r
 
-    DECIDED(x)    is as good as any promise once it was seen, and a complete read began after that
+    DECIDED(x)    where an ACCEPT of x stands: as good as any promise once it was seen, and a complete read began after
 
 A *complete read* asks for every admitted device's blocks to the first that is absent. Of two messages on one acceptor,
 whichever was read for later began its read when the other stood: either the ACCEPT is seen by whoever promises the
@@ -20,11 +20,12 @@ Who may write are the devices of state v-1, never whom a listing shows. This mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metasync.consensus.records.entry import Entry, Kind, Round, Seen, open_block
-from metasync.consensus.records.log_replay import LOG_BYTES_MAX, Replay, ValueRules, VoidError
+from metasync.consensus.records.log_replay import LOG_BYTES_MAX, NEVER, Replay, ValueRules, VoidError
 from metasync.consensus.records.state import ZERO_HASH, State
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import sha256
@@ -47,6 +48,7 @@ class Known(NamedTuple):
 
     prepares: frozenset[Round]
     accepts: frozenset[Round]
+    promised: Round
     closed: bool
 
 
@@ -64,19 +66,29 @@ class Blocks(Replay):
         self.size = 0
         self.shut = False
         self.clash = False
-        self._prepares: set[Round] = set()
+        self._told: dict[bytes, State] = {}  # by each device's DECIDED; without an ACCEPT of it here, nothing
         self._accepts: dict[Round, State] = {}
         self._granted: set[Round] = set()
+        self._settled = NEVER  # the highest round that a complete read has followed
 
     @property
     def silent(self) -> bool:
         """True when nobody can have counted a vote here, as far as was read: an ACCEPT that was seen may have been."""
-        return not self._accepts and self.closed is None
+        return not self._accepts
+
+    @property
+    def accepts(self) -> Mapping[Round, State]:
+        """Every value that was accepted here, by round, counted or not."""
+        return self._accepts
 
     @property
     def next_idx(self) -> int:
         """How many blocks were read."""
         return sum(chain.next_idx for chain in self.chains.values())
+
+    def lacks(self, rnd: Round) -> bool:
+        """True when this round was not promised here, and never can be: a higher one stood before all was read."""
+        return rnd not in self.prepared and self._settled >= rnd
 
     def grants(self, rnd: Round) -> bool:
         """True when `rnd` was promised, and nothing higher was seen since."""
@@ -86,7 +98,7 @@ class Blocks(Replay):
         """True when this message was read, or written and confirmed."""
         if kind is Kind.DECIDED:
             return self.closed is not None
-        return rnd in (self._prepares if kind is Kind.PREPARE else self._accepts)
+        return rnd in (self.prepared if kind is Kind.PREPARE else self._accepts)
 
     def last_of(self, device_id: bytes) -> Seen | None:
         """A device's last block that was read."""
@@ -97,12 +109,16 @@ class Blocks(Replay):
 
     def known(self) -> Known:
         """To be taken before a complete read begins, and given to `judge` after it."""
-        return Known(frozenset(self._prepares), frozenset(self._accepts), self.closed is not None)
+        return Known(frozenset(self.prepared), frozenset(self._accepts), self.promised, self.closed is not None)
 
     def judge(self, before: Known) -> None:
         """After a complete read: what stood before it, in the highest round there is, is promised, and counts."""
         self.shut = self.shut or (before.closed and not self.poison)
-        if self.closed is not None or self.poison:
+        if self.poison:
+            return
+        self._settled = max(self._settled, before.promised)
+        if self.closed is not None:  # nothing else counts here any more, so no round above matters
+            self.votes.update({rnd: self.closed for rnd in before.accepts if self._accepts[rnd] == self.closed})
             return
         if self.promised in before.prepares:
             self._granted.add(self.promised)
@@ -152,15 +168,20 @@ class Blocks(Replay):
     def _apply(self, entry: Entry) -> None:
         rnd, value = entry.round, entry.value
         if value is None:
-            self._prepares.add(rnd)
+            self.prepared.add(rnd)
+            self.promised = max(self.promised, rnd)
         elif entry.kind is Kind.DECIDED:
-            self.closed = self.closed or value
-            return
+            self._told.setdefault(entry.device_id, value)
         elif rnd.n == 0 and rnd.incarnation != self.base.writer:
             return  # round 0 is the owner's alone
         elif self._accepts.setdefault(rnd, value) != value:
             self.clash = True
             return
-        elif self.accepted is None or self.accepted[0] < rnd:
-            self.accepted = (rnd, value)
-        self.promised = max(self.promised, rnd)
+        else:
+            if self.accepted is None or self.accepted[0] < rnd:
+                self.accepted = (rnd, value)
+            self.promised = max(self.promised, rnd)
+        held = set(self._accepts.values())
+        self.contrary = {device for device, told in self._told.items() if held and told not in held}
+        if self.closed is None:
+            self.closed = next((told for told in self._told.values() if told in held), None)

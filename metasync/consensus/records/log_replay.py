@@ -6,7 +6,10 @@ immutable entries before it alone, so every reader of the same log computes the 
 
     PREPARE(r)    effective iff r > promised                                     promised = r
     ACCEPT(r, x)  effective iff r >= promised and not another value in round r   promised = accepted round = r
-    DECIDED(x)    closes the log: nothing later is effective
+    DECIDED(x)    closes the log, if x is what it accepted last: nothing later is effective
+
+DECIDED is no vote (rule 8.1). Its signer may lie, so it says nothing of other logs, and what the log accepted before
+stays as it was. One that contradicts the log has no effect, and `contrary` names its device.
 
 A signer whom the device set of v-1 does not admit makes an entry VOID: it keeps its index and has no effect. So does a
 value that fails the checks of `ValueRules`. They rest on the entry and on what its base names, so that all readers
@@ -200,7 +203,9 @@ class Replay:
     promised: Round = NEVER
     accepted: tuple[Round, State] | None = None  # in the highest round
     votes: dict[Round, State] = field(default_factory=dict)
+    prepared: set[Round] = field(default_factory=set)  # every round that was ever promised
     closed: State | None = None
+    contrary: set[bytes] = field(default_factory=set)  # devices whose DECIDED the log contradicts
     poison: str = ""
     newer: bool = False
     fork: bool = False
@@ -222,6 +227,10 @@ class Replay:
     def usable(self) -> bool:
         """False when this acceptor neither promises nor votes in this version."""
         return not self.poison
+
+    def lacks(self, rnd: Round) -> bool:
+        """True when this round was not promised here, and never can be."""
+        return rnd not in self.prepared and self.promised >= rnd
 
     def refuse(self, place: str, error: FormatError | UpgradeError) -> None:
         """From here on nothing more is to be read."""
@@ -266,9 +275,14 @@ class Log(Replay):
         return self.hashes[-1] if self.hashes else ZERO_HASH
 
     @property
+    def accepts(self) -> Mapping[Round, State]:
+        """Every value that was accepted here, by round."""
+        return self.votes
+
+    @property
     def silent(self) -> bool:
         """True when nobody can have counted a vote here, as far as the log was read."""
-        return not self.votes and self.closed is None
+        return not self.votes
 
     @property
     def shut(self) -> bool:
@@ -338,8 +352,13 @@ class Log(Replay):
         if value is None:
             if rnd > self.promised:
                 self.promised = rnd
+                self.prepared.add(rnd)
         elif entry.kind is Kind.DECIDED:
-            self.closed = value
+            if self.accepted is not None and self.accepted[1] == value:
+                self.closed = value
+            else:
+                self.contrary.add(entry.device_id)
+                self.void_values.append((entry.device_id, "it says that another value was decided"))
         elif accept_effective(self.promised, self.votes, rnd, value, self.base):
             self.promised = rnd
             self.accepted = (rnd, value)

@@ -1,0 +1,73 @@
+"""A device that lies: it has its own valid keys, keeps to no rule, and writes to the stores of a `World` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paxos_world import Workspace, World, change
+
+from metasync.consensus import State
+from metasync.consensus.records.entry import (
+    Entry,
+    Kind,
+    Round,
+    Seen,
+    block_path,
+    entry_path,
+    seal_block,
+    seal_entry,
+)
+from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, successor
+from metasync.keys.derive import sha256
+
+NOBODY = Round(0, ZERO_ID)  # of every DECIDED
+
+
+@dataclass
+class Forger:
+    """`device`: whose keys it signs with. `incarnation`: of its rounds."""
+
+    world: World
+    ws: Workspace
+    device: int
+    incarnation: bytes = b"\x66" * 16
+
+    def lie(self, base: State, op: bytes = b"lie-", *, skip: bytes | None = None) -> State:
+        """A value of its own after `base`."""
+        return successor(base, change(op * 4), skip=base.hash if skip is None else skip, writer=self.incarnation)
+
+    def round(self, n: int) -> Round:
+        return Round(n, self.incarnation)
+
+    def tell(
+        self, base: State, names: Iterable[str], kind: Kind, rnd: Round, value: State | None = None,
+        seen: Sequence[Seen] = (),
+    ) -> None:  # fmt: skip
+        """Appends one message to these backends' logs of the version after `base`, or writes its next block there."""
+        for name in names:
+            self._append(base, name, kind, rnd, value, tuple(seen))
+
+    def _append(
+        self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, seen: tuple[Seen, ...]
+    ) -> None:
+        ws, store = self.ws, self.world.stores[name]
+        me, a, v = ws.identities[self.device], ws.acceptor_of(name), base.v + 1
+        block = ws.forms.get(name) == "block"
+        idx, last = 0, ZERO_HASH
+        while (path := self.place(base, name, idx)) in store:
+            idx, last = idx + 1, sha256(store[path])
+        entry = Entry(
+            acceptor_id=a, v=v, idx=idx, prev_entry=last, base=base, kind=kind, round=rnd, value=value,
+            entry_id=self.world.rng.randbytes(16), device_id=me.device_id, seen=seen,
+        )  # fmt: skip
+        seal = seal_block if block else seal_entry
+        store[path] = seal(ws.keys, entry, me.sign_private, self.world.rng.randbytes(32))
+
+    def place(self, base: State, name: str, idx: int) -> str:
+        """Where an entry of the version after `base` lies, or a block of this device."""
+        ws, a = self.ws, self.ws.acceptor_of(name)
+        if ws.forms.get(name) == "block":
+            me = ws.identities[self.device].device_id
+            return block_path(ws.keys, base.epoch, base.era, a, base.v + 1, me, idx)
+        return entry_path(ws.keys, base.epoch, base.era, a, base.v + 1, idx)
