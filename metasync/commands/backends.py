@@ -112,8 +112,8 @@ def backend_add(options: Options, url: str, replaces: str | None, dry_run: bool)
     """Adds a backend for all devices, and links this one to it.
 
     Other devices go on as they are; `metasync backend link` there tells them how to reach it. Stored data stay
-    where they are. --replace takes out a backend that is dead or was emptied, in the same step; the new one may
-    have its URL.
+    where they are. Asks for the passphrase where the votes that it was given for make no quorum any more. --replace
+    takes out a backend that is dead or was emptied, in the same step; the new one may have its URL.
 
     \b
     Example:
@@ -134,7 +134,7 @@ def backend_remove(options: Options, name: str, dry_run: bool) -> None:
     """Removes a backend, for all devices.
 
     The backend may be dead. What it holds is left there. Asks for the passphrase where fewer backends may lie then
-    than the workspace promises.
+    than the workspace promises, or too few of the votes that it was given for are left.
 
     \b
     Example:

@@ -89,6 +89,7 @@ def decode_chain(r: Reader) -> AdminChain:
 POLICY_BYTES_MAX: Final = 1 << 19
 SLOTS_MAX: Final = 256
 REVOKED_MAX: Final = 4096
+ACCEPTORS_MAX: Final = 32
 CHAINS_MAX: Final = 256
 STEPS_MAX: Final = 16
 STEP_BYTES_MAX: Final = 255
@@ -101,7 +102,8 @@ class Policy:
 
     `era`, `version`: as which it was agreed. `keyring`: SHA-256 of the ring of the epoch that `chain` ends with.
     `chains`: the translator chains of every config, exactly. `copies`, `f`: a config has as many at least, and in
-    Byzantine mode is one of f > 0. `revoked_ids`, `revoked_keys` (Ed25519) ascend, as `slots` do.
+    Byzantine mode is one of f > 0. `acceptors`: (id, birth) of votes that make a quorum of every config by themselves,
+    ascending. `revoked_ids`, `revoked_keys` (Ed25519) ascend, as `slots` do.
     """
 
     chain: AdminChain
@@ -113,6 +115,7 @@ class Policy:
     chains: tuple[tuple[str, ...], ...]
     copies: int
     f: int
+    acceptors: tuple[tuple[bytes, bytes], ...]
     slots: tuple[tuple[int, bytes], ...]
     revoked_ids: tuple[bytes, ...] = ()
     revoked_keys: tuple[bytes, ...] = ()
@@ -142,6 +145,8 @@ class Policy:
                 *(u8(len(steps)) + b"".join(text16(name) for name in steps) for steps in self.chains),
                 u8(self.copies),
                 u8(self.f),
+                u8(len(self.acceptors)),
+                *(acceptor_id + birth for acceptor_id, birth in self.acceptors),
                 u16(len(self.slots)),
                 *(u8(kind) + key for kind, key in self.slots),
                 u16(len(self.revoked_ids)),
@@ -162,6 +167,7 @@ class Policy:
             raise ValueError("not the admin key of the policy's epoch")
         new = replace(
             new,
+            acceptors=tuple(sorted(set(new.acceptors))),
             slots=tuple(sorted(set(new.slots))),
             revoked_ids=tuple(sorted(set(new.revoked_ids))),
             revoked_keys=tuple(sorted(set(new.revoked_keys))),
@@ -178,7 +184,23 @@ class Policy:
             return f"{copies} copies of each pack, and the policy says {self.copies} at least"
         if config.f < self.f:
             return f"it allows for {config.f} backends that lie, and the policy says {self.f} at least"
+        named = len(set(voters(config)) & set(self.acceptors))
+        if named < config.quorum:
+            return (
+                f"{named} of its {config.n} voting backends are ones that the policy names, and {config.quorum} must be"
+            )
         return ""
+
+
+def voters(config: Config) -> tuple[tuple[bytes, bytes], ...]:
+    """The acceptors of a config, as a policy names them."""
+    return tuple((acceptor.acceptor_id, acceptor.birth) for _, acceptor in config.acceptors)
+
+
+def allowing(policy: Policy, config: Config, admin_private: bytes, **changes: Any) -> Policy:
+    """The policy with these changes, in which it is no stricter than `config`."""
+    copies, f = min(policy.copies, config.survives.copies + 1), min(policy.f, config.f)
+    return policy.signed(admin_private, copies=copies, f=f, acceptors=voters(config), **changes)
 
 
 def make_policy(
@@ -208,6 +230,7 @@ def make_policy(
         chains=config.chains,
         copies=config.survives.copies + 1,
         f=config.f,
+        acceptors=voters(config),
         slots=tuple(slots),
         revoked_ids=tuple(revoked_ids),
         revoked_keys=tuple(revoked_keys),
@@ -231,18 +254,22 @@ def decode_policy(data: bytes) -> Policy:
         for _ in range(_bounded(r, r.u16(), CHAINS_MAX, 1))
     )
     copies, f = r.u8(), r.u8()
+    named = tuple((r.take(16), r.take(32)) for _ in range(_bounded(r, r.u8(), ACCEPTORS_MAX, 48)))
     slots = tuple((r.u8(), r.take(32)) for _ in range(_bounded(r, r.u16(), SLOTS_MAX, 33)))
     ids = tuple(r.take(16) for _ in range(_bounded(r, r.u16(), REVOKED_MAX, 16)))
     keys = tuple(r.take(32) for _ in range(_bounded(r, r.u16(), REVOKED_MAX, 32)))
     tags = r.tags()
     out = Policy(
-        chain, era, version, min_fmt, keyring, bool(encrypted), steps, copies, f, slots, ids, keys, tags,
+        chain, era, version, min_fmt, keyring, bool(encrypted), steps, copies, f, named, slots, ids, keys, tags,
         r.take(SIGNATURE_BYTES),
     )  # fmt: skip
     r.end()
     if encrypted > 1 or not min_fmt or not copies or not steps:
         raise FormatError("policy: a value that is out of bounds")
-    if not all(ascending(items) for items in ([u8(kind) + key for kind, key in slots], ids, keys)):
+    if not all(
+        ascending(items)
+        for items in ([a + birth for a, birth in named], [u8(kind) + key for kind, key in slots], ids, keys)
+    ):
         raise FormatError("policy: out of order")
     if not verify(chain.admin, _SIGNED, out._body(), out.signature):
         raise FormatError("policy: the admin's signature is wrong")

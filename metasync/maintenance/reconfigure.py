@@ -39,6 +39,7 @@ from metasync.errors import (
 )
 from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
+from metasync.keys.policy import allowing
 from metasync.local.state_keys import META_KIND, UNFINISHED_KEY
 from metasync.members import key_copies, key_store
 from metasync.members.found import ID_BYTES, take_away
@@ -115,18 +116,11 @@ def _allowing(s: Session, base: Agreed, new: Config, passphrase: str | None, wea
     """The device set with a policy that allows `new`, signed with the admin key that the passphrase opens."""
     if passphrase is None:
         raise WeakeningError(
-            f"this weakens the workspace, which takes its passphrase: {weaker}",
-            next_step="Give the passphrase, or keep the backend.",
+            f"this takes the workspace's passphrase: {weaker}", next_step="Give it, or leave the backends as they are."
         )
     opened, state = key_store.open_admin_key(s, base.state, passphrase), base.state
     old = base.devices.policy
-    policy = old.signed(
-        opened.admin_private,
-        era=state.era,
-        version=state.v + 1,
-        copies=min(old.copies, new.survives.copies + 1),
-        f=min(old.f, new.f),
-    )
+    policy = allowing(old, new, opened.admin_private, era=state.era, version=state.v + 1)
     return replace(base.devices, policy_data=policy.encode())
 
 
@@ -379,7 +373,7 @@ def _report(
     moving: Moving | None = None, weaker: str = "",
 ) -> BackendChange:  # fmt: skip
     moving = moving or Moving()
-    kept = [f"This weakens the workspace, which takes its passphrase: {weaker}."] if weaker else []
+    kept = [f"This takes the workspace's passphrase: {weaker}."] if weaker else []
     if moving.packs:
         kept.append("What lies elsewhere now than it belongs is read where it was; nothing was deleted or moved yet.")
     if wanted.leaves and wanted.leaves not in {b.backend_id for b in new.backends}:

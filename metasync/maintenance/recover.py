@@ -37,6 +37,7 @@ from metasync.errors import (
 )
 from metasync.events import Notice, Phase
 from metasync.keys.device_set import DeviceSet
+from metasync.keys.policy import allowing
 from metasync.local.state_keys import UNFINISHED_KEY
 from metasync.maintenance.reconfigure import has_copy, where_not
 from metasync.maintenance.repair import give_back
@@ -295,15 +296,8 @@ def _restarted(s: Session, old: Config, ended: State, lost: Collection[bytes], p
 def _restarted_devices(opened: Opened, state: State, ended: State, config: Config) -> DeviceSet:
     """The device set of the new era: the same devices, under a policy that its config can keep to."""
     old = opened.devices.policy
-    policy = old.signed(
-        opened.admin_private,
-        era=ended.era + 1,
-        version=ended.v + 1,
-        keyring=state.keyring,
-        min_fmt=state.min_fmt,
-        copies=min(old.copies, config.survives.copies + 1),
-        f=min(old.f, config.f),
-    )
+    first = {"era": ended.era + 1, "version": ended.v + 1, "keyring": state.keyring, "min_fmt": state.min_fmt}
+    policy = allowing(old, config, opened.admin_private, **first)
     return replace(opened.devices, policy_data=policy.encode())
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from metasync.consensus.reconfigure import check_step
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.state import successor
 from metasync.errors import BackendError, DamagedError, ForkError, NoQuorumError, UnreachableError, UsageError
+from metasync.keys.device_set import DeviceSet
+from metasync.keys.policy import allowing
 from metasync.runtime.effects import Op, Reply, Sleep, Task
 
 RUNS = int(os.environ.get("METASYNC_RECONFIG_RUNS", "48"))
@@ -87,14 +89,27 @@ def changing(
         joined = {a.acceptor_id for _, a in new.acceptors} - {a.acceptor_id for _, a in old.acceptors}
         digest = yield from group.prepare_config(base, new, {a: room.births[a] for a in joined}, ())
         room.configs[digest] = new
+        devices = yield from allowed(room, group, base, new)
         decided = yield from group.propose(
-            base, lambda digest=digest: Change(op_id, config=digest), op_id=op_id, deadline_s=deadline_s
+            base,
+            lambda digest=digest, devices=devices: Change(op_id, config=digest, devices=devices),
+            op_id=op_id,
+            deadline_s=deadline_s,
         )
         told.append(decided.state)
         if decided.mine:
             yield from group.fence(base, decided.state)
             return (yield from passing_on(room, group, decided.state, told))
         base = yield from group.get_recent(decided.state)
+
+
+def allowed(room: Room, group: Group, base: State, new: Config) -> Task:
+    """-> the name of a device set with a policy that allows the config, as the admin signs it; None where it does."""
+    devices: DeviceSet = (yield from group.enter(base)).devices
+    if not devices.policy.contradiction(new):
+        return None
+    policy = allowing(devices.policy, new, room.ws.admin, era=base.era, version=base.v + 1)
+    return (yield from group.put_const(base, replace(devices, policy_data=policy.encode()).encode()))
 
 
 def passing_on(room: Room, group: Group, base: State, told: list[State]) -> Task:

@@ -33,6 +33,7 @@ from metasync.consensus.records.state import State
 from metasync.errors import UpgradeError
 from metasync.keys.derive import RecordKind, sign_public
 from metasync.keys.device_set import DeviceSet, recertified
+from metasync.keys.policy import allowing
 
 SECOND = drawn("second admin")
 LONGER = CHAIN.extended(ADMIN, sign_public(SECOND))
@@ -96,6 +97,26 @@ def test_a_policy_may_allow_less_and_then_a_config_may_be_less() -> None:
     assert "1 copies" in fault(config=fewer)
     assert fault(config=fewer, devices=under(copies=1)) == ""
     assert "2 copies" in fault(devices=under(copies=3))  # a config that stays keeps to it, too
+
+
+def test_the_votes_that_the_policy_names_make_a_quorum_alone() -> None:
+    """Or a device could put votes of its own in the place of all others, one version after the other."""
+    four = changed(CONFIG.with_backends([*CONFIG.backends, backend(4)]))
+    assert fault(config=four) == ""  # three of four are known, and three make a quorum
+    rules = ValueRules(KEYS, four, DEVICES, BASE)
+    two = changed(four.with_backends([*four.backends[1:]]))
+    assert fault(config=two, rules=rules) == ""  # two of three
+    rules = ValueRules(KEYS, two, DEVICES, BASE)
+    five = changed(two.with_backends([*two.backends, backend(5)]))
+    assert fault(config=five, rules=rules) == "2 of its 4 voting backends are ones that the policy names, and 3 must be"
+    named = allowing(POLICY, five, ADMIN, version=V)
+    assert fault(config=five, devices=replace(DEVICES, policy_data=named.encode()), rules=rules) == ""
+    first = CONFIG.backends[0]
+    assert first.acceptor is not None
+    reborn = replace(first, acceptor=replace(first.acceptor, birth=drawn("another birth")))
+    again = changed(two.with_backends([reborn, *two.backends[1:]]))
+    assert fault(config=changed(two.with_backends([*two.backends, reborn])), rules=rules)
+    assert again.n == 3
 
 
 def rotated(**changes: Any) -> DeviceSet:

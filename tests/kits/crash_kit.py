@@ -229,7 +229,7 @@ def run_pull(directory: str) -> int:
 
 def run_backend_add(directory: str, url: str) -> int | None:
     with Workspace.open(directory) as w:
-        return w.backend_add(url).version
+        return w.backend_add(url, passphrase=PASSPHRASE).version
 
 
 def run_backend_role(directory: str, name: str, role: Literal["both", "storage"]) -> int | None:

@@ -290,7 +290,7 @@ def test_what_weakens_the_workspace_takes_the_passphrase_and_is_told(lab: Lab, m
         laptop.backend_remove("d", passphrase="another")
     assert config_of(laptop) == before
     shown = laptop.backend_remove("d", dry_run=True)
-    assert any("takes its passphrase" in text for text in shown.kept)
+    assert any("takes the workspace's passphrase" in text for text in shown.kept)
     monkeypatch.delenv("METASYNC_PASSPHRASE")
     ran = lab.cli("backend", "remove", "d")
     assert (ran.code, "no passphrase" in ran.err) == (2, True)
@@ -304,6 +304,18 @@ def test_what_weakens_the_workspace_takes_the_passphrase_and_is_told(lab: Lab, m
     write(lab.root / "desktop", {"x": b"x"})
     assert other.push().version is not None
     lab.reopen(laptop).key_rotate(PASSPHRASE)  # what is in force becomes what is promised
+
+
+def test_a_second_vote_that_nobody_vouched_for_takes_the_passphrase(lab: Lab) -> None:
+    """One device cannot put votes of its own in the place of all others, one after the other."""
+    laptop = lab.init(lab.urls("a", "b", "c"))
+    laptop.backend_add(lab.url("d"))
+    with pytest.raises(WeakeningError, match="2 of its 4 voting backends"):
+        laptop.backend_add(lab.url("e"), replaces="a")
+    assert names_of(laptop) == {"a", "b", "c", "d"}
+    laptop.backend_add(lab.url("e"), replaces="a", passphrase=PASSPHRASE)
+    write(lab.root / "laptop", {"x": b"x"})
+    assert laptop.push().version is not None
 
 
 def test_who_chose_to_allow_for_no_liar_keeps_it_so(lab: Lab) -> None:
@@ -341,9 +353,9 @@ def test_a_sleeper_over_three_changes(lab: Lab) -> None:
     laptop = lab.init(lab.urls("a", "b", "c"))
     sleeper = lab.clone(lab.urls("a", "b", "c"))
     sleeper.close()
-    laptop.backend_add(lab.url("d"))
+    laptop.backend_add(lab.url("d"), passphrase=PASSPHRASE)
     laptop.backend_remove("a")
-    laptop.backend_add(lab.url("e"))
+    laptop.backend_add(lab.url("e"), passphrase=PASSPHRASE)
     write(lab.root / "laptop", {"x": b"x"})
     laptop.push("after all that")
     sleeper = lab.reopen(sleeper)

@@ -179,7 +179,7 @@ def test_backends_can_be_added_afterwards(lab: Lab) -> None:
     lose(lab, "b", "c")
     one = lab.reopen(one)
     one.recover(["b", "c"], PASSPHRASE, confirm="docs")
-    one.backend_add(lab.url("d"))
+    one.backend_add(lab.url("d"), passphrase=PASSPHRASE)
     write(one.directory, {"more": b"more"})
     one.push()
     other = lab.keep(Workspace.open(lab.root / "desktop"))
@@ -198,7 +198,7 @@ def test_a_second_loss_is_another_era(lab: Lab) -> None:
     lose(lab, "b", "c")
     one = lab.reopen(one)
     assert one.recover(["b", "c"], PASSPHRASE, confirm="docs").era == 1
-    one.backend_add(lab.url("d"))
+    one.backend_add(lab.url("d"), passphrase=PASSPHRASE)
     write(one.directory, {"in era 1": b"1"})
     one.push()
     lose(lab, "d")

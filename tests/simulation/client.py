@@ -400,11 +400,11 @@ def _changed(w: Workspace, step: Step, agreed: Agreed) -> Any:
     if step.kind == "add":
         spare = agreed.spare(step.target)
         role = "?role=storage" if step.seed % 4 == 0 else ""
-        return None if spare is None else w.backend_add(url_of(spare) + role)
+        return None if spare is None else w.backend_add(url_of(spare) + role, passphrase=PASSPHRASE)
     if step.kind == "rename":
         return w.backend_set(name, new_name=f"n{step.seed % 1000}")
     if step.kind == "promote":
-        return w.backend_set(name, role="both")
+        return w.backend_set(name, role="both", passphrase=PASSPHRASE)
     if not agreed.may_leave(name):
         return None
     if step.kind == "remove":

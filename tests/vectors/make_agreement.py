@@ -912,6 +912,7 @@ def policies() -> Cases:
     yield "policy-bad-min-fmt", altered("another oldest format than was signed", min_fmt=2)
     yield "policy-bad-keyring", altered("another ring than was signed", keyring=drawn("bogus"))
     yield "policy-bad-version", altered("another sequence number than was signed", version=7)
+    yield "policy-bad-acceptors", altered("a vote fewer than was signed", acceptors=POLICY.acceptors[1:])
     yield "policy-bad-slots", altered("without the slot that was signed", slots=())
     yield "policy-bad-revoked", altered("without the revocation that was signed", revoked_ids=())
     old = replace(later, signature=sign(ADMIN, "policy 1", later.encode()[:-64]))

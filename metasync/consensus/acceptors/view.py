@@ -49,9 +49,10 @@ from metasync.consensus.records.entry import (
 from metasync.consensus.records.era import read_tombstone
 from metasync.consensus.records.log_replay import Log, ValueRules
 from metasync.consensus.records.state import State
-from metasync.errors import BackendError, FormatError, FullError, NotFoundError, UpgradeError
+from metasync.errors import BackendError, FormatError, FullError, NotFoundError, RefusedError, UpgradeError
 from metasync.keys.derive import sha256
-from metasync.runtime.effects import Now, Op, Reply, Task
+from metasync.runtime.effects import Now, Op, Reply, Task, patience_s
+from metasync.runtime.sizes import SMALL_BYTES_MAX
 
 DELTA_S: Final = 300.0  # with suspend; a removed backend is wiped much later than this after the fence
 TRUST_S: Final = 86_400.0  # how long a look at an acceptor's floor counts
@@ -176,9 +177,12 @@ class AcceptorView(ABC):
         backend = self.reach()
         if backend is None:
             return BackendError("not linked")
-        # Twice the bound: a longer entry than ours is read far enough to be told from one that is not there.
-        most = 2 * ENTRY_BYTES_MAX + OBJECTS_BYTES_MAX
-        reply: Reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=OP_TIMEOUT_S)
+        # As a small call, which it is but for an entry with a large device set: a large one may wait for its turn.
+        reply: Reply = yield Op(backend, "get", path, max_bytes=SMALL_BYTES_MAX, timeout_s=OP_TIMEOUT_S)
+        if isinstance(reply.error, RefusedError):
+            self.fault(reply.error)  # until it was read
+            most = ENTRY_BYTES_MAX + OBJECTS_BYTES_MAX
+            reply = yield Op(backend, "get", path, max_bytes=most, timeout_s=patience_s(most))
         if isinstance(reply.error, NotFoundError):
             return None
         return reply.error if reply.error is not None else reply.value
