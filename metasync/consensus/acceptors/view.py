@@ -344,21 +344,32 @@ class AcceptorView(ABC):
         if found is not None and not self.opens(seen, epoch, found):  # on its way, again and again: no other entry
             self.fault(BackendError(f"{_entry(seen)} is damaged"))
             return False
+        return (yield from self._missed(last, gone=found is None))
+
+    def _missed(self, last: Remembered, *, gone: bool) -> Task:
+        """After an entry was not found, or another one. -> bool: a floor explains it; else it may be suspicious."""
+        memory, seen = self.memory, last.seen
         # Below a floor it was deleted, and what a machine that slept has sent since may lie in its place.
-        if (yield from self._is_below_floor(seen.v)):
+        deleted = yield from self._is_below_floor(seen.v)
+        if deleted is None:
+            return False  # a store that is too busy to say has done nothing wrong
+        if deleted:
             if memory.last is last:
                 memory.last, memory.unaudited = None, False
             return True
         if memory.told_by and (yield Now()) - memory.told_at < LAG_S:
             return False  # the store may show it a little later to this device than to that one
         told = f", which device {memory.told_by.hex()[:8]} saw," if memory.told_by else ""
-        memory.suspicion = f"{_entry(seen)}{told} is {'gone' if found is None else 'another'}"
+        memory.suspicion = f"{_entry(seen)}{told} is {'gone' if gone else 'another'}"
         return False
 
     def _is_below_floor(self, v: int) -> Task:
-        """-> bool: it has a floor above v, so that its log of v may have been deleted."""
+        """-> bool: it has a floor above v, so that its log of v may have been deleted. None if it does not answer."""
         found = yield from self.get(floor_path(self.acceptor_id, covering(v)))
-        if not isinstance(found, bytes):
+        if isinstance(found, BackendError):
+            self.fault(found)
+            return None
+        if found is None:
             return False
         if shown_epoch(found) > self.m.keys.epoch:
             return True  # not to be read yet: who looks further finds the keys, or takes the acceptor for broken
