@@ -30,6 +30,7 @@ from metasync.runtime.effects import Gather, Op, Random, Reply, Task
 
 HINT_EVERY: Final = 16  # versions between hints
 HEADS_MAX: Final = 64  # devices whose heads are compared
+AHEAD_MAX: Final = 1 << 20  # versions; a head that claims more beyond the newest is made up (consensus.md, rule 8.3)
 WAIT_S: Final = 5.0  # so long is waited for them
 
 
@@ -109,6 +110,8 @@ def check_heads(m: Participant, instance: Instance, backends: Sequence[str]) -> 
     state = instance.base
     ahead, apart = [], []
     for head in (h for h in got.values() if h is not None):
+        if head.v > state.v + AHEAD_MAX:
+            continue
         if head.v > state.v:
             ahead.append(head)
         elif (yield from _hash_at(m, instance, head.v)) not in (head.state_hash, None):
