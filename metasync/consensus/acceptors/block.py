@@ -212,9 +212,9 @@ class BlockAcceptor(AcceptorView):
             if data is not None:
                 try:
                     return self._opened(data, self.base, v, device, 0)
-                except (FormatError, UpgradeError):
-                    continue  # whoever reads these blocks in earnest will say what is wrong with them
-        return None
+                except (FormatError, UpgradeError) as e:
+                    failed = BackendError(f"block 0 of version {v}: {e.message}")  # no answer, and not "nothing there"
+        return failed
 
     # writing
 

@@ -79,8 +79,8 @@ class LogAcceptor(AcceptorView):
             return found
         try:
             return self._opened(found, v, 0, self.base.epoch)
-        except (FormatError, UpgradeError):
-            return None  # whoever reads this log in earnest will say what is wrong with it
+        except (FormatError, UpgradeError) as e:
+            return BackendError(f"entry 0 of version {v}: {e.message}")  # no answer, and not "nothing there"
 
     def look(self, *, beyond: bool = False) -> Task:
         """Reads the log onwards to its end, and the birth object beside every step. -> Outcome.
