@@ -1076,6 +1076,8 @@ def several_logs() -> Cases:
     yield "logs-order-of-rounds", logs(about, outdone, voted(2, by=low), at(3), open=X.hash)
     fenced = [voted(i).decided(Y) for i in (1, 2)]
     yield "logs-fenced", logs("a DECIDED of another value after the votes", *fenced, decided=X.hash)
+    lying = [voted(i).accept(2, Y, two) for i in (1, 2)]
+    yield "logs-unearned", logs("two later votes in a round that nobody prepared: none", *lying, at(3), decided=X.hash)
     told = [at(i).decided(X) for i in (1, 2, 3)]
     yield "logs-decided-alone", logs("DECIDED in every log, and no vote: it is told, and not decided", *told)
     rubbish = voted(2).add(Kind.PREPARE, 2, raw=bytes(512))
