@@ -519,7 +519,7 @@ def values_by_round(world: World, ws: Workspace, base: State) -> dict[Any, set[b
 
     found: dict[Any, set[bytes]] = {}
     for acceptor_id, name in ws.links.items():
-        log = Log(ws.keys, ws.devices, base, acceptor_id)
+        log = Log(ws.keys, ValueRules(ws.keys, ws.config, ws.devices, base), acceptor_id)
         while log.usable:
             path = entry_path(ws.keys, base.epoch, base.era, acceptor_id, log.v, log.next_idx)
             if path not in world.stores[name]:
