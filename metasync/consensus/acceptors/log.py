@@ -213,7 +213,8 @@ class LogAcceptor(AcceptorView):
             else:
                 checked = False
                 error = yield from self._read_taken()
-                self.note_read(before)
+                if self.is_fresh():  # one entry more does not make old ones fresh: what lies behind it is unread
+                    self.note_read(before)
                 if error is not None:
                     return self.fault(error)
 
