@@ -213,8 +213,6 @@ class LogAcceptor(AcceptorView):
             else:
                 checked = False
                 error = yield from self._read_taken()
-                if self.is_fresh():  # one entry more does not make old ones fresh: what lies behind it is unread
-                    self.note_read(before)
                 if error is not None:
                     return self.fault(error)
 
@@ -241,6 +239,7 @@ class LogAcceptor(AcceptorView):
         """Reads the slot that a create found taken. -> None, or the `BackendError`."""
         log = self.log
         for attempt in range(LAG_TRIES):
+            before = yield Now()
             got = yield Gather({"slot": self.get(self.place(log.next_idx)), "birth": self.read_birth()})
             found = got["slot"]
             if isinstance(found, BackendError):
@@ -251,6 +250,8 @@ class LogAcceptor(AcceptorView):
                 return BackendError("its floor was looked at too long ago: the machine slept")
             if found is not None:
                 self._take_in(log, found)
+                if self.is_fresh():  # one entry more does not make old ones fresh: what lies behind it is unread
+                    self.note_read(before)
                 return None
             yield Sleep(RETRY_FIRST_S * (1 << attempt))
         return BackendError("says that a log entry exists, and does not show it")
