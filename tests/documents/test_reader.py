@@ -1,0 +1,315 @@
+"""The second implementation, `docs/reference/reader.py`, restores what the product wrote, byte for byte."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from workspace_kit import CHEAP, PASSPHRASE, Lab, Node, flip, tree_of, write
+
+from metasync.workspace import Workspace
+
+READER = Path(__file__).parents[2] / "docs" / "reference" / "reader.py"
+EMPTY = base64.b64encode(zlib.compress(b""))
+KEPT = {
+    p.stem: json.loads(p.read_text("utf-8")) for p in (Path(__file__).parents[1] / "vectors/workspaces").glob("*.json")
+}
+LIBRARIES = {"blake3", "cryptography", "mnemonic", "zstandard"}
+ALL = ("a", "b", "c")
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reader", READER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["reader"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+reader = _load()
+
+
+class Ran(NamedTuple):
+    """How the reader ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`reader.py` with these words, and the passphrase in a file."""
+
+    def call(*words: str | Path, secret: str = PASSPHRASE, option: str = "--passphrase-file") -> Ran:
+        file = tmp_path / "secret"
+        file.write_text(secret + "\n")
+        monkeypatch.setattr(sys, "argv", ["reader.py", option, str(file), *map(str, words)])
+        capsys.readouterr()
+        code = reader.main()
+        out = capsys.readouterr()
+        return Ran(code, out.out, out.err)
+
+    return call
+
+
+def restored(run: Run, dest: Path, *words: str | Path, code: int = 0, **how: Any) -> dict[bytes, Node]:
+    """What the reader restores from these folders."""
+    done = run(*words, "--restore", dest, **how)
+    assert done.code == code, done.err
+    tree = tree_of(dest)
+    for folder, _, _ in os.walk(dest):
+        os.chmod(folder, 0o755)
+    shutil.rmtree(dest)
+    return tree
+
+
+def fill(root: Path, laptop: Workspace) -> list[dict[bytes, Node]]:
+    """Several versions with all that a tree can have; -> the tree of each, from version 1 on."""
+    big = b"".join(i.to_bytes(4, "big") * 64 for i in range(12_000))  # 3 MB: many chunks
+    write(root, {"a.txt": b"first", "sub/deep/b.bin": bytes(range(256)), "empty": b"", "big.bin": big})
+    write(root, {"sp ace\n\u00e9": b"odd", "run.sh": b"#!/bin/sh\n"})
+    (root / "run.sh").chmod(0o751)
+    (root / "link").symlink_to("sub/deep/b.bin")
+    (root / "void").mkdir(mode=0o700)
+    Path(os.fsdecode(os.fsencode(root) + b"/raw\xff")).write_bytes(b"no UTF-8")
+    os.utime(root / "a.txt", ns=(1, 1_234_567_890_123_456_789))
+    trees = []
+
+    def push(message: str) -> None:
+        laptop.push(message)
+        trees.append(tree_of(root))
+
+    push("one")
+    (root / "sub" / "deep" / "b.bin").rename(root / "sub" / "moved.bin")
+    (root / "empty").unlink()
+    push("two")
+    write(
+        root,
+        {"big.bin": big[:1_000_000] + b"edited" + big[1_000_000:], **{f"many/{i:04}": b"%d" % i for i in range(900)}},
+    )
+    push("three")
+    return trees
+
+
+def stores(lab: Lab, *names: str) -> list[Path]:
+    """The folders of these backends."""
+    return [lab.store(name) for name in names or ALL]
+
+
+def test_it_stands_alone() -> None:
+    """It imports the standard library and four packages, and nothing of the product."""
+    names = set()
+    for node in ast.walk(ast.parse(READER.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    assert names - set(sys.stdlib_module_names) == LIBRARIES
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> None:
+    """Each version is restored as it was, the history and the list are told, whichever backend is missing."""
+    laptop = lab.init(lab.urls(*ALL), encryption=encrypted)
+    trees = fill(lab.root / "laptop", laptop)
+    laptop.close()
+    dest = tmp_path / "restored"
+    assert restored(run, dest, *stores(lab)) == trees[-1]
+    for v, tree in enumerate(trees, 1):
+        assert restored(run, dest, *stores(lab), "--version", str(v)) == tree
+    history = run(*stores(lab), "--history")
+    assert history.code == 0
+    assert [(line.split("\t")[0], line.split("\t")[3]) for line in history.out.splitlines()] == [
+        ("3", "three"),
+        ("2", "two"),
+        ("1", "one"),
+    ]
+    listed = run(*stores(lab), "--list")
+    assert listed.code == 0 and len(listed.out.splitlines()) == len(trees[-1])
+    assert "sp ace\\n\u00e9" in listed.out and "raw\\xff" in listed.out
+    for missing in ALL:
+        names = [name for name in ALL if name != missing]
+        assert restored(run, dest, *stores(lab, *names)) == trees[-1]
+
+
+def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A rotation with a new passphrase, a device revoked, a backend replaced: the newest is found from the genesis."""
+    laptop = lab.init(lab.urls(*ALL))
+    root = lab.root / "laptop"
+    trees = fill(root, laptop)
+    desktop = lab.clone(lab.urls(*ALL))
+    write(lab.root / "desktop", {"from-desktop": b"yes"})
+    desktop.sync("desktop's")
+    desktop.close()
+    laptop.pull()
+    laptop.device_revoke(["desktop"], PASSPHRASE, new_passphrase="another horse entirely")
+    write(root, {"a.txt": b"after the rotation"})
+    laptop.push("rotated")
+    laptop.backend_add(lab.url("d"), replaces="b", passphrase="another horse entirely")
+    write(root, {"a.txt": b"after the replacement"})
+    laptop.push("replaced")
+    laptop.close()
+    tree, dest, new = tree_of(root), tmp_path / "restored", "another horse entirely"
+    for names in (("a", "b", "c", "d"), ("a", "c", "d"), ("a", "b", "c"), ("a", "b", "d"), ("b", "c", "d")):
+        assert restored(run, dest, *stores(lab, *names), secret=new) == tree, names
+    assert restored(run, dest, *stores(lab, "a", "c", "d"), "--version", "2", secret=new) == trees[1]
+    old = run(*stores(lab), "--restore", dest)
+    assert old.code == 1 and "was it changed" in old.err
+
+
+def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A new era is followed from the one store that is left, and also where the lost ones came back."""
+    laptop = lab.init(lab.urls(*ALL), replicas=3)
+    root = lab.root / "laptop"
+    fill(root, laptop)
+    laptop = lab.reopen(laptop)
+    gone = [lab.lose("b"), lab.lose("c")]
+    lab.hurry()
+    laptop.recover(["b", "c"], PASSPHRASE, confirm="docs")
+    write(root, {"a.txt": b"in the new era"})
+    laptop.push("restarted")
+    laptop.close()
+    assert restored(run, tmp_path / "restored", lab.store("a")) == tree_of(root)
+    assert restored(run, tmp_path / "restored", lab.store("a"), *gone) == tree_of(root)
+
+
+def test_too_few_folders(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """One folder of three proves nothing: it shows what it can, says so, and goes further only when it is told to."""
+    laptop = lab.init(lab.urls(*ALL), replicas=3)
+    root = lab.root / "laptop"
+    trees = fill(root, laptop)
+    laptop.close()
+    done = run(lab.store("a"), "--history")
+    assert done.code == 3 and "--unproven" in done.err
+    assert restored(run, tmp_path / "restored", lab.store("a"), "--unproven", code=3) == trees[-1]
+
+
+def test_a_vote_that_is_missing_is_made_up_for_by_what_stands_on_it(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """Of version 1 one vote is left in these folders; version 2, which both have, proves it."""
+    laptop = lab.init(lab.urls(*ALL))
+    write(lab.root / "laptop", {"a": b"1"})
+    laptop.push("one")
+    laptop.close()
+    before = set(lab.objects("b", "px"))
+    laptop = lab.reopen(laptop)
+    write(lab.root / "laptop", {"a": b"2"})
+    laptop.push("two")
+    laptop.close()
+    for path in before:
+        path.unlink()
+    assert restored(run, tmp_path / "restored", *stores(lab, "a", "b")) == tree_of(lab.root / "laptop")
+    for path in lab.objects("b", "px"):
+        path.unlink()
+    done = run(*stores(lab, "a", "b"), "--list")
+    assert done.code in (0, 3) and "version 2" not in done.out
+
+
+@pytest.mark.parametrize("without", ["", "a", "b", "c"])
+@pytest.mark.parametrize("case", KEPT.values(), ids=KEPT)
+def test_a_kept_workspace(case: dict[str, Any], without: str, run: Run, tmp_path: Path) -> None:
+    """What was once written is read for ever, with the passphrase and with the phrase."""
+    for name, objects in case["backends"].items():
+        for path, data in objects.items() if name != without else ():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_bytes(base64.b64decode(data))
+    folders = [tmp_path / name for name in case["backends"] if name != without]
+    how = (
+        {"secret": case["recovery_phrase"], "option": "--phrase-file"}
+        if without == "a"
+        else {"secret": case["passphrase"]}
+    )
+    tree = restored(run, tmp_path / "restored", *folders, **how)
+    assert {os.fsdecode(path): node for path, node in tree.items()} == {
+        path: Node(
+            "link" if one["kind"] == "symlink" else one["kind"],
+            int(one.get("mode", "0"), 8),
+            int(one.get("mtime_ns", tree[os.fsencode(path)].mtime_ns)),
+            os.fsencode(one["target"])
+            if "target" in one
+            else zlib.decompress(base64.b64decode(one.get("data", EMPTY))),
+        )
+        for path, one in case["tree"].items()
+    }
+    history = [line.split("\t") for line in run(*folders, "--history", **how).out.splitlines()]
+    assert [(int(row[0]), row[2], row[3]) for row in history] == [
+        (one["version"], one["device"], one["message"]) for one in case["log"]
+    ]
+
+
+def test_damage(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A damaged copy gives way to another one; where there is none the file is named, and all else is restored."""
+    laptop = lab.init(lab.urls(*ALL))
+    root = lab.root / "laptop"
+    tree = fill(root, laptop)[-1]
+    laptop.close()
+    for path in lab.objects("a", "packs"):
+        flip(path, 60)
+    done = run(*stores(lab), "--restore", tmp_path / "one")
+    assert (done.code, tree_of(tmp_path / "one")) == (0, tree)
+    assert "damaged; looking for another copy" in done.err
+    big = max((path for name in ALL for path in lab.objects(name, "packs")), key=lambda path: path.stat().st_size)
+    for name in ALL:
+        for path in lab.objects(name, "packs"):
+            if path.name == big.name:
+                flip(path, 61)
+    done = run(*stores(lab), "--restore", tmp_path / "two")
+    left = tree_of(tmp_path / "two")
+    assert done.code == 1 and "not restored" in done.err
+    assert left.items() < tree.items()
+
+
+def test_what_is_refused(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A wrong passphrase, a phrase that is none, a folder that is not empty, a version that is not there."""
+    laptop = lab.init(lab.urls(*ALL))
+    write(lab.root / "laptop", {"a": b"1"})
+    laptop.push("one")
+    laptop.close()
+    assert run(*stores(lab), "--list", secret="wrong").code == 1
+    assert "misspelled" in run(*stores(lab), "--list", secret="abandon abandon", option="--phrase-file").err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert "not empty" in run(*stores(lab), "--restore", tmp_path / "full").err
+    assert "no version 7" in run(*stores(lab), "--list", "--version", "7").err
+    assert "no workspace" in run(tmp_path / "full", "--list").err
+
+
+def test_the_recovery_phrase_opens_it(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """The phrase that `init` shows is as good as the passphrase."""
+    made = Workspace.init(
+        lab.root / "laptop", name="docs", backends=lab.urls(*ALL), passphrase=PASSPHRASE, kdf=CHEAP, by_space=False
+    )
+    lab.keep(made.workspace)
+    write(lab.root / "laptop", {"a": b"1"})
+    made.workspace.push("one")
+    made.workspace.close()
+    phrase = made.recovery_phrase.upper()
+    tree = restored(run, tmp_path / "restored", *stores(lab), secret=phrase, option="--phrase-file")
+    assert tree == tree_of(lab.root / "laptop")
+
+
+@pytest.mark.parametrize("name", [b".metasync", b".MetaSync", b".meta\xe2\x80\x8bsync", b"METASY~1", b".metasync:x. "])
+def test_names_of_the_local_state(name: bytes) -> None:
+    """No name is written that some file system takes for `.metasync`."""
+    assert reader.is_local_state(name)
+
+
+@pytest.mark.parametrize("name", [b".metasync2", b"metasync", b"metasy~", b".metasync\xff", b"metasy~1x"])
+def test_names_that_are_not(name: bytes) -> None:
+    """Names that only look alike are written."""
+    assert not reader.is_local_state(name)
