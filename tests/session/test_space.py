@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from content_kit import IDS, FakeBackend, blob, noise, pack_all, pack_format, run
-from workspace_kit import Lab, tree_of, write
+from workspace_kit import PASSPHRASE, Lab, tree_of, write
 
 from metasync.backends.api import Space
 from metasync.config import DEFAULT_CAPACITY
@@ -676,7 +676,7 @@ def test_a_backend_without_a_capacity_among_weighted_ones(lab: Lab) -> None:
     lab.quotas["d"] = Quota(10 * GIB)
     lab.silent.add("d")
     w.backend_add(lab.url("c"))
-    w.backend_add(lab.url("d"))
+    w.backend_add(lab.url("d"), passphrase=PASSPHRASE)
     states = {b.name: b for b in w.backends()}
     assert (states["c"].capacity_bytes, states["c"].limit_bytes) == (9 * GIB, None)
     assert (states["d"].capacity_bytes, states["d"].limit_bytes) == (5 * GIB, None)

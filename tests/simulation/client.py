@@ -250,13 +250,14 @@ class Client:
             self.world.count("down for days")
 
     def _judge_conflicts(self, op: Operation, step: Step) -> None:
-        """A user's own past, pushed by its own device, is no other side of a conflict."""
+        """A user's own past, pushed by its own device, is no other side of a conflict. What the user wrote under another
+        name is: somebody's rename brought it there."""
         if not self.never_restored or step.agitate or self.agreed.forks:  # with an old past shown, others push it anew
             return
         tree = tree_of(self.volume)
         for path in op.conflicts:
             here = tree.get(path)
-            if here is not None and here.data in self.user.written and here.data not in self.moved():
+            if here is not None and (path, here.data) in self.user.stood and here.data not in self.moved():
                 raise Violation(f"{self.name}: {op.kind} found a conflict of {path!r} with what it had pushed itself")
 
     def _judge(self, op: Operation, error: MetaSyncError) -> None:
