@@ -15,6 +15,7 @@ _NUMBERS = r"D?\d+(?:\.\d+)*(?:(?:, | and | to )D?\d+(?:\.\d+)*)*"
 CITED = re.compile(rf"([\w-]+\.md)`?\)?,? ((?:rule|section)s?)? ?({_NUMBERS})\b")
 ELSEWHERE = re.compile(r"\b(?!TLS|HTTP|RFC)[A-Z][A-Z-]{3,} (?:§ ?)?(?:D\d+|\d+\.\d+)\b|§ ?\d+")
 PATH = re.compile(r"(?<![\w/.-])(?:metasync|tests)/[\w./-]*\w(?:\.\w+)?")
+CITED_TEST = re.compile(r"`(test_\w+)::(\w+)`")
 OF_THE_SITE = {"index.md", "contributing.md", "changelog.md"}
 
 
@@ -60,6 +61,24 @@ def test_every_citation_has_its_target() -> None:
         missing += [f"{path.relative_to(ROOT)}: {found}" for found in ELSEWHERE.findall(text)]
     assert not missing, "\n".join(missing)
     assert cited > 100
+
+
+def test_every_test_that_a_page_cites_is_there() -> None:
+    """As `module::test`, modules by their names: no two have the same."""
+    modules = {path.stem: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    cited = {(page, *names) for page in _ours("*.md") for names in CITED_TEST.findall(page.read_text("utf-8"))}
+    assert len(cited) > 80
+    missing = {
+        f"{page.relative_to(ROOT)}: {module}::{test}"
+        for page, module, test in cited
+        if not re.search(rf"^ *def {test}\(", modules.get(module, ""), re.MULTILINE)
+    }
+    assert not missing
+
+
+def test_every_attack_stands_in_the_threat_model() -> None:
+    cited = {module for module, _ in CITED_TEST.findall((ROOT / "docs/design/threat-model.md").read_text("utf-8"))}
+    assert {path.stem for path in (ROOT / "tests/attacks").glob("test_*.py")} <= cited
 
 
 def test_every_document_that_is_named_is_there() -> None:

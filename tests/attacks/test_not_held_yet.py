@@ -1,0 +1,69 @@
+"""What one valid device can still do to the others: it stops them, until somebody mends it.
+
+Each test says what must hold and does not (docs/design/threat-model.md, the insider). Whoever mends one takes its mark
+away, and changes the sentence there.
+"""
+
+from __future__ import annotations
+
+import pytest
+from test_votes import Place
+
+from metasync.consensus.records.entry import Kind, Seen
+from metasync.errors import DamagedError, ForkError, NoQuorumError
+
+SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
+
+
+@SIZES
+@pytest.mark.xfail(strict=True, raises=NoQuorumError, reason="what does not open poisons a log for its version")
+def test_garbage_in_the_next_places_of_a_quorum_ends_nothing(n: int, f: int) -> None:
+    """A device knows the names of the next entries, and puts seven bytes there, on as many backends as it likes."""
+    p = Place(n, f)
+    for name in p.names[:2]:
+        p.world.stores[name][p.forger.place(p.x, name, 0)] = b"garbage"
+    p.push(p.group(2, 1), p.x, b"y")
+
+
+@pytest.mark.parametrize(("n", "f", "on"), [(3, 0, 1), (4, 1, 2)])
+@pytest.mark.xfail(strict=True, raises=ForkError, reason="an entry on another state is taken for a fork")
+def test_an_entry_on_a_state_that_never_was_stops_nobody(n: int, f: int, on: int) -> None:
+    """A device signs the first entry of the next version on a state of its own making, on one backend or two."""
+    p = Place(n, f)
+    p.forger.tell(p.forger.lie(p.ws.genesis), p.names[:on], Kind.PREPARE, p.forger.round(1))
+    assert p.world.do(p.group(3, 1).get_recent(p.ws.genesis), {}) == p.x
+
+
+@SIZES
+@pytest.mark.xfail(strict=True, raises=ForkError, reason="consensus.md, rule 8.3, is not there yet")
+def test_a_false_word_of_what_backends_showed_condemns_none(n: int, f: int) -> None:
+    """A device says in an entry that it saw others on two backends, which were never there."""
+    p = Place(n, f)
+    seen = sorted(Seen(p.ws.acceptor_of(name), p.x.v + 1, 5, b"\x11" * 32) for name in p.names[:2])
+    p.forger.tell(p.x, p.names, Kind.PREPARE, p.forger.round(1), None, seen)
+    p.push(p.group(2, 1), p.x, b"y")
+
+
+@SIZES
+@pytest.mark.xfail(strict=True, raises=DamagedError, reason="nobody compares `skip` with the chain before voting")
+def test_a_false_skip_stops_no_later_version(n: int, f: int) -> None:
+    """A device has version 6 agreed, whose `skip` names no state there is. Version 8 needs it to find state 0."""
+    p = Place(n, f)
+    base = p.x
+    while base.v < 5:
+        base = p.push(p.honest, base, bytes([base.v]))
+    sixth = p.forger.lie(base, skip=b"\x22" * 32)
+    for kind, value in ((Kind.PREPARE, None), (Kind.ACCEPT, sixth)):
+        p.forger.tell(base, p.names, kind, p.forger.round(1), value)
+    group = p.group(9, 1)
+    assert p.world.do(group.get_recent(base), p.disk) == sixth
+    p.push(group, p.push(group, sixth, b"7"), b"8")
+
+
+@pytest.mark.xfail(strict=True, raises=ForkError, reason="logs of versions before a revocation stay open to it")
+def test_a_revoked_device_stops_nobody_who_was_away() -> None:
+    """It appends to an agreed version, whose device set admits it, an entry on a state of its own making."""
+    p = Place()
+    y = p.push(p.honest, p.x, b"y")
+    p.forger.tell(p.forger.lie(p.ws.genesis), p.names, Kind.PREPARE, p.forger.round(9))
+    assert p.world.do(p.group(5, 1).get_recent(p.x), {}) == y
