@@ -250,8 +250,8 @@ class Client:
             self.world.count("down for days")
 
     def _judge_conflicts(self, op: Operation, step: Step) -> None:
-        """A user's own past, pushed by its own device, is no other side of a conflict. What the user wrote under another
-        name is: somebody's rename brought it there."""
+        """A user's own past, pushed by its own device, is no other side of a conflict. What the user wrote under
+        another name is: somebody's rename brought it there."""
         if not self.never_restored or step.agitate or self.agreed.forks:  # with an old past shown, others push it anew
             return
         tree = tree_of(self.volume)
