@@ -856,12 +856,14 @@ class Workspace:
         ranked = list(OrderedDict.fromkeys(raw for _, raw in sorted(cast, reverse=True)))
         signers = {raw: set().union(*(log.signers.get(raw, ()) for log in logs.values())) for raw in ranked}
         self.looks[base.hash] = look = Record(quorum=config.quorum, answers=len(good), signers=signers)
+        look.silent = len(config.voters) - len(good)
+        look.support = {raw: max(sum((r, raw) in log.votes for log in good) for r in rounds) for raw in ranked}
         look.newest = sum(not log.hashes for log in good) >= config.quorum
         look.decided, look.candidates = (read_state(won[0][1]) if won else None), [read_state(raw) for raw in ranked]
         return look
 
-    def pointer(self, path: Path, kind: int, context: str) -> Record | None:
-        """The state that a hint or a floor names, if a device signed it that its base admits, and 8.1 lets it pass."""
+    def pointer(self, path: Path, kind: int, context: str) -> tuple[Record, Record] | None:
+        """Base and state that a hint or a floor names, if the base admits who signed it and 8.1 lets it pass."""
         if (record := read_file(path)) is None:
             return None
         acceptor = next(bytes.fromhex(part) for part in reversed(path.parts) if len(part) == 32)
@@ -873,15 +875,15 @@ class Workspace:
         key = admit(self.devices(base), entry.device, entry.certificate)
         verify(key, context, record[:42] + entry.signed, entry.signature)
         check_policy(value, self.config(value), self.devices(value))
-        return value
+        return base, value
 
     def floor(self, place: Path, at: int) -> bool:
         """Whether an acceptor has this floor, so that logs below it may be gone (11.1)."""
         try:
-            state = self.pointer(place / "floor" / str(at), 14, "floor 1")
+            found = self.pointer(place / "floor" / str(at), 14, "floor 1")
         except (DamageError, UpgradeError):
             return False
-        return state is not None and state.v >= at
+        return found is not None and found[1].v >= at
 
     def confirmed(self, candidates: list[Record]) -> list[list[Record]]:
         """Of each candidate that a decided version stands on: the states from it to that version (14, 6)."""
@@ -939,7 +941,7 @@ class Workspace:
         known, stack, tried = {one.hash for one in self.states.values()}, [state], set()
         while stack:
             tip = stack.pop()
-            for digest, v in ((tip.skip, tip.v & (tip.v - 1)), (tip.prev, tip.v - 1)):
+            for digest, v in ((tip.prev, tip.v - 1), (tip.skip, tip.v & (tip.v - 1))):
                 if digest in known:
                     return True
                 if digest not in tried and v > 0:
@@ -973,8 +975,8 @@ class Workspace:
                     if chain[: len(known)] != known or (at and at.era == era.ended.era and at.hash != era.ended.hash):
                         raise DamageError(f"{path} does not go on from what is known")
                     found[sha256(record)] = era
-            except (OSError, DamageError) as problem:
-                self.report.note(f"passed over: {problem}")
+            except (OSError, DamageError, UpgradeError) as problem:
+                self.report.note(f"passed over: {problem}", 3)
         if len(found) > 1:
             raise StopError("two records begin the next era: leave out the folders of the one that does not go on")
         for era in found.values():
@@ -1016,25 +1018,37 @@ class Workspace:
             )
         if lines:
             return lines[0][0], ""
-        if (first := self.next_era(state)) is not None or look.newest:
+        if (first := self.next_era(state)) is not None:
             return first, ""
-        for path in (place / "hint" for place in self.places):
-            try:
-                hint = self.pointer(path, 4, "hint 1")
-                if hint is not None and hint.v > state.v and hint.era == state.era and self.leads_back(hint):
-                    return hint, ""
-            except (OSError, DamageError) as problem:
-                self.report.note(f"{path}: {problem}")
-        v, more = state.v, "another version may be agreed"
+        hint, v, more = self.best_hint(state), state.v, "another version may be agreed"
+        if hint is not None and look.answers < look.quorum:
+            return hint, ""
+        if hint is not None:
+            self.report.note(f"these are old copies, or lie: a device signed version {hint.v}, and they show {v}", 3)
+            return (hint, "") if unproven else (None, "")
+        if look.newest:
+            return None, ""
         if look.candidates and unproven:
-            self.report.note(
-                f"version {v + 1} is not proven: {look.answers} of {look.quorum} backends needed say so", 3
-            )
+            self.report.note(f"version {v + 1} is not proven: a vote of these folders is all there is", 3)
             return look.candidates[0], ""
         more += ": --unproven shows what these folders have of it" if look.candidates else ""
         if look.answers >= look.quorum:
             return None, f"version {v} is the newest that is proven; {more}"
         return None, f"only {look.answers} of the {look.quorum} backends needed answer for version {v + 1}: {more}"
+
+    def best_hint(self, state: Record) -> Record | None:
+        """The newest state beyond this one of a hint that leads back, and that the logs of its version bear out."""
+        found = None
+        for path in (place / "hint" for place in self.places):
+            try:
+                base, hint = self.pointer(path, 4, "hint 1") or (state, state)
+                if hint.v > (found or state).v and hint.era == state.era and self.leads_back(hint):
+                    look = self.look(base)
+                    held = look.support.get(hint.raw, 0) + look.silent >= look.quorum
+                    found = hint if held and (look.decided or hint).raw == hint.raw else found
+            except (OSError, DamageError, UpgradeError) as problem:
+                self.report.note(f"{path}: {problem}")
+        return found
 
     def device_name(self, state: Record, device: bytes) -> str:
         """A device's name, from the device set that a state names."""
@@ -1332,6 +1346,8 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
         try:
             if is_local_state(entry.name):
                 raise DamageError("refused: this name is kept for the local state of MetaSync")
+            if os.name == "nt" and {*entry.name} & {*b"\\:"}:
+                raise DamageError("refused: Windows would write this name to another place")
             if entry.kind == 2:
                 os.mkdir(target, 0o700)
                 directories.append((target, entry.mode & 0o777))
@@ -1339,10 +1355,10 @@ def restore(contents: Contents, root: bytes, dest: Path) -> None:
                 os.symlink(entry.body, target)
             else:
                 write_file(contents, entry, target)
-            if entry.kind != 2:
-                os.utime(
-                    target, ns=(entry.mtime, entry.mtime), follow_symlinks=os.utime not in os.supports_follow_symlinks
-                )
+            if entry.kind == 3 and os.utime in os.supports_follow_symlinks:
+                os.utime(target, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+            elif entry.kind != 2 and entry.kind != 3:
+                os.utime(target, ns=(entry.mtime, entry.mtime))
         except (OSError, DamageError, OverflowError) as problem:
             refused.append(path)
             report.note(f"{shown(path)}: not restored: {getattr(problem, 'strerror', None) or problem}", 1)
@@ -1377,6 +1393,8 @@ def secret_of(args: argparse.Namespace) -> tuple[int, bytes] | None:
     if path is None:
         return None
     text = path.read_text(encoding="utf-8").rstrip("\r\n")
+    if not text.strip():
+        raise StopError(f"{path} is empty")
     if args.passphrase_file:
         return 1, unicodedata.normalize("NFC", text).encode()
     words = " ".join(unicodedata.normalize("NFKD", text).lower().split())

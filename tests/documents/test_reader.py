@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import hashlib
 import importlib.util
 import json
 import os
@@ -27,6 +28,7 @@ KEPT = {
 }
 LIBRARIES = {"blake3", "cryptography", "mnemonic", "zstandard"}
 ALL = ("a", "b", "c")
+EITHER = (0, 3)  # a push ends at a quorum: with one of its members away the newest version may be unproven
 
 
 def _load() -> ModuleType:
@@ -68,10 +70,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
-def restored(run: Run, dest: Path, *words: str | Path, code: int = 0, **how: Any) -> dict[bytes, Node]:
+def restored(run: Run, dest: Path, *words: str | Path, code: tuple[int, ...] = (0,), **how: Any) -> dict[bytes, Node]:
     """What the reader restores from these folders."""
     done = run(*words, "--restore", dest, **how)
-    assert done.code == code, done.err
+    assert done.code in code, done.err
     tree = tree_of(dest)
     for folder, _, _ in os.walk(dest):
         os.chmod(folder, 0o755)
@@ -145,7 +147,7 @@ def test_every_version(lab: Lab, run: Run, tmp_path: Path, encrypted: bool) -> N
     assert "sp ace\\n\u00e9" in listed.out and "raw\\xff" in listed.out
     for missing in ALL:
         names = [name for name in ALL if name != missing]
-        assert restored(run, dest, *stores(lab, *names)) == trees[-1]
+        assert restored(run, dest, *stores(lab, *names), "--unproven", code=EITHER) == trees[-1]
 
 
 def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Path) -> None:
@@ -166,8 +168,10 @@ def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Pa
     laptop.push("replaced")
     laptop.close()
     tree, dest, new = tree_of(root), tmp_path / "restored", "another horse entirely"
-    for names in (("a", "b", "c", "d"), ("a", "c", "d"), ("a", "b", "c"), ("a", "b", "d"), ("b", "c", "d")):
-        assert restored(run, dest, *stores(lab, *names), secret=new) == tree, names
+    assert restored(run, dest, *stores(lab, "a", "b", "c", "d"), secret=new) == tree
+    assert restored(run, dest, *stores(lab, "a", "c", "d"), secret=new) == tree
+    for names in (("a", "b", "c"), ("a", "b", "d"), ("b", "c", "d")):
+        assert restored(run, dest, *stores(lab, *names), "--unproven", code=EITHER, secret=new) == tree, names
     assert restored(run, dest, *stores(lab, "a", "c", "d"), "--version", "2", secret=new) == trees[1]
     old = run(*stores(lab), "--restore", dest)
     assert old.code == 1 and "was it changed" in old.err
@@ -190,19 +194,44 @@ def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
 
 
 def test_too_few_folders(lab: Lab, run: Run, tmp_path: Path) -> None:
-    """One folder of three proves nothing: it shows what it can, says so, and goes further only when it is told to."""
-    laptop = lab.init(lab.urls(*ALL), replicas=3)
+    """One folder of two proves nothing: it shows what it can, says so, and goes further only when it is told to."""
+    laptop = lab.init(lab.urls("a", "b"))
     root = lab.root / "laptop"
     trees = fill(root, laptop)
     laptop.close()
     done = run(lab.store("a"), "--history")
     assert done.code == 3 and "--unproven" in done.err
-    assert restored(run, tmp_path / "restored", lab.store("a"), "--unproven", code=3) == trees[-1]
+    assert restored(run, tmp_path / "restored", lab.store("a"), "--unproven", code=(3,)) == trees[-1]
+
+
+def test_a_way_that_is_gone(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """The logs of version 1 are damaged everywhere: a hint leads back past them, and tells old copies."""
+    laptop = lab.init(lab.urls("a"))
+    write(lab.root / "laptop", {"a": b"0"})
+    laptop.push("0")
+    first = lab.objects("a", "px")
+    for i in range(1, 5):
+        write(lab.root / "laptop", {"a": b"%d" % i})
+        laptop.push(str(i))
+    laptop.close()
+    for path in first:
+        flip(path)
+    assert restored(run, tmp_path / "restored", *stores(lab, "a")) == tree_of(lab.root / "laptop")
+    for path in first:
+        path.unlink()
+    done = run(*stores(lab, "a"), "--history")
+    assert done.code == 3 and "old copies" in done.err
+    assert restored(run, tmp_path / "restored", *stores(lab, "a"), "--unproven", code=(3,)) == tree_of(
+        lab.root / "laptop"
+    )
 
 
 def test_a_vote_that_is_missing_is_made_up_for_by_what_stands_on_it(lab: Lab, run: Run, tmp_path: Path) -> None:
-    """Of version 1 one vote is left in these folders; version 2, which both have, proves it."""
-    laptop = lab.init(lab.urls(*ALL))
+    """Of version 1 one vote is left in these folders; version 2, which both have, proves it.
+
+    Where b lacks that, too, what a saw there tells that b lost it: it does not count, and a hint leads on.
+    """
+    laptop = lab.init(lab.urls("a", "b"))
     write(lab.root / "laptop", {"a": b"1"})
     laptop.push("one")
     laptop.close()
@@ -217,7 +246,7 @@ def test_a_vote_that_is_missing_is_made_up_for_by_what_stands_on_it(lab: Lab, ru
     for path in lab.objects("b", "px"):
         path.unlink()
     done = run(*stores(lab, "a", "b"), "--list")
-    assert done.code in (0, 3) and "version 2" not in done.out
+    assert "lacks an entry that was seen there" in done.err and "version 2" in done.err
 
 
 @pytest.mark.parametrize("without", ["", "a", "b", "c"])
@@ -313,3 +342,79 @@ def test_names_of_the_local_state(name: bytes) -> None:
 def test_names_that_are_not(name: bytes) -> None:
     """Names that only look alike are written."""
     assert not reader.is_local_state(name)
+
+
+VECTORS = {
+    p.stem: json.loads(p.read_text("utf-8"))
+    for p in (Path(__file__).parents[1] / "vectors/agreement").glob("*lo*.json")
+}
+
+
+def _space(case: dict[str, Any], root: Path) -> tuple[Any, Any]:
+    """A workspace of the reader that knows what a vector gives, and the base."""
+    given = case["given"]
+    keys = reader.Keys.__new__(reader.Keys)
+    keys.ns_id, keys.encrypted = bytes.fromhex(given["ns_id"]), given["encrypted"]
+    epochs = {int(epoch): bytes.fromhex(key) for epoch, key in given["epoch_keys"].items()}
+    keys.rings = {b"": reader.Record(epochs=epochs)}
+    base = reader.read_state(bytes.fromhex(given["base"]))
+    space = reader.Workspace("vector", [root], keys, reader.Report())
+    space.read[base.config] = reader.read_config(bytes.fromhex(given["config"]))
+    space.read[base.devices] = reader.read_devices(bytes.fromhex(given["devices"]), keys.ns_id)
+    return space, base
+
+
+def _put(space: Any, base: Any, place: Path, entries: list[str], device: bytes = b"") -> None:
+    for index, data in enumerate(entries):
+        path = space.log_path(place, base, device, index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes.fromhex(data))
+
+
+@pytest.mark.parametrize("name", [n for n, c in VECTORS.items() if c["what"] == "logs"])
+def test_it_concludes_from_logs_what_the_vectors_say(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several logs: what is decided, that there is nothing newer, or what alone may be decided."""
+    case = VECTORS[name]
+    space, base = _space(case, tmp_path)
+    acceptors = [*map(bytes.fromhex, case["logs"]), *(bytes([i] * 16) for i in range(case["n"] - len(case["logs"])))]
+    config = space.config(base)
+    config.f, config.quorum = case["f"], (case["n"] + case["f"]) // 2 + 1
+    config.voters = [reader.Record(acceptor=a, form=1, name=a.hex(), birth=b"") for a in acceptors]
+    space.devices(base).acceptors = {(a, b"") for a in acceptors}
+    monkeypatch.setattr(
+        space,
+        "acceptor",
+        lambda voter: tmp_path / voter.acceptor.hex() if voter.acceptor.hex() in case["logs"] else None,
+    )
+    for acceptor, entries in case["logs"].items():
+        _put(space, base, tmp_path / acceptor, entries)
+    look, expect = space.look(base), case["expect"]
+    assert (look.decided and look.decided.hash.hex(), look.newest) == (expect["decided"], expect["newest"])
+    if expect["open"] is not None:
+        assert look.candidates[0].hash.hex() == expect["open"]
+
+
+@pytest.mark.parametrize("name", [n for n, c in VECTORS.items() if c["what"] in ("log", "blocks")])
+def test_it_replays_as_the_vectors_say(name: str, tmp_path: Path) -> None:
+    """Of one log, or of one acceptor's blocks once all of them stand."""
+    case = VECTORS[name]
+    space, base = _space(case, tmp_path)
+    acceptor = (
+        case["given"]["acceptor"] if case["what"] == "blocks" else case.get("acceptor", case["given"].get("acceptor"))
+    )
+    by_device: dict[bytes, list[str]] = {b"": case.get("entries", [])}
+    for block in (block for read in case.get("reads", []) for block in read):
+        by_device.setdefault(bytes.fromhex(block["device"]), []).append(block["data"])
+    for device, entries in by_device.items():
+        _put(space, base, tmp_path / acceptor, entries, device)
+    voter = reader.Record(acceptor=bytes.fromhex(acceptor), form=1 if case["what"] == "log" else 2)
+    log, expect = space.replay(tmp_path / acceptor, voter, base), case["expect"]
+    accepted = max(log.accepted.items(), default=None)
+    told = accepted and [accepted[0][0], accepted[0][1].hex(), hashlib.sha256(accepted[1]).hexdigest()]
+    said = expect["accepted"] and [*expect["accepted"][0].values(), expect["accepted"][1]]
+    assert (bool(log.poison), told) == (expect["poison"], said)
+    if case["what"] == "log":
+        assert (len(log.accepted), log.closed) == (expect["votes"], expect["closed"] is not None)
+        assert (log.promised[0] or 0) == (expect["promised"] or {"n": 0})["n"]
