@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+from attack_kit import insider, named
+from racing_kit import URLS, crowd, race
 from workspace_kit import CHEAP, PASSPHRASE, Lab, Node, flip, tree_of, write
 
+from metasync.objects.model import ObjectKind
 from metasync.workspace import Workspace
 
 READER = Path(__file__).parents[2] / "docs" / "reference" / "reader.py"
@@ -177,6 +181,32 @@ def test_keys_devices_and_backends_that_changed(lab: Lab, run: Run, tmp_path: Pa
     assert old.code == 1 and "was it changed" in old.err
 
 
+def test_acceptors_in_block_form(lab: Lab, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stores without an atomic create, and two devices that write in turn."""
+    crew = crowd(race(lab, monkeypatch, "block"), 2)
+    for i in range(4):
+        write(crew[i % 2].directory, {"turn": b"%d" % i})
+        crew[i % 2].sync(f"turn {i}")
+    for workspace in crew:
+        workspace.close()
+    assert lab.objects("dav1", "bl")
+    assert restored(run, tmp_path / "restored", *stores(lab, *URLS)) == tree_of(crew[1].directory)
+    tree = restored(run, tmp_path / "restored", *stores(lab, "dav1", "dav2"), "--unproven", code=EITHER)
+    assert tree == tree_of(crew[1].directory)
+
+
+def test_the_command(lab: Lab, tmp_path: Path) -> None:
+    """It runs as people run it, without anything of the product in reach."""
+    laptop = lab.init(lab.urls("a"), encryption=False)
+    write(lab.root / "laptop", {"a": b"1"})
+    laptop.push("one")
+    laptop.close()
+    words = [sys.executable, "-I", READER, lab.store("a"), "--restore", tmp_path / "restored"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert tree_of(tmp_path / "restored") == tree_of(lab.root / "laptop")
+
+
 def test_a_restart_on_what_is_left(lab: Lab, run: Run, tmp_path: Path) -> None:
     """A new era is followed from the one store that is left, and also where the lost ones came back."""
     laptop = lab.init(lab.urls(*ALL), replicas=3)
@@ -301,6 +331,37 @@ def test_damage(lab: Lab, run: Run, tmp_path: Path) -> None:
     left = tree_of(tmp_path / "two")
     assert done.code == 1 and "not restored" in done.err
     assert left.items() < tree.items()
+
+
+def test_a_hostile_tree(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """A device made up a tree that would write into `.metasync`: all else is restored."""
+    laptop = lab.init(lab.urls("a"))
+    write(lab.root / "laptop", {"good": b"1"})
+    laptop.push("one")
+    with insider(laptop) as evil:
+        blob = evil.put(ObjectKind.BLOB, b"[evil]")
+        state = evil.directory(named(b"config", 1, blob, size=6))
+        below = evil.directory(named(b"fine", 1, blob, size=6), named(b"metasy~1", 1, blob, size=6))
+        evil.commit(evil.directory(named(b".Metasync", 2, state, mode=0o755), named(b"sub", 2, below, mode=0o755)))
+    laptop.close()
+    done = run(lab.store("a"), "--restore", tmp_path / "restored")
+    assert done.code == 1 and done.err.count("kept for the local state") == 2
+    assert {path for path, node in tree_of(tmp_path / "restored").items() if node.kind == "file"} == {b"sub/fine"}
+
+
+def test_directories_without_end(lab: Lab, run: Run, tmp_path: Path) -> None:
+    """Directories nested deeper than a tree may be end the restore with a sentence."""
+    laptop = lab.init(lab.urls("a"))
+    write(lab.root / "laptop", {"good": b"1"})
+    laptop.push("one")
+    with insider(laptop) as evil:
+        below = evil.directory()
+        for _ in range(1100):
+            below = evil.directory(named(b"d", 2, below, mode=0o755))
+        evil.commit(below)
+    laptop.close()
+    done = run(lab.store("a"), "--list")
+    assert done.code == 1 and "too deep" in done.err
 
 
 def test_what_is_refused(lab: Lab, run: Run, tmp_path: Path) -> None:
