@@ -427,7 +427,8 @@ def read_config(data: bytes) -> Record:
     c = Cursor(data, "a config")
     c.format()
     config = Record(mode=c.known(0, 1), f=c.u(8), encrypted=c.flag(), backends={})
-    for _ in range(c.u(16, 1, 256)):
+    count = c.u(16, 1, 256)
+    for _ in range(count):
         backend = c.fields(BACKEND)
         backend.storage = [(row.id, row.birth) for row in c.rows(16, 1024, "id:16 birth:32")]
         backend.form = c.known(0, 1, 2)  # no vote, log, block
@@ -452,8 +453,15 @@ def read_config(data: bytes) -> Record:
     config.quorum = (len(config.voters) + config.f) // 2 + 1
     if config.mode == 1 and any(voter.form == 2 for voter in config.voters):
         raise UpgradeError("a config")
-    enough = len(config.voters) > 3 * config.f if config.mode else config.f == 0
-    if not enough or not 1 <= len(config.voters) <= 32 or len(config.chains) == 0:
+    enough = len(config.voters) > 3 * config.f > 0 if config.mode else config.f == 0
+    ids, names = [*config.backends], {backend.name for backend in config.backends.values()}
+    if (
+        not enough
+        or not 1 <= len(config.voters) <= 32
+        or ids != sorted(ids)
+        or len(names) != count
+        or not config.chains
+    ):
         raise DamageError("a config contradicts itself")
     return config
 
@@ -468,14 +476,10 @@ def read_entry(content: bytes) -> Record:
     vars(entry).update(vars(c.fields(ENTRY_END)))
     entry.signed, entry.signature = content[: c.at], c.take(64)
     c.end()
-    named = entry.kind == DECIDED or any(entry.round[1])
-    first = entry.kind != PREPARE or entry.round[0] > 0
-    if (
-        not named
-        or not first
-        or (entry.value is None) != (entry.kind == PREPARE)
-        or any(entry.prev) != (entry.index > 0)
-    ):
+    prepares = entry.kind == PREPARE
+    good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.round[1]))
+    good = good and not (prepares and (entry.round[0] == 0 or entry.config or entry.devices))
+    if not good or entry.index > 9_999 or (entry.value is None) != prepares:
         raise DamageError("a log entry breaks a rule")
     return entry
 
@@ -761,7 +765,7 @@ class Workspace:
         binding = self.ns_id + acceptor + number(8, v) + device + number(4, index)
         entry = read_entry(self.open(record, 16 if device else 3, binding, "a log entry", base.keyring))
         says = entry.ns_id, entry.era, entry.acceptor, entry.v, entry.index, device and entry.device
-        if says != (self.ns_id, base.era, acceptor, v, index, device):
+        if says != (self.ns_id, base.era, acceptor, v, index, device) or (device and entry.certificate):
             raise DamageError("an entry lies at another place than it says")
         try:
             key = admit(self.devices(base), entry.device, entry.certificate)
@@ -972,6 +976,8 @@ class Workspace:
                     era = read_era(self.open(record, 18, self.ns_id, str(path)))
                     known, chain = self.devices(state).chain, era.chain
                     at = self.states.get(era.ended.v)
+                    if era.number != state.era + 1:
+                        raise DamageError(f"{path} is the record of another era")
                     if chain[: len(known)] != known or (at and at.era == era.ended.era and at.hash != era.ended.hash):
                         raise DamageError(f"{path} does not go on from what is known")
                     found[sha256(record)] = era
@@ -1045,7 +1051,9 @@ class Workspace:
                 if hint.v > (found or state).v and hint.era == state.era and self.leads_back(hint):
                     look = self.look(base)
                     held = look.support.get(hint.raw, 0) + look.silent >= look.quorum
-                    found = hint if held and (look.decided or hint).raw == hint.raw else found
+                    new, old = self.devices(hint), self.devices(state)
+                    later = (new.era, new.v) > (old.era, old.v) or new.policy == old.policy
+                    found = hint if held and later and (look.decided or hint).raw == hint.raw else found
             except (OSError, DamageError, UpgradeError) as problem:
                 self.report.note(f"{path}: {problem}")
         return found
@@ -1096,13 +1104,16 @@ class Contents:
         packs = []
         for _ in range(c.u(32)):
             pack = c.fields("generation:u64 name:32 size:u64 header:38 size_class:u8 k:u8 n:u8")
+            if not 1 <= pack.k <= pack.n:
+                raise DamageError("an index segment has a pack of no parts")
             if (pack.size_class, pack.k, pack.n) != (0, 1, 1):
                 raise UpgradeError("a pack")
             pack.segments = c.rows(32, 65_536, "stored:u32 raw:u32 digest:32")
-            at, c_tags = 38, c.tags()
+            c.tags()
+            at = 38
             for segment in pack.segments:
                 segment.at, at = at, at + segment.stored
-            if at > pack.size or pack.size > 256 << 20 or c_tags is None:
+            if at > pack.size or pack.size > 256 << 20:
                 raise DamageError("an index segment has a pack that is too short")
             packs.append(self.packs.setdefault((pack.generation, pack.name), pack))
         for row in c.rows(32, 1 << 32, "id:32 kind:u8 pack:u32 segment:u32 offset:u32 length:u32"):
@@ -1313,7 +1324,8 @@ def read_dir_entry(c: Cursor) -> Record:
     c.tags()
     bad_name = not 0 < len(entry.name) <= 4096 or entry.name in (b".", b"..") or {0, 47} & {*entry.name}
     bad_target = entry.kind == 3 and (not entry.body or 0 in entry.body or len(entry.body) != entry.size)
-    if bad_name or bad_target or entry.mode > 0o7777:
+    bad_other = (entry.kind == 2 and (entry.size or entry.mtime)) or (entry.kind == 3 and entry.mode)
+    if bad_name or bad_target or bad_other or entry.mode > 0o7777:
         raise DamageError("a directory has an entry that no writer makes")
     return entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -406,8 +407,7 @@ def test_names_that_are_not(name: bytes) -> None:
 
 
 VECTORS = {
-    p.stem: json.loads(p.read_text("utf-8"))
-    for p in (Path(__file__).parents[1] / "vectors/agreement").glob("*lo*.json")
+    p.stem: json.loads(p.read_text("utf-8")) for p in (Path(__file__).parents[1] / "vectors/agreement").glob("*.json")
 }
 
 
@@ -479,3 +479,20 @@ def test_it_replays_as_the_vectors_say(name: str, tmp_path: Path) -> None:
     if case["what"] == "log":
         assert (len(log.accepted), log.closed) == (expect["votes"], expect["closed"] is not None)
         assert (log.promised[0] or 0) == (expect["promised"] or {"n": 0})["n"]
+
+
+DECODERS: dict[str, Callable[[bytes, dict[str, Any]], object]] = {
+    "config": lambda data, _: reader.read_config(data),
+    "devices": lambda data, case: reader.read_devices(data, bytes.fromhex(case["ns_id"])),
+    "slot": lambda data, case: reader.open_slot(reader.read_slot(data), case["passphrase"].encode()),
+}
+
+
+@pytest.mark.parametrize("name", [n for n, c in VECTORS.items() if c["what"] in DECODERS])
+def test_it_decodes_as_the_vectors_say(name: str) -> None:
+    """What is damaged, what is newer, and what is neither."""
+    case = VECTORS[name]
+    kinds = {"ok": None, "UpgradeError": reader.UpgradeError}
+    expect = kinds.get(case["expect"], reader.DamageError)
+    with contextlib.nullcontext() if expect is None else pytest.raises(expect):
+        DECODERS[case["what"]](bytes.fromhex(case["data"]), case)
