@@ -1012,7 +1012,7 @@ class Workspace:
         try:
             look = self.look(state)
         except DamageError as problem:
-            self.report.note(f"version {state.v}: {problem}")
+            self.report.note(f"what version {state.v} names cannot be read: {problem}", 3)
             look = Record(decided=None, newest=False, candidates=[], answers=0, quorum=1, signers={})
         if look.decided is not None:
             return look.decided, ""
