@@ -177,7 +177,7 @@ def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
 
 
 def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enough: int) -> Task:
-    """-> the newest state after `current` that floors and hints of `enough` acceptors prove; None if none does.
+    """-> the newest state after `current` that `enough` acceptors show (consensus.md, rule 1.11); None if none does.
 
     An acceptor whose floor no admitted device signed is out. One acceptor is not enough: a device that was revoked
     meanwhile is still admitted in the states that this device knows.
@@ -198,9 +198,9 @@ def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enou
             shown = best.get(acceptor.acceptor_id)
             if value.v > max(current.v, 0 if shown is None else shown.v):
                 best[acceptor.acceptor_id] = value
-    found = yield from _shown_by_enough(m, instance, current, best, enough)
+    found = yield from _borne_out(m, enter, instance, current, best, enough)
     if found is None and best:
-        found = yield from _shown_with_newer_keys(m, instance, current, best, enough)
+        found = yield from _shown_with_newer_keys(m, enter, instance, current, best, enough)
     for a in floors.keys() - good:
         instance.acceptors[a].poison("its floor is not one that a device of the workspace made")
     for acceptor in acceptors:
@@ -214,9 +214,9 @@ def _leap(m: Participant, enter: Enter, instance: Instance, current: State, enou
 
 
 def _shown_with_newer_keys(
-    m: Participant, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
+    m: Participant, enter: Enter, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
 ) -> Task:
-    """`_shown_by_enough` with keys of later epochs, which seal a floor that is made again after a rotation.
+    """`_borne_out` with keys of later epochs, which seal a floor that is made again after a rotation.
 
     The keys of what turns out to be agreed are followed afterwards.
     """
@@ -225,11 +225,49 @@ def _shown_with_newer_keys(
     newer, _ = yield from find_keys(m, held.epoch + 1, links)
     for keys in newer:
         m.keys = keys
-        found = yield from _shown_by_enough(m, instance, current, best, enough)
+        found = yield from _borne_out(m, enter, instance, current, best, enough)
         if found is not None:
             return found
     m.keys = held
     return None
+
+
+def _borne_out(
+    m: Participant, enter: Enter, instance: Instance, current: State, best: Mapping[bytes, State], enough: int
+) -> Task:
+    """`_shown_by_enough`, or else with the acceptors whose logs are closed where `current`'s config ended.
+
+    A backend that was removed since gets neither floors nor hints any more. It still has the log that the fence closed.
+    """
+    found = yield from _shown_by_enough(m, instance, current, best, enough)
+    ahead = sorted(dict.fromkeys(best.values()), key=lambda state: state.v, reverse=True)
+    while found is None and ahead:
+        closed = yield from _closed_at_the_end(m, enter, instance, current, ahead.pop(0))
+        if closed:
+            found = yield from _shown_by_enough(m, instance, current, {**best, **closed}, enough)
+    return found
+
+
+def _closed_at_the_end(m: Participant, enter: Enter, instance: Instance, current: State, ahead: State) -> Task:
+    """-> {acceptor: the state that ended `current`'s config on the way to `ahead`}, for logs that are closed on it.
+
+    Its DECIDED says the same as a floor, and its signer is admitted by the state before.
+    """
+    try:
+        if (yield from ancestor(m, instance, ahead, current.v)) != current.hash:
+            return {}
+        last: State = yield from _last_under(m, instance, current, ahead)
+        if last.v == ahead.v:
+            return {}
+        digest = yield from ancestor(m, instance, ahead, last.v + 1)
+        state: State = yield from fetch_state(m, instance, last.v + 1, digest, ahead.epoch)
+        at: Instance = yield from enter(last, ahead=True)
+    except (DamagedError, FormatError, NoQuorumError, UpgradeError):
+        return {}
+    at.begin()
+    yield from look_around(m, at, PAUSE_MAX_S, everybody=True)
+    good = {a: view.log for a, view in at.acceptors.items() if view.counts() and view.ended and view.log.usable}
+    return {a: state for a, log in good.items() if log.closed == state}
 
 
 def _shown_by_enough(
