@@ -210,6 +210,15 @@ def exclusion(m: Participant, devices: DeviceSet, v: int) -> ExcludedError | NoQ
     )
 
 
+def shut_out(m: Participant) -> ExcludedError:
+    """What to tell a device when it sees keys of a later epoch, none for it, and not the version that changed them."""
+    return ExcludedError(
+        f"the workspace's keys were changed, and the new ones are not for this device ({m.identity.name}): "
+        "it was revoked, or was never taken in as one of its devices",
+        next_step=AGAIN,
+    )
+
+
 def _newer(m: Participant, devices: DeviceSet) -> bool:
     """True for a device that an admin key later than this set's certified: it holds keys that the set cannot know."""
     try:

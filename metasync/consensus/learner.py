@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import AcceptorView
-from metasync.consensus.chain import ancestor, fetch_state, find_keys
+from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
 from metasync.consensus.proposer import BehindFloorError, look_around, no_quorum, settle
-from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint
+from metasync.consensus.records.entry import SignedEntry, hint_path, open_hint, shown_epoch
 from metasync.consensus.records.state import VERSION_MAX, State, follows
 from metasync.consensus.truncation import opened
 from metasync.errors import (
@@ -33,6 +33,7 @@ from metasync.errors import (
     NoQuorumError,
     UpgradeError,
 )
+from metasync.keys.keyring import WorkspaceKeys
 from metasync.runtime.effects import Gather, Now, Sleep, Task
 
 GALLOP: Final = (1, 2, 4, 8)  # probed side by side, times a stride that grows while all are there
@@ -170,7 +171,37 @@ def _resolve(m: Participant, instance: Instance, deadline: float) -> Task:
             yield Sleep(min(m.rtt_s, max(left, 0.0)))
             yield from look_around(m, instance, left)
         instance.check_fork()
-    return (yield from settle(m, instance, deadline - (yield Now())))
+    try:
+        return (yield from settle(m, instance, deadline - (yield Now())))
+    except NoQuorumError:
+        yield from _check_shut_out(m, instance)
+        raise
+
+
+def _check_shut_out(m: Participant, instance: Instance) -> Task:
+    """Raises `ExcludedError` when every quorum has a hint of a later epoch that no keyring on it opens to this device.
+
+    For a version that found no quorum: nothing is taken for decided by it. A rotation that was begun and lost leaves
+    keyrings, too, so that one which holds keys for this device must open a hint.
+    """
+    acceptors = {a.name: a for a in instance.acceptors.values() if a.reach()}
+    got = yield Gather({name: a.get(hint_path(a.acceptor_id)) for name, a in acceptors.items()}, deadline_s=PAUSE_MAX_S)
+    epoch = m.keys.epoch
+    later = {name: found for name, found in got.items() if isinstance(found, bytes) and shown_epoch(found) > epoch}
+    if len(instance.acceptors) - len(later) >= instance.quorum:
+        return
+    links = [link for a in acceptors.values() if (link := a.reach())]
+    newer, shut = yield from find_keys(m, epoch + 1, links)
+    if shut and not any(_opens(keys, data, acceptors[name]) for keys in newer for name, data in later.items()):
+        raise shut_out(m)
+
+
+def _opens(keys: WorkspaceKeys, hint: bytes, acceptor: AcceptorView) -> bool:
+    try:
+        open_hint(keys, hint, acceptor.acceptor_id)
+    except (FormatError, UpgradeError):
+        return False
+    return True
 
 
 # Past a floor.

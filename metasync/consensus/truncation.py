@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from metasync.consensus.acceptors.view import TRUST_S, AcceptorView
-from metasync.consensus.chain import AGAIN, ancestor, fetch_state, find_keys
+from metasync.consensus.chain import ancestor, fetch_state, find_keys, shut_out
 from metasync.consensus.hints import decided_entry
 from metasync.consensus.instance import Instance
 from metasync.consensus.objects import const_path, put_everywhere, sealed
@@ -37,7 +37,7 @@ from metasync.consensus.records.entry import (
     shown_epoch,
 )
 from metasync.consensus.records.state import State
-from metasync.errors import ExcludedError, FormatError, NoQuorumError, NotFoundError, UpgradeError
+from metasync.errors import FormatError, NoQuorumError, NotFoundError, UpgradeError
 from metasync.keys.derive import RecordKind
 from metasync.runtime.effects import Gather, Op, Random, Reply, Task, each
 
@@ -56,7 +56,7 @@ def opened(m: Participant, instance: Instance) -> Task:
     keyrings are for this device, and too few other floors are left for a quorum.
     """
     out: dict[bytes, SignedEntry] = {}
-    shut_out: set[bytes] = set()
+    unread: set[bytes] = set()
     floor = covering(instance.v)
     floored = {a: view.floor for a, view in instance.acceptors.items() if view.floor is not None}
     links = [link for a in instance.acceptors.values() if (link := a.reach())]
@@ -67,7 +67,7 @@ def opened(m: Participant, instance: Instance) -> Task:
             found, shut = yield from find_keys(m, epoch, links)
             candidates += found
             if shut:
-                shut_out.add(acceptor_id)
+                unread.add(acceptor_id)
         why = ""
         for keys in candidates:
             try:
@@ -77,17 +77,13 @@ def opened(m: Participant, instance: Instance) -> Task:
             else:
                 m.keys = keys
                 break
-        if acceptor_id not in out and acceptor_id not in shut_out:
+        if acceptor_id not in out and acceptor_id not in unread:
             if epoch > m.keys.epoch and len(candidates) == 1:
                 why = f"it is sealed with keys of epoch {epoch}, and no keyring gives them to this device"
             instance.acceptors[acceptor_id].poison(f"its floor of version {floor} cannot be read: {why}")
-    if shut_out and len(instance.acceptors) - len(shut_out - out.keys()) < instance.quorum:
-        raise ExcludedError(
-            f"the workspace's keys were changed, and the new ones are not for this device ({m.identity.name}): "
-            "it was revoked, or was never taken in as one of its devices",
-            next_step=AGAIN,
-        )
-    for acceptor_id in shut_out - out.keys():
+    if unread and len(instance.acceptors) - len(unread - out.keys()) < instance.quorum:
+        raise shut_out(m)
+    for acceptor_id in unread - out.keys():
         instance.acceptors[acceptor_id].poison(f"its floor of version {floor} is sealed with keys not for this device")
     return out
 

@@ -542,6 +542,29 @@ def test_a_reader_that_never_joined_is_told_to_clone_again(lab: Lab) -> None:
     assert "Clone" in e.value.next_step
 
 
+def test_a_revoked_device_hears_of_it_where_no_quorum_is_left_either(lab: Lab) -> None:
+    """The version that revoked it cannot be decided any more with what is within reach. Hints of later versions on
+    every quorum, and keyrings that are not for it, tell all the same; who is not revoked is told what is missing."""
+    w, d, p = three(lab, "a", "b", "c", "d")
+    before = tree_of(p.directory)
+    revoke(w, "phone")
+    for n in range(16):  # there is a hint by then that is sealed with the new keys
+        write(w.directory, {"x": b"%d" % n})
+        w.push()
+    lab.hurry()
+    with away(lab, "c", "d"):
+        with pytest.raises(ExcludedError, match="it was revoked, or was never taken in"):
+            p.pull()
+        with pytest.raises(NoQuorumError):
+            d.pull()
+    with away(lab, "b", "c", "d"), pytest.raises(NoQuorumError):  # one provider's word is not enough
+        p.pull()
+    assert tree_of(p.directory) == before
+    with pytest.raises(RevokedError):
+        p.pull()
+    agree_on_files(w, d)
+
+
 # --- backends
 
 
