@@ -62,14 +62,13 @@ def replaced_in(volume: Volume) -> set[bytes]:
 
 
 class User:
-    """`own`: contents that this user wrote and did not itself overwrite or delete. `written`: all it ever wrote;
-    `stood`: the same with the path that it was written to."""
+    """`own`: contents that this user wrote and did not itself overwrite or delete. `stood`: the
+    path and content of all it ever wrote."""
 
     def __init__(self, name: str, volume: Volume) -> None:
         self.name = name
         self.volume = volume
         self.own: set[bytes] = set()
-        self.written: set[bytes] = set()
         self.stood: set[tuple[bytes, bytes]] = set()
         self.moved: set[bytes] = set()  # contents that this user gave another name or other permissions
         self._serial = 0
@@ -149,7 +148,6 @@ class User:
             return
         self.volume.write(disk.node(fd), data)
         self.own.add(data)
-        self.written.add(data)
         self.stood.add((path, data))
 
     def _rename(self, disk: SimDisk, old: bytes, new: bytes) -> None:
