@@ -24,10 +24,7 @@ first time lets it finish: it polls for a few round trips, at random length, gro
 goes above it. When no one holds a quorum of first promises (three proposers, one acceptor each), everyone sees the same
 rounds, and the highest goes on at once while the others wait.
 
-PREPARE does not need the value, so who has one to upload sends it ahead (`prepare`), when the packs are stored and
-the index is on its way: one append stays on the critical path. Not earlier: a long upload must not hold up others.
-
-A slow or dead minority is never waited for. What was sent to it may still land, which is an ordinary delayed message.
+PREPARE ahead, and what a slow minority may still do: rules 2.2 and 1.7.
 """
 
 from __future__ import annotations
@@ -204,10 +201,8 @@ class _Attempt:
         return self.instance.evidence()
 
     def _relayed(self) -> Task:
-        """Passes on what a closed log voted for, in its round, as that log votes in no other. -> State decided or None.
-
-        Whoever proposed it, this is its message, sent once more.
-        """
+        """Passes on what a closed log voted for, in its round, as that log votes in no other. Whoever proposed it, this
+        is its message, sent once more. -> the state that this decides, or None."""
         i = self.instance
         closed = i.closed_vote()
         if closed is None or closed in self.relayed:

@@ -67,6 +67,7 @@ def test_it_measures_a_commit_beside_this_tree(tmp_path: Path) -> None:
     assert "HEAD:" in same.stdout
 
 
+@pytest.mark.long
 def test_it_runs_and_compares_with_a_run_before(tmp_path: Path) -> None:
     tree, out = tmp_path / "tree", tmp_path / "figures.json"
     (tree / "d").mkdir(parents=True)

@@ -63,6 +63,7 @@ def test_what_is_missed_is_named() -> None:
     ]
 
 
+@pytest.mark.long
 def test_its_parts_run(tmp_path: Path) -> None:
     argv = [sys.executable, scale.__file__, "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out.json")]
     argv += ["--files", "30", "--large-gb", "0.003", "--sparse-gb", "0.02"]
