@@ -152,7 +152,7 @@ class Wire:
         kept = False
         try:
             if line.sock is None:
-                self._connect(line)
+                line.connect()  # and shakes hands, through a proxy where there is one
             sock = line.sock
             assert sock is not None
             # Silence ends a small request; a large one may be written, and looked at, for as long as a line takes.
@@ -234,10 +234,6 @@ class Wire:
         """What stands before a target that is sent to a proxy."""
         plain = self._proxy is not None and self._parts.scheme == "http"
         return f"http://{self.host}" if plain else ""
-
-    def _connect(self, line: http.client.HTTPConnection) -> None:
-        """Connects, through a proxy where there is one, and shakes hands, all within `CONNECT_TIMEOUT_S` each."""
-        line.connect()
 
     def _take(self, attempt: str) -> http.client.HTTPConnection:
         if self._process != os.getpid():  # forked: on the old connections each process would hear the other's answers
