@@ -20,10 +20,12 @@ FIRST ?= 1
 AGAINST ?= HEAD~1
 TARGETS ?=
 MODEL ?=
+ROOMS ?=
+MUTATION ?=
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once, not in each of the processes that the tests start
-.PHONY: help demo test attacks test-long test-servers simulate bench bench-cpu bench-scale bench-providers fuzz model check docs dist audit reference recording format lock clean
+.PHONY: help demo test attacks test-long test-servers simulate mutants bench bench-cpu bench-scale bench-providers fuzz model check docs dist audit reference recording format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -56,6 +58,9 @@ test-servers: $(STAMP) ## the tests against real servers on loopback (fetches an
 simulate: $(STAMP) ## whole clients on virtual time (SEEDS=20000 FIRST=1), all cores; MUTANTS=1: broken rules are caught
 	PYTHONPATH=tests $(BIN)/python -m simulation.simulator --seeds $(SEEDS) --first $(FIRST) \
 		$(if $(MUTANTS),--mutants,--keep tests/simulation/kept.jsonl)
+
+mutants: $(STAMP) ## one fault in every guard that agrees, merges, checks out or deletes: hours; ROOMS="merge" MUTATION=--left
+	PYTHONPATH=tests nice -n 10 $(BIN)/python -m mutation --jobs $(JOBS) $(if $(ROOMS),--rooms $(ROOMS)) $(MUTATION)
 
 bench: $(STAMP) ## bench-cpu, then restic, rclone, borg, git, unison, cp beside it; hours for all: BENCH="--net near --load paper"
 	$(BIN)/python tests/benchmarks/cpu.py --commit $(AGAINST) --runs 5 || slower=1; \
