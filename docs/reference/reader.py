@@ -472,13 +472,14 @@ def read_entry(content: bytes) -> Record:
     entry = c.fields(ENTRY)
     entry.kind, entry.round = c.known(PREPARE, ACCEPT, DECIDED), (c.u(32), c.take(16))
     entry.value = read_state(c.take(402)) if c.flag() else None
-    entry.seen = c.rows(8, 32, "acceptor:16 v:u64 index:u32 hash:32", "acceptor")
+    entry.claim = c.fields("acceptor:16 v:u64 index:u32 bytes:bytes16") if c.flag() else None
     vars(entry).update(vars(c.fields(ENTRY_END)))
     entry.signed, entry.signature = content[: c.at], c.take(64)
     c.end()
     prepares = entry.kind == PREPARE
     good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.round[1]))
     good = good and not (prepares and (entry.round[0] == 0 or entry.config or entry.devices))
+    good = good and (entry.claim is None or len(entry.claim.bytes) <= 2048)
     if not good or entry.index > 9_999 or (entry.value is None) != prepares:
         raise DamageError("a log entry breaks a rule")
     return entry
@@ -806,11 +807,11 @@ class Workspace:
         """What an acceptor accepted of the version after `base` (consensus.md 1.4, and 7.2 for blocks)."""
         start = (0, b"")
         log = Record(
-            hashes=[], poison="", seen=[], signers={}, promised=start, accepted={}, prepared=set(), closed=False
+            hashes=[], poison="", claiming=[], signers={}, promised=start, accepted={}, prepared=set(), closed=False
         )
         for device in [b""] if voter.form == 1 else [*self.devices(base).members] * 2:  # blocks are read twice
             for entry in self.messages(log, place, base, device):
-                log.seen += entry.seen
+                log.claiming += [entry] if entry.claim else []
                 r, value = entry.round, entry.value and entry.value.raw
                 if value:
                     log.signers.setdefault(value, set()).add(entry.device)
@@ -826,6 +827,19 @@ class Workspace:
         log.votes = {vote for vote in log.accepted.items() if voter.form == 1 or vote[0] >= log.promised}
         return log
 
+    def proves(self, entry: Record, base: Record) -> bool:
+        """Whether what an entry claims is one of the version after `base`, by a member other than its writer (8)."""
+        claim = entry.claim
+        binding = self.ns_id + claim.acceptor + number(8, base.v + 1) + number(4, claim.index)
+        try:
+            found = read_entry(self.open(claim.bytes, 3, binding, "a claim", base.keyring))
+            member = self.devices(base).members[found.device]
+            verify(member.signing, "entry 1", claim.bytes[:42] + found.signed, found.signature)
+        except (DamageError, UpgradeError, KeyError):
+            return False
+        says = found.acceptor, found.v, found.index, found.base
+        return says == (claim.acceptor, claim.v, claim.index, base.raw) and found.device != entry.device
+
     def look(self, base: Record) -> Record:
         """What the acceptors say of the version after `base` (14, 4 to 8)."""
         if base.hash in self.looks:
@@ -839,9 +853,9 @@ class Workspace:
                     logs[voter.acceptor] = self.replay(place, voter, base)
             except (OSError, DamageError) as problem:
                 self.report.note(f"backend {voter.name}: {problem}")
-        for claim in (claim for log in [*logs.values()] for claim in log.seen if claim.v == v):
-            log, forms = logs.get(claim.acceptor), {voter.acceptor: voter.form for voter in config.voters}
-            if log and forms[claim.acceptor] == 1 and log.hashes[claim.index : claim.index + 1] != [claim.hash]:
+        for entry in (entry for log in logs.values() for entry in log.claiming if self.proves(entry, base)):
+            log, at = logs.get(entry.claim.acceptor), entry.claim.index
+            if log and log.hashes[at : at + 1] != [sha256(entry.claim.bytes)]:
                 log.poison = log.poison or "it lacks an entry that was seen there"
         good = [log for log in logs.values() if not log.poison]
         for voter in config.voters:

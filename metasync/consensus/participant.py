@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from metasync.codec import Reader, ascending, check_format, u8, u16, u32, u64
 from metasync.config import Config, decode_config
 from metasync.consensus.objects import seal_object
-from metasync.consensus.records.entry import Entry, Seen, root_in
+from metasync.consensus.records.entry import Claim, Entry, Seen, root_in
 from metasync.consensus.records.era import EraRecord, Tombstone
 from metasync.consensus.records.log_replay import check_config
 from metasync.consensus.records.state import Ref, State
@@ -59,6 +59,7 @@ class AcceptorMemory:
     """What this process remembers of one acceptor, whatever the version.
 
     `last`: what it must show from now on. `unaudited`: `last` is to be seen there before the acceptor counts.
+    `shown`: the newest entry that this process read there and another device signed: this device's messages carry it.
     `told_by`, `told_at`: the device that saw `last`, if it was another one, and when this process was told (seconds).
     `rolled_back`: why it is out for good: it showed another past than before. `replaced`: why its root is not the one
     that the config means. `suspicion`: what an audit found that began beside a look at its birth. All three: "" if not.
@@ -68,6 +69,7 @@ class AcceptorMemory:
 
     last: Remembered | None = None
     unaudited: bool = False
+    shown: Claim | None = None
     told_by: bytes = b""
     told_at: float = 0.0
     rolled_back: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from test_votes import Place
 
-from metasync.consensus.records.entry import Kind, Seen
+from metasync.consensus.records.entry import Kind
 from metasync.errors import DamagedError, ForkError, NoQuorumError
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
@@ -32,16 +32,6 @@ def test_an_entry_on_a_state_that_never_was_stops_nobody(n: int, f: int, on: int
     p = Place(n, f)
     p.forger.tell(p.forger.lie(p.ws.genesis), p.names[:on], Kind.PREPARE, p.forger.round(1))
     assert p.world.do(p.group(3, 1).get_recent(p.ws.genesis), {}) == p.x
-
-
-@SIZES
-@pytest.mark.xfail(strict=True, raises=ForkError, reason="consensus.md, rule 8.3, is not there yet")
-def test_a_false_word_of_what_backends_showed_condemns_none(n: int, f: int) -> None:
-    """A device says in an entry that it saw others on two backends, which were never there."""
-    p = Place(n, f)
-    seen = sorted(Seen(p.ws.acceptor_of(name), p.x.v + 1, 5, b"\x11" * 32) for name in p.names[:2])
-    p.forger.tell(p.x, p.names, Kind.PREPARE, p.forger.round(1), None, seen)
-    p.push(p.group(2, 1), p.x, b"y")
 
 
 @SIZES

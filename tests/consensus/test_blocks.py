@@ -20,7 +20,7 @@ from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Barred, check_config
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.entry import Kind, Round, Seen
+from metasync.consensus.records.entry import Claim, Kind, Round, seal_entry
 from metasync.consensus.records.log_replay import NEVER
 from metasync.consensus.records.state import ZERO_ID, Change, State, successor
 from metasync.errors import ForkError, NoQuorumError, UnreachableError, UpgradeError
@@ -442,14 +442,16 @@ def test_a_device_that_was_away_finds_what_devices_wrote_that_it_does_not_know()
 
 
 def test_claims_about_blocks_are_not_followed_up() -> None:
-    """What a writer saw on a block acceptor is a block of its own, which others could not tell from the words."""
+    """They lie at places of their writers, one of which no other entry could hold."""
     p = Place(MIXED)
     writer, m = p.instance(0, p.ws.genesis).acceptors[p.ws.acceptor_of("a")], p.groups[0].participant
-    told = Seen(p.ws.acceptor_of("b"), 1, 0, b"h" * 32)
+    b, another = p.ws.acceptor_of("b"), p.ws.identities[2]
     assert isinstance(writer, LogAcceptor)
     entry, _ = writer.sealed(writer.log, Kind.PREPARE, Round(1, m.incarnation), None, bytes(48))
+    there = replace(entry, acceptor_id=b, device_id=another.device_id)
+    claim = Claim(b, 1, 0, seal_entry(p.ws.keys, there, another.sign_private, bytes(32)))
     reader = p.instance(1, p.ws.genesis).acceptors
-    reader[p.ws.acceptor_of("a")].note_claims(replace(entry, seen=(told,)))
+    reader[p.ws.acceptor_of("a")].note_claims(replace(entry, claim=claim))
     assert not any(a.memory.unaudited or a.memory.last for a in reader.values())
 
 

@@ -17,13 +17,13 @@ from metasync.consensus import Group, Ref
 from metasync.consensus.instance import Instance
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records.entry import (
+    CLAIM_BYTES_MAX,
     ENTRY_BYTES_MAX,
     INDEX_TAG,
     REFS_MAX,
-    SEEN_MAX,
+    Claim,
     Kind,
     Round,
-    Seen,
     entry_path,
     refs_in,
     with_refs,
@@ -273,8 +273,8 @@ def feed(acceptor: Any, ws: Workspace, name: str, store: Mapping[str, bytes]) ->
 
 
 def test_the_fullest_entry_fits(ws: Workspace) -> None:
-    seen = tuple(Seen(i.to_bytes(16, "big"), 1 << 60, 1 << 30, drawn("h")) for i in range(SEEN_MAX))
-    full = replace(entry(Kind.ACCEPT), seen=seen, certificate=bytes(1000))
+    claim = Claim(drawn("a", 16), 1 << 60, 1 << 30, bytes(CLAIM_BYTES_MAX))
+    full = replace(entry(Kind.ACCEPT), claim=claim, certificate=bytes(1000))
     assert len(sealed(full)) <= ENTRY_BYTES_MAX
     assert len(sealed(entry())) == 1024
     assert len(sealed(entry(Kind.ACCEPT))) == 1536
@@ -288,9 +288,8 @@ def test_an_entry_says_what_its_index_names_anew() -> None:
     assert refs_in(entries._decode(entries._encode(said))) == refs
     assert len(sealed(said)) <= 1536
     assert with_refs(entry(Kind.ACCEPT), ()).tags == ()
-    crowd = tuple(Seen(i.to_bytes(16, "big"), 1 << 60, 1 << 30, drawn("h")) for i in range(SEEN_MAX))
-    for full in (entry(Kind.ACCEPT, certificate=bytes(1000)), entry(Kind.ACCEPT, seen=crowd)):
-        assert with_refs(full, refs) is full, "it might not fit"
+    full = entry(Kind.ACCEPT, certificate=bytes(1000))
+    assert with_refs(full, refs) is full, "it might not fit"
     assert with_refs(entry(Kind.ACCEPT), (*refs, refs[0])).tags == ()
 
 

@@ -21,7 +21,7 @@ from metasync.consensus.objects import meta_path
 from metasync.consensus.reconfigure import give_state
 from metasync.consensus.records import log_replay
 from metasync.consensus.records.birth import genesis_path
-from metasync.consensus.records.entry import Kind, Round, entry_path, hint_path, open_entry
+from metasync.consensus.records.entry import Entry, Kind, Round, entry_path, hint_path, open_entry
 from metasync.consensus.records.state import ZERO_ID, skip_version, successor
 from metasync.errors import DamagedError, ExcludedError, ForkError, NoQuorumError, UpgradeError, WorkspaceError
 from metasync.keys.device_set import DEVICE_ENTROPY_BYTES, decode_device_set, new_device
@@ -665,18 +665,35 @@ def test_entries_say_what_their_writer_saw_elsewhere(
     world: World, ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
-    group = group_of(ws, 1)
-    state = push(world, ws, group, ws.genesis, 2)
-    acceptor = ws.acceptor_of("a")
-    path = entry_path(ws.keys, 1, 0, acceptor, 2, 0)
-    signed = open_entry(
-        ws.keys, world.stores["a"][path], ns_id=ws.keys.ns_id, era=0, epoch=1, acceptor_id=acceptor, v=2, idx=0
-    )
-    assert signed.entry.value == state
-    others = {ws.acceptor_of("b"), ws.acceptor_of("c")}
-    assert {s.acceptor_id for s in signed.entry.seen} & others, "one of them at least made the quorum"
-    assert {s.acceptor_id for s in signed.entry.seen} <= others
-    assert all(s.v >= 1 for s in signed.entry.seen)
+    """One carries an entry of the acceptor after its own, which another device wrote: so all are spoken of, once."""
+    monkeypatch.setattr(world, "_delay", lambda *_: 0.05)
+    one, two = group_of(ws, 1), group_of(ws, 2, 1)
+    assert world.do(one.prepare(ws.genesis))
+    world.run()
+    push(world, ws, two, ws.genesis, 1)
+    logs = [log for name in NAMES if len(log := entries_of(world, ws, name, 1)) > 1]
+    assert len(logs) >= 2, "a quorum"
+    spoken = []
+    for _, prepare, *rest in logs:
+        claim = prepare.claim
+        assert claim is not None
+        spoken.append(claim.acceptor_id)
+        name = ws.links[claim.acceptor_id]
+        assert (claim.v, claim.idx) == (1, 0)
+        assert claim.data == world.stores[name][entry_path(ws.keys, 1, 0, claim.acceptor_id, 1, 0)]
+        assert claim.acceptor_id != prepare.acceptor_id
+        assert not any(e.claim for e in rest), "said once"
+    assert len(set(spoken)) == len(spoken)
+
+
+def entries_of(world: World, ws: Workspace, name: str, v: int) -> list[Entry]:
+    """What stands in the log of a version."""
+    found: list[Entry] = []
+    acceptor, store = ws.acceptor_of(name), world.stores[name]
+    while (path := entry_path(ws.keys, 1, 0, acceptor, v, len(found))) in store:
+        place = {"ns_id": ws.keys.ns_id, "era": 0, "epoch": 1, "acceptor_id": acceptor, "v": v, "idx": len(found)}
+        found.append(open_entry(ws.keys, store[path], **place).entry)
+    return found
 
 
 # The owner round.

@@ -32,7 +32,7 @@ from agreement_kit import (
 
 from fuzz.agreement import seeds_of, use_state, vector_seeds
 from fuzz.target import SOME, Target, joined_parts, parts_of
-from metasync.codec import ascending, bytes32, encode_tags, u8
+from metasync.codec import bytes32, encode_tags, u8
 from metasync.consensus.objects import open_object, seal_object
 from metasync.consensus.records import entry as entries
 from metasync.consensus.records import entry as heads
@@ -56,7 +56,7 @@ def entry_inside(data: bytes) -> bytes:
     signed = open_entry(KEYS, forged(e, body=data), ns_id=NS_ID, era=0, epoch=1, acceptor_id=ACCEPTOR, v=2, idx=0)
     assert signed.body == data
     found = signed.entry
-    assert ascending([s.acceptor_id for s in found.seen])
+    assert found.claim is None or len(found.claim.data) <= entries.CLAIM_BYTES_MAX
     assert (found.value is None) == (found.kind is Kind.PREPARE)
     assert found.round.n or found.kind is not Kind.PREPARE
     assert (found.v, found.idx, found.acceptor_id) == (found.base.v + 1, 0, ACCEPTOR)
@@ -69,8 +69,8 @@ def entry_inside(data: bytes) -> bytes:
 
 def entry_bodies() -> list[bytes]:
     certified = entry(device_id=CAROL.device_id, certificate=CAROL.certified(ADMIN, NS_ID).encode())
-    seen = tuple(entries.Seen(drawn(f"{i}", 16), i, i, drawn(f"{i}")) for i in range(3))
-    full = entry(Kind.ACCEPT, seen=tuple(sorted(seen)), tags=((1, b"x"), (7, b"")))
+    claim = entries.Claim(drawn("a", 16), 2, 1, drawn("claim", 1024))
+    full = entry(Kind.ACCEPT, claim=claim, tags=((1, b"x"), (7, b"")))
     some = [entry(), entry(Kind.ACCEPT), entry(Kind.DECIDED), certified, full]
     return [entries._encode(e) for e in some]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paxos_world import Workspace, World, change
 
 from metasync.consensus import State
 from metasync.consensus.records.entry import (
+    Claim,
     Entry,
     Kind,
     Round,
-    Seen,
     block_path,
     entry_path,
     seal_block,
@@ -42,27 +42,32 @@ class Forger:
 
     def tell(
         self, base: State, names: Iterable[str], kind: Kind, rnd: Round, value: State | None = None,
-        seen: Sequence[Seen] = (),
+        claim: Claim | None = None,
     ) -> None:  # fmt: skip
         """Appends one message to these backends' logs of the version after `base`, or writes its next block there."""
         for name in names:
-            self._append(base, name, kind, rnd, value, tuple(seen))
+            self._append(base, name, kind, rnd, value, claim)
 
-    def _append(
-        self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, seen: tuple[Seen, ...]
-    ) -> None:
-        ws, store = self.ws, self.world.stores[name]
-        me, a, v = ws.identities[self.device], ws.acceptor_of(name), base.v + 1
-        block = ws.forms.get(name) == "block"
+    def _append(self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, claim: Claim | None) -> None:
+        store = self.world.stores[name]
         idx, last = 0, ZERO_HASH
         while (path := self.place(base, name, idx)) in store:
             idx, last = idx + 1, sha256(store[path])
+        store[path] = self.sealed(base, name, idx, last, kind, rnd, value, claim)
+
+    def sealed(
+        self, base: State, name: str, idx: int, last: bytes, kind: Kind, rnd: Round, value: State | None = None,
+        claim: Claim | None = None,
+    ) -> bytes:  # fmt: skip
+        """One message for this place, after the one with the hash `last`."""
+        ws = self.ws
+        me, a, v = ws.identities[self.device], ws.acceptor_of(name), base.v + 1
         entry = Entry(
             acceptor_id=a, v=v, idx=idx, prev_entry=last, base=base, kind=kind, round=rnd, value=value,
-            entry_id=self.world.rng.randbytes(16), device_id=me.device_id, seen=seen,
+            entry_id=self.world.rng.randbytes(16), device_id=me.device_id, claim=claim,
         )  # fmt: skip
-        seal = seal_block if block else seal_entry
-        store[path] = seal(ws.keys, entry, me.sign_private, self.world.rng.randbytes(32))
+        seal = seal_block if ws.forms.get(name) == "block" else seal_entry
+        return seal(ws.keys, entry, me.sign_private, self.world.rng.randbytes(32))
 
     def place(self, base: State, name: str, idx: int) -> str:
         """Where an entry of the version after `base` lies, or a block of this device."""

@@ -67,6 +67,8 @@ from metasync.consensus.proposer import Journal
 from metasync.consensus.records import entry as entries_module
 from metasync.consensus.records.birth import encode_birth, seal_genesis
 from metasync.consensus.records.entry import (
+    CLAIM_BYTES_MAX,
+    Claim,
     Entry,
     Head,
     Kind,
@@ -232,8 +234,8 @@ def entry_cases() -> Cases:
         return case("entry", about, data, expect, **{**PLACE, **more})
 
     prepare, accept = entry(), entry(Kind.ACCEPT)
-    seen = (Seen(OTHER_ACCEPTOR, 1, 1, drawn("seen")),)
-    full = replace(accept, seen=seen, certificate=CAROL.certified(ADMIN, NS_ID).encode(), tags=((9, b"later"),))
+    claim = Claim(OTHER_ACCEPTOR, 2, 0, sealed(replace(prepare, acceptor_id=OTHER_ACCEPTOR, device_id=BOB.device_id)))
+    full = replace(accept, claim=claim, certificate=CAROL.certified(ADMIN, NS_ID).encode(), tags=((9, b"later"),))
     good = sealed(prepare)
     yield "entry-prepare", one("PREPARE", good, value=prepare)
     yield "entry-accept", one("ACCEPT", sealed(accept), value=accept)
@@ -309,8 +311,15 @@ def entry_cases() -> Cases:
     yield "entry-bad-first-with-prev", one("index 0 names an entry before it", forged(first), FORMAT)
     yield "entry-bad-trailing", one("bytes behind the body", forged(prepare, body=body + b"\0"), FORMAT)
     yield "entry-bad-short-body", one("a body that ends early", forged(prepare, body=body[:-1]), FORMAT)
-    seen_twice = replace(prepare, seen=seen * 2)
-    yield "entry-bad-seen-order", one("one acceptor seen twice", forged(seen_twice), FORMAT)
+    claiming = replace(prepare, claim=claim)
+    claim_at = kind_at + 1 + 20 + 1
+    yield "entry-claim", one("PREPARE with another device's entry elsewhere", sealed(claiming), value=claiming)
+    nothing = replace(prepare, claim=claim._replace(data=b""))
+    yield "entry-claim-nothing", one("a claim of no bytes: of no effect, no fault", sealed(nothing), value=nothing)
+    twice = cut(entries_module._encode(claiming), claim_at, b"\2")
+    yield "entry-bad-claims", one("two claims", forged(claiming, body=twice), FORMAT)
+    long = replace(prepare, claim=claim._replace(data=drawn("long", CLAIM_BYTES_MAX + 1)))
+    yield "entry-bad-claim-long", one("a claim of more bytes than any has", forged(long), FORMAT)
     yield "entry-bad-unpadded", one("a byte of padding too few", forged(prepare, grown=-1), FORMAT)
     yield "entry-bad-padding", one("512 bytes of padding too many", forged(prepare, grown=512), FORMAT)
     objects = replace(accept, config=drawn("config object", 700), devices=drawn("devices object", 6_000))

@@ -362,7 +362,7 @@ def test_another_reader_opens_an_entry(name: str) -> None:
     assert (Kind(kind_number).name, n, incarnation.hex()) == (value["kind"], *value["round"].values())
     if carried:
         assert hashlib.sha256(take(402)).digest() == X.hash
-    assert number(1) == 0  # seen
+    assert number(1) == 0  # no claim
     assert number(2) == 0  # certificate
     assert (number(4), number(4)) == (0, 0)  # neither a config nor a device set: the base names both
     assert (take(16).hex(), take(16)) == (value["entry_id"], ALICE.device_id)

@@ -190,7 +190,7 @@ def test_no_encryption_does_not_let_a_provider_forge(lab: Lab) -> None:
             entry = Entry(
                 acceptor_id=acceptor.acceptor_id, v=base.v + 1, idx=0, prev_entry=bytes(32), base=base,
                 kind=Kind.DECIDED, round=Round(1, forged.writer), value=forged, entry_id=os.urandom(16),
-                device_id=s.device.device_id, seen=(), certificate=b"",
+                device_id=s.device.device_id, certificate=b"",
             )  # fmt: skip
             data = seal_entry(s.keys, entry, evil.sign_private, os.urandom(32))
             if backend.name == "a":

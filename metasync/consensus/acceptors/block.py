@@ -95,8 +95,8 @@ class BlockAcceptor(AcceptorView):
     def _opened(self, data: bytes, base: State, v: int, device_id: bytes, idx: int) -> SignedEntry:
         return open_block(self.m.keys, data, base=base, acceptor_id=self.acceptor_id, v=v, device_id=device_id, idx=idx)
 
-    def note_claim(self, seen: Seen, teller: bytes) -> None:
-        """Nothing: what another device last saw here are its own blocks."""
+    def note_claim(self, seen: Seen, epoch: int, teller: bytes) -> None:
+        """Nothing: no claim is made of blocks."""
 
     # reading
 
@@ -287,6 +287,7 @@ class BlockAcceptor(AcceptorView):
         v_max = max(self.v, decode_journal(old).v_max) if old else self.v
         journal = Journal(entry.v, entry.idx, base.era, base.epoch, v_max, data)
         self.memory.unconfirmed = True
+        self.told = entry.claim or self.told
         yield Persist(self._journal_key, journal.encode())
         self.memory.journal = journal.encode()
         return (yield from self._send(journal, fresh=True))

@@ -13,7 +13,9 @@ from typing import Any, Final
 from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.participant import OP_TIMEOUT_S, Outcome, Participant, Remembered
 from metasync.consensus.records.entry import (
+    CLAIM_BYTES_MAX,
     ENTRY_BYTES_MAX,
+    Claim,
     Entry,
     Kind,
     Round,
@@ -128,7 +130,7 @@ class LogAcceptor(AcceptorView):
         return Outcome("failed", log.poison)
 
     def _take_in(self, log: Log, data: bytes) -> None:
-        """Replays bytes that were read, and remembers them and what their writer saw elsewhere."""
+        """Replays bytes that were read, and remembers them and what their writer found elsewhere."""
         void = log.void
         entry = log.feed(data)
         if entry is not None:
@@ -137,6 +139,7 @@ class LogAcceptor(AcceptorView):
                 self.m.added = {entry.value.hash: refs}
             self.m.take_root(entry)
             if log.void == void:
+                self._keep_shown(entry, log.next_idx - 1, data)
                 self.note_claims(entry)
 
     def _remember_log(self, log: Log) -> None:
@@ -144,7 +147,14 @@ class LogAcceptor(AcceptorView):
         if log.usable:
             self.remember(log.seen)
 
-    def note_claim(self, seen: Seen, teller: bytes) -> None:
+    def _keep_shown(self, entry: Entry, idx: int, data: bytes) -> None:
+        """Keeps a member's entry, for this device's messages to others to carry."""
+        last, device = self.memory.shown, entry.device_id
+        newer = last is None or (last.v, last.idx) < (entry.v, idx)
+        if newer and device != self.m.identity.device_id and self.devices.get(device) and len(data) <= CLAIM_BYTES_MAX:
+            self.memory.shown = Claim(self.acceptor_id, entry.v, idx, data)
+
+    def note_claim(self, seen: Seen, epoch: int, teller: bytes) -> None:
         """Another device saw this entry here: from now on this acceptor must show it to us too."""
         # What poisons a log may have been damaged on its way.
         hashes = self.log.hashes if seen.v == self.v and self.log.usable else []
@@ -155,7 +165,7 @@ class LogAcceptor(AcceptorView):
             return
         memory = self.memory
         if memory.last is None or (memory.last.seen.v, memory.last.seen.idx) < (seen.v, seen.idx):
-            memory.last = Remembered(self.base.epoch, seen)
+            memory.last = Remembered(epoch, seen)
             memory.told_by, memory.told_at = teller, self.m.now
             memory.unaudited = True
 
@@ -208,6 +218,7 @@ class LogAcceptor(AcceptorView):
                 unknown = 0  # the machine slept through the request: the same bytes are asked for again
             elif reply.value:
                 log.append_own(entry, data)
+                self.told = entry.claim or self.told
                 self._remember_log(log)
                 self.note_read(before)
             else:

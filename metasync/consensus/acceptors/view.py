@@ -6,13 +6,13 @@ Three things vouch for an acceptor. Each is read beside the step that it vouches
             forgotten what it promised and accepted. It is forgotten altogether: a store that was emptied and then
             restored from a backup does not hold what it took in between.
     audit   The acceptor still shows the last entry that it was seen to hold (consensus.md, rules 1.10 and 3.3).
-            Two witnesses testify: this device's own memory, and the signed `seen` of every entry, in which its writer
-            says what it last saw on the other acceptors. An acceptor that lacks such an entry, or shows another one,
-            was rolled back or shows different pasts to different devices. It is named, and counts no longer.
+            Two witnesses testify: this device's own memory, and the entry that another entry carries, whose writer read
+            it there, and which a second device signed (rule 8.3). An acceptor that lacks it, or shows another one, was
+            rolled back or shows different pasts to different devices. It is named, and counts no longer.
     floor   The logs of this version were not deleted (`truncation`).
 
-Two signed entries for one place are no proof, because a create that failed handed the store signed bytes. An entry that
-was read there is, and so is the word of an admitted device that it read one.
+A device's bare word is no proof, and an entry that the same device signed is its word alone. Nor are two signed entries
+for one place, because a create that failed handed the store signed bytes: a claim by them says what that store did.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from metasync.consensus.records.block_replay import Blocks
 from metasync.consensus.records.entry import (
     ENTRY_BYTES_MAX,
     OBJECTS_BYTES_MAX,
-    SEEN_MAX,
+    Claim,
     Entry,
     Kind,
     Round,
     Seen,
     covering,
     floor_path,
+    open_claim,
     open_floor,
     shown_epoch,
 )
@@ -98,6 +99,7 @@ class AcceptorView(ABC):
         self.floor: bytes | None = None  # the floor above this version, if there is one: its logs may be deleted
         self.read_at: float | None = None  # when its log was last read onwards, or written
         self.barred: Barred | None = None  # why it took no block of ours at the last try
+        self.told: Claim | None = None  # what a message of ours said to it last of another acceptor
         self.forget()
 
     @abstractmethod
@@ -142,8 +144,8 @@ class AcceptorView(ABC):
         """Whether bytes are an entry of that place at all, whoever made it."""
 
     @abstractmethod
-    def note_claim(self, seen: Seen, teller: bytes) -> None:
-        """Takes note that another device saw this here."""
+    def note_claim(self, seen: Seen, epoch: int, teller: bytes) -> None:
+        """Takes note that another device saw this here. `epoch`: whose log key names it."""
 
     # what it is worth
 
@@ -321,17 +323,11 @@ class AcceptorView(ABC):
         assert last is not None
         if self.reach() is None:
             return False
-        seen = last.seen
-        epochs = [last.epoch]
-        if last.epoch - 1 in dict(self.m.keys.epoch_keys):
-            epochs.append(last.epoch - 1)  # if another device saw it: it may be of the version before a rotation
-        for epoch in epochs:
-            path = self.path_of(seen, epoch)
-            for _ in range(AUDIT_TRIES):
-                found = yield from self.get(path)
-                if not isinstance(found, bytes) or sha256(found) == seen.hash:
-                    break
-            if found is not None:
+        epoch, seen = last
+        path = self.path_of(seen, epoch)
+        for _ in range(AUDIT_TRIES):
+            found = yield from self.get(path)
+            if not isinstance(found, bytes) or sha256(found) == seen.hash:
                 break
         if isinstance(found, BackendError):
             self.fault(found)
@@ -396,11 +392,15 @@ class AcceptorView(ABC):
         if seen is not None and (last is None or (last.seen.v, last.seen.idx) < (seen.v, seen.idx)):
             self.memory.last = Remembered(self.base.epoch, seen)
 
-    def seen_elsewhere(self) -> tuple[Seen, ...]:
-        """For an entry of its log: what other acceptors in log form last showed."""
-        blocks = {view.acceptor_id for view in self.everybody.values() if view.form == "block"}
-        lasts = (self.m.acceptors[a].last for a in self.m.links.keys() - blocks - {self.acceptor_id})
-        return tuple(sorted(last.seen for last in lasts if last is not None)[:SEEN_MAX])
+    def next_claim(self) -> Claim | None:
+        """What the next message to it says of the acceptor after it by id, or else of one further on; once.
+
+        So the messages to all of them speak of all of them. It holds what this process read, and asks for nothing.
+        """
+        order = sorted(self.everybody, key=lambda a: (a <= self.acceptor_id, a))
+        shown = (m.shown for a in order[:-1] if not (m := self.m.acceptors[a]).rolled_back and not m.replaced)
+        claim = next((c for c in shown if c and self.v - self.may_lie <= c.v <= self.v), None)
+        return None if claim == self.told else claim
 
     def message(self, kind: Kind, rnd: Round, value: State | None, place: tuple[int, bytes], entry_id: bytes) -> Entry:
         """A message of this device's. `place`: its index, and the hash of the one before it."""
@@ -416,22 +416,33 @@ class AcceptorView(ABC):
             value=value,
             entry_id=entry_id,
             device_id=self.m.identity.device_id,
-            seen=self.seen_elsewhere(),
+            claim=self.next_claim(),
             config=config,
             devices=devices,
         )
 
     def note_claims(self, entry: Entry) -> None:
-        """Takes what an admitted writer saw elsewhere for what those acceptors must show from now on, to us too.
+        """Takes the entry that an admitted writer found elsewhere for what that acceptor must show, to us too.
 
-        Among acceptors that may lie, claims of the version before are followed up as well, at one request for each.
+        It counts if it is one of its place, and an admitted device signed it other than the writer, who could make both
+        up. Among acceptors that may lie, one of the version before counts as well, if the devices of then are known.
         """
-        if entry.device_id == self.m.identity.device_id:
+        claim, m, base = entry.claim, self.m, self.base
+        if claim is None or entry.device_id == m.identity.device_id or claim.acceptor_id not in self.everybody:
             return
-        oldest = entry.v - self.may_lie
-        for seen in entry.seen:
-            if oldest <= seen.v <= entry.v and seen.acceptor_id in self.everybody:
-                self.everybody[seen.acceptor_id].note_claim(seen, entry.device_id)
+        if not entry.v - self.may_lie <= claim.v <= entry.v:
+            return
+        now = claim.v == entry.v
+        try:
+            signed = open_claim(m.keys, claim, base.ns_id, base.hash if now else base.prev)
+        except (FormatError, UpgradeError):
+            return
+        said = signed.entry
+        devices = self.devices if now else m.device_sets.get(said.base.devices)
+        public = None if devices is None or said.device_id == entry.device_id else devices.key_of(said.device_id)
+        if public is not None and signed.verifies(public):
+            seen = Seen(claim.acceptor_id, claim.v, claim.idx, sha256(claim.data))
+            self.everybody[claim.acceptor_id].note_claim(seen, said.base.epoch, entry.device_id)
 
 
 def _entry(seen: Seen) -> str:

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 from metasync.codec import (
     Reader,
     Tags,
-    ascending,
     bytes16,
     bytes32,
     check_format,
@@ -46,7 +45,7 @@ from metasync.keys.keyring import WorkspaceKeys
 
 ENTRY_BYTES_MAX: Final = 8192  # an ACCEPT has 1,536; the rest is room for an index root that rides in it
 OBJECTS_BYTES_MAX: Final = 6 << 20  # of a config and a device set that an entry carries, sealed
-SEEN_MAX: Final = 32
+CLAIM_BYTES_MAX: Final = 2048  # of an entry that another one carries: one that carries none itself
 INDEX_TAG: Final = 1  # of an entry with a value: meta objects that its index names, and the index before did not
 REFS_MAX: Final = 4  # in it
 ROOT_TAG: Final = 2  # of an entry with a value: the root of its index, which need not be an object then
@@ -74,8 +73,17 @@ class Round(NamedTuple):
     incarnation: bytes
 
 
+class Claim(NamedTuple):
+    """An entry as its reader found it on another acceptor: its place, and its bytes as stored."""
+
+    acceptor_id: bytes
+    v: int
+    idx: int
+    data: bytes
+
+
 class Seen(NamedTuple):
-    """The last entry a writer saw on an acceptor: version, index, SHA-256 of its bytes."""
+    """An entry that was seen on an acceptor: version, index, SHA-256 of its bytes."""
 
     acceptor_id: bytes
     v: int
@@ -85,8 +93,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of one acceptor's log of one version. `value`: with ACCEPT and DECIDED. `seen` ascends by acceptor.
+    """One entry of one acceptor's log of one version. `value`: with ACCEPT and DECIDED.
 
+    `claim`: an entry that its writer read on another acceptor (consensus.md, rule 8.3).
     `config`, `devices`: the const objects that the value names, sealed, where its base names others; else b"".
     """
 
@@ -100,7 +109,7 @@ class Entry:
     value: State | None
     entry_id: bytes
     device_id: bytes
-    seen: tuple[Seen, ...] = ()
+    claim: Claim | None = None
     certificate: bytes = b""
     config: bytes = b""
     devices: bytes = b""
@@ -138,7 +147,7 @@ def block_path(
 
 def with_refs(entry: Entry, refs: Sequence[Ref]) -> Entry:
     """The same entry, saying what its value's index names anew; as it is, where that may not fit beside the rest."""
-    if not refs or len(refs) > REFS_MAX or entry.certificate or len(entry.seen) > SEEN_MAX // 2:
+    if not refs or len(refs) > REFS_MAX or entry.certificate:
         return entry
     return replace(entry, tags=((INDEX_TAG, b"".join(u64(ref.generation) + ref.hash for ref in refs)),))
 
@@ -192,6 +201,19 @@ def open_entry(
     entry = signed.entry
     if (entry.acceptor_id, entry.v, entry.idx) != (acceptor_id, v, idx) or entry.base.ns_id != ns_id:
         raise FormatError("entry: of another place")
+    return signed
+
+
+def open_claim(keys: WorkspaceKeys, claim: Claim, ns_id: bytes, base: bytes) -> SignedEntry:
+    """Opens the entry that a claim carries, if it is one of its place; its signer is not yet judged.
+
+    `base`: the hash of the state that it must stand on. `FormatError` or `UpgradeError` as `open_entry`.
+    """
+    binding = ns_id + claim.acceptor_id + u64(claim.v) + u32(claim.idx)
+    signed = _open(keys, claim.data, RecordKind.ENTRY, binding)
+    entry = signed.entry
+    if (entry.acceptor_id, entry.v, entry.idx, entry.base.hash) != (*claim[:3], base):
+        raise FormatError("claim: of another place")
     return signed
 
 
@@ -319,7 +341,10 @@ def _encode(e: Entry) -> bytes:
     head = u8(FORMAT) + base.ns_id + u32(base.era) + e.acceptor_id + u64(e.v) + u32(e.idx) + e.prev_entry
     head += base.encode() + u8(e.kind) + u32(e.round.n) + e.round.incarnation
     head += u8(0) if e.value is None else u8(1) + e.value.encode()
-    head += u8(len(e.seen)) + b"".join(s.acceptor_id + u64(s.v) + u32(s.idx) + s.hash for s in e.seen)
+    if (c := e.claim) is None:
+        head += u8(0)
+    else:
+        head += u8(1) + c.acceptor_id + u64(c.v) + u32(c.idx) + bytes16(c.data)
     head += bytes16(e.certificate) + bytes32(e.config) + bytes32(e.devices)
     return head + e.entry_id + e.device_id + encode_tags(e.tags)
 
@@ -335,10 +360,10 @@ def _decode(body: bytes) -> Entry:
     if has_value != (kind is not Kind.PREPARE):
         raise r.fail("a value with PREPARE, or none with ACCEPT or DECIDED")
     value = decode_state(r.take(STATE_BYTES), proposed=True) if has_value else None
-    n = r.count(r.u8(), 60)
-    seen = tuple(Seen(r.take(16), r.u64(), r.u32(), r.take(32)) for _ in range(n))
-    if n > SEEN_MAX or not ascending([s.acceptor_id for s in seen]):
-        raise r.fail("seen: too many, or out of order")
+    has_claim = r.u8()
+    if has_claim > 1:
+        raise r.fail("more than one claim")
+    claim = Claim(r.take(16), r.u64(), r.u32(), r.bytes16(CLAIM_BYTES_MAX)) if has_claim else None
     certificate = r.bytes16(CERTIFICATE_BYTES_MAX)
     config, devices = r.bytes32(OBJECTS_BYTES_MAX), r.bytes32(OBJECTS_BYTES_MAX)
     entry_id, device_id, tags = r.take(16), r.take(16), r.tags()
@@ -354,7 +379,7 @@ def _decode(body: bytes) -> Entry:
     if (config or devices) and value is None:
         raise FormatError("entry: it carries what no value names")
     place = acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id
-    return Entry(*place, seen, certificate, config, devices, tags)
+    return Entry(*place, claim, certificate, config, devices, tags)
 
 
 @dataclass(frozen=True, slots=True)
