@@ -61,6 +61,8 @@ MISSING: Final = (
     "gc-no-depth", "gc-reuse-stored", "gc-reuse-headless", "gc-drop-late-roots", "gc-no-repack-fence",
     "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
     "trim-unverified", "trim-last-only", "trim-any-place",
+    "skip-unsigned", "skip-own-base", "skip-no-return", "skip-newest-index", "skip-not-repeated", "skip-forgets",
+    "skip-oldest", "skip-late",
     "decided-votes", "empty-fence", "any-round", "highest-round", "unprepared-counts", "either-of-two",
 )  # fmt: skip
 """Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
