@@ -16,23 +16,34 @@ A killed process leaves the old or the new bytes at each path. What was staged s
 it what it needs and finds right (`open_left`, `take_left`). A plan that was being applied is run again by `recover`:
 every step looks first at what is there (a staged inode at its path is done; one that is gone from `tmp/` was placed).
 
-What this disk cannot take (a name it can't hold, a directory that is not ours to write) is left out, told, and noted in
-`State.unplaced`. Without a row its absence says nothing. If another file stands there, a row with the agreed entry and
-that file's stat says that it is no change of the user's.
+What this disk cannot take (a name it can't hold, a directory that is not ours to write, a file that has no room: see
+`room`) is left out, told, and noted in `State.unplaced`. Without a row its absence says nothing. If another file stands
+there, a row with the agreed entry and that file's stat says that it is no change of the user's.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import chain
 
 from metasync.checkout.apply import Placer
 from metasync.checkout.outcome import rows_after
-from metasync.checkout.plan import CHANGED_MEANWHILE, Applied, Change, Plan, decode_plan, encode_plan, unfit
+from metasync.checkout.plan import (
+    CHANGED_MEANWHILE,
+    Applied,
+    Change,
+    Plan,
+    decode_plan,
+    encode_plan,
+    is_of_others,
+    not_as_agreed,
+    unfit,
+)
+from metasync.checkout.room import FULL, RESERVE_BYTES, no_room, waiting, without_room
 from metasync.checkout.staging import (
     TMP,
     Leftovers,
@@ -60,16 +71,11 @@ from metasync.local.state_keys import (
 )
 from metasync.merge.copies import UNNAMED, Origin, record_of, sides_of
 from metasync.objects.model import Entry, Kind
-from metasync.runtime.sizes import SMALL_FILE_BYTES
 from metasync.worktree.disk import APPEND_FLAGS, READ_FLAGS, check_path, dress, set_mode, write_part
 from metasync.worktree.index import Row, store_rows
 from metasync.worktree.tree import WorkTree, failed
 
 __all__ = ["Applied", "Change", "Checkout"]
-
-
-FILE_BYTES_MAX = (1 << 63) - 1  # of any file system: offsets have 63 bits
-LARGE_FILE_BYTES = 1 << 30  # a smaller file that has no room means that the disk is full
 
 
 class Checkout:
@@ -86,6 +92,8 @@ class Checkout:
         self._numbers: dict[bytes, int] = {}  # of the changes that are staged
         self._stats: dict[int, os.stat_result] = {}  # of what was staged
         self._awaited: set[int] = set()
+        self._may_wait: set[int] = set()  # of those that are staged: they are left out where the disk is full
+        self._short: set[int] = set()  # those that were
         self._parts: dict[int, dict[int, int]] = {}  # change -> offset -> bytes delivered
         self._stage: Stage | None = None
         self._left: Leftovers | None = None
@@ -99,16 +107,17 @@ class Checkout:
         *,
         version: int = 0,
         own: bool = False,
+        needed: Collection[bytes] | None = (),
         reason: str = CHANGED_MEANWHILE,
         origin: Origin = UNNAMED,
     ) -> list[bytes]:
         """Journals the plan; -> the paths whose contents are to be delivered, in order.
 
-        Directories, symlinks, empty files, files of which only mode or mtime change, and what this disk can't hold are
-        not among them. `commit` is set in the local state in the transaction of the outcome, by `apply` or `recover`.
-        `version`: the agreed version of the merged tree, for the records of conflicts; `own`, `reason`,
-        `origin`: see `Plan`.
-        `WorkspaceError`: a plan is under way (`recover` first), or the disk has not enough space.
+        Directories, symlinks, empty files, files of which only mode or mtime change, what this disk can't hold and what
+        has no room are not among them. `commit` is set in the local state in the transaction of the outcome, by `apply`
+        or `recover`. `version`: the agreed version of the merged tree, for the records of conflicts; `own`, `reason`,
+        `origin`: see `Plan`. `needed`: paths that may not wait for room; None, and with `own`: all of them.
+        `WorkspaceError`: a plan is under way (`recover` first), or the disk has no room for what may not wait.
         """
         if self.db.has(INODES_KEY) or self.plan is not None:
             raise WorkspaceError("An earlier checkout has not ended.", next_step="Run the command again to finish it.")
@@ -116,23 +125,26 @@ class Checkout:
             self._left = Leftovers(self.tree, before.changes, before.unfit)
         by_path = {change.path: change for change in changes}
         for path in self.db.unplaced().keys() & by_path.keys():
-            by_path[path] = _not_as_agreed(by_path[path])
+            by_path[path] = not_as_agreed(by_path[path])
         ordered = tuple(by_path[path] for path in sorted(by_path))
         first = self.db.get(REPLACED_KEY) or 0
         root = self.tree.root_stat
         bad = {
             i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))
         }
-        left = {**self._too_large(ordered), **unfit(self.tree, self.db, ordered), **bad}
+        left = {**unfit(self.tree, self.db, ordered), **bad}
+        needed = None if own else needed
+        left |= self._without_room(ordered, left, needed)
         plan = Plan(ordered, dict(commit or {}), version, first, (root.st_dev, root.st_ino), own, reason, left, origin)
         staged = [(i, change) for i, change in enumerate(ordered) if i not in left and change.is_staged]
-        self._check_space([change for _, change in staged])
         with self.db.transaction():
             self.db.set_value(PLAN_KEY.name, encode_plan(plan))
             self.db.set(REPLACED_KEY, first + len(ordered))
         self.plan = plan
         self._numbers = {change.path: i for i, change in staged}
         self._stats = {}
+        self._short = set()
+        self._may_wait = set() if needed is None else {i for i, change in staged if change.path not in needed}
         self._awaited = {i for i, (_, new, _) in staged if new is not None and new.kind is Kind.FILE and new.size}
         self._parts = {}
         whole = whole_dirs(ordered, left) if may_come_whole(self.tree) else {}
@@ -140,35 +152,39 @@ class Checkout:
         with self._staging(b"directories"):
             self._stage.make_dirs()
         for i, change in staged:
-            if i not in self._awaited:
+            if i not in self._awaited and i not in self._short:
                 self._stage_here(i, change)
         return [ordered[i].path for i in sorted(self._awaited)]
 
     def _staged_before(self) -> Plan | None:
         """Moves what an interrupted checkout staged out of the way; -> its plan, None if nothing was staged."""
         journal = self.db.value(PLAN_KEY.name)
-        if journal is not None and _is_of_others(journal) and leave(self.tree):
+        if journal is not None and is_of_others(journal) and leave(self.tree):
             return decode_plan(journal)
         self._clear_tmp()
         return None
 
     def stage_whole(self, path: bytes, data: bytes | memoryview) -> None:
-        """Delivers a file's whole content; from any thread, repeatable. `WorkspaceError`: wrong size, disk full."""
+        """Delivers a file's whole content; from any thread, repeatable. `WorkspaceError`: wrong size, disk failed.
+
+        What is delivered of a file that waits for room (`begin`) is dropped.
+        """
         i, entry = self._staged(path)
         if len(data) != entry.size:
             raise _wrong_size(path, len(data), entry.size)
-        try:
-            self._write_whole(i, entry, data)
-        except OSError as e:
-            raise self._not_staged(path, e) from e
-        self._awaited.discard(i)
+        with self._lock, self._staging(path):
+            if i not in self._short:
+                self._write_whole(i, entry, data)
+                self._awaited.discard(i)
 
     def stage_part(self, path: bytes, offset: int, data: bytes | memoryview) -> None:
         """Delivers a piece of a file's content, in any order, from any thread; then `finish`."""
         i, entry = self._staged(path)
         if offset < 0 or offset + len(data) > entry.size:
             raise _wrong_size(path, offset + len(data), entry.size)
-        with self._staging(path), self._lock:
+        with self._lock, self._staging(path):
+            if i in self._short:
+                return
             stage = self._stage_of()
             name, above = stage.at(i)
             fd = self.disk.open(name, APPEND_FLAGS, above) if i in self._parts else stage.create(i)
@@ -182,7 +198,9 @@ class Checkout:
     def finish(self, path: bytes) -> None:
         """Ends the delivery of a file by pieces. `WorkspaceError`: they don't cover it exactly."""
         i, entry = self._staged(path)
-        with self._staging(path), self._lock:
+        with self._lock, self._staging(path):
+            if i in self._short:
+                return
             at = 0
             for offset, size in sorted(self._parts.pop(i, {}).items()):
                 if offset != at:
@@ -217,9 +235,9 @@ class Checkout:
         A whole file is one part. Of any other the rest is delivered, and then `finish` is called.
         """
         i, entry = self._staged(path)
-        with self._staging(path), self._lock:
+        with self._lock, self._staging(path):
             found = self._left.find(path, entry) if self._left is not None else None
-            if found is None:
+            if found is None or i in self._short:
                 return False
             stage = self._stage_of()
             stage.take(i, *found)
@@ -230,8 +248,8 @@ class Checkout:
                     self._parts[i] = dict(parts)
                     return True
                 self._stats[i] = dress(self.disk, fd, self.tree.mode_of(entry.mode), entry.mtime_ns)
-        self._awaited.discard(i)
-        return True
+            self._awaited.discard(i)
+        return i not in self._short
 
     def drop_left(self) -> None:
         """Removes what is left of an interrupted checkout."""
@@ -273,6 +291,8 @@ class Checkout:
         stage = self._stage_of()
         inodes = [self._stats[i].st_ino if i in self._stats else 0 for i in range(len(plan.changes))]
         with self.db.transaction():
+            if self._short:
+                self.db.set_value(PLAN_KEY.name, encode_plan(plan))
             self.db.set(WHOLE_KEY, stage.encode())
             self.db.set(INODES_KEY, tuple(inodes))
         return self._carry_out(Placer(self.db, self.tree, plan, stage, inodes, self._stats), commit)
@@ -294,7 +314,7 @@ class Checkout:
         """
         journal, inodes = self.db.value(PLAN_KEY.name), self.db.get(INODES_KEY)
         if journal is None or inodes is None:
-            if journal is None or not _is_of_others(journal):
+            if journal is None or not is_of_others(journal):
                 self.abandon()
             return None
         root = self.tree.root_stat
@@ -322,26 +342,14 @@ class Checkout:
         assert entry is not None
         return i, entry
 
-    def _too_large(self, changes: Iterable[Change]) -> dict[int, str]:
-        """The files that are too large for this disk, by number, with the reason: they hold up no others."""
-        free = -1
-        out: dict[int, str] = {}
-        for i, change in enumerate(changes):
-            if change.new is None or not change.is_awaited:
-                continue
-            if free < 0:
-                free = self.disk.free_bytes(self.tree.state_dir())
-            size = change.new.size
-            if size > FILE_BYTES_MAX:
-                out[i] = f"it has {size:,} bytes, more than a file can have"
-            elif is_too_large(size, free) and size > free + (self._left.bytes_of([change]) if self._left else 0):
-                out[i] = f"it has {size:,} bytes, and this disk has {free:,} left"
-        return out
-
-    def _check_space(self, staged: list[Change]) -> None:
-        needed = sum(change.new.size + SMALL_FILE_BYTES for change in staged if change.new is not None)
+    def _without_room(
+        self, changes: Sequence[Change], left: Container[int], needed: Collection[bytes] | None
+    ) -> dict[int, str]:
+        """Of the changes that are not `left` out, those that wait for room. `WorkspaceError`: see `begin`."""
+        before = self._left.bytes_of if self._left is not None else lambda _: 0
         try:
-            check_room(self.tree, needed, lambda: self._left.bytes_of(staged) if self._left is not None else 0)
+            staged = [(i, change) for i, change in enumerate(changes) if i not in left and change.is_staged]
+            return without_room(self.tree, staged, needed, before)
         except WorkspaceError:
             self.drop_left()
             raise
@@ -351,10 +359,42 @@ class Checkout:
         try:
             yield
         except OSError as e:
-            raise self._not_staged(path, e) from e
+            if e.errno not in FULL or self._numbers.get(path) not in self._may_wait:
+                raise self._not_staged(path, e) from e
+            try:
+                with self._lock:
+                    self._leave_out()
+            except OSError as other:
+                raise self._not_staged(path, other) from other
+
+    def _leave_out(self) -> None:
+        """The disk is full, whatever it said: all that may wait and is not whole yet is left out.
+
+        Where that gives little back, so are the largest files that are whole: the local state needs some room.
+        """
+        plan, stage = self._planned(), self._stage_of()
+        sizes = {i: new.size for i in self._may_wait if (new := plan.changes[i].new) is not None}
+        out = [i for i in sizes if i in self._awaited or i not in self._stats]
+        given = 0
+        for i in sorted(sizes.keys() - set(out), key=lambda i: -sizes[i]):
+            if given >= RESERVE_BYTES:
+                break
+            given += sizes[i]
+            out.append(i)
+        for i in out:
+            name, above = stage.at(i)
+            with suppress(FileNotFoundError):
+                self.disk.unlink(name, above)
+            self._parts.pop(i, None)
+            self._stats.pop(i, None)
+        stage.drop(out)
+        self._awaited.difference_update(out)
+        self._may_wait.difference_update(out)
+        self._short.update(out)
+        self.plan = replace(plan, unfit={**plan.unfit, **{i: no_room(sizes[i]) for i in out}})
 
     def _not_staged(self, path: bytes, error: OSError) -> WorkspaceError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             return failed(self.tree, path, error)
         needed = sum(self._staged(other)[1].size for other in self._numbers)
         return WorkspaceError(
@@ -413,6 +453,7 @@ class Checkout:
             self._note_conflicts(put, delete)
             self.db.put_records(REPLACED, kept)
             left = {plan.changes[i].path for i in placer.left} if plan.own else set()
+            applied.without_room = waiting(plan, applied)
             self.db.delete_records(UNPLACED, (change.path for change in plan.changes if change.path not in left))
             if not plan.own:  # what others agreed is offered again by every pull
                 self.db.put_records(UNPLACED, (Unplaced(noted.path, noted.reason) for noted in applied.unplaced))
@@ -448,39 +489,6 @@ class Checkout:
         """Empties `.metasync/tmp/`. While a plan is being applied, what is there may be the user's."""
         tmp = self.tree.state_dir(TMP)
         remove_all(self.disk, tmp, self.disk.names(tmp))
-
-
-def is_too_large(size: int, free: int) -> bool:
-    """Whether a file is left unplaced on a disk with so many bytes left: it has no room there, even alone."""
-    return size > free and size >= LARGE_FILE_BYTES
-
-
-def check_room(tree: WorkTree, needed: int, more: Callable[[], int] = lambda: 0) -> None:
-    """Raises `WorkspaceError` if the folder's disk has less room. `more`: the bytes that would be given back."""
-    free = tree.disk.free_bytes(tree.state_dir()) if needed else 0
-    if needed > free:
-        free += more()
-    if needed > free:
-        raise WorkspaceError(
-            f"The new files need {needed:,} bytes in {os.fsdecode(tree.root)}, where {free:,} are free.",
-            next_step="Free some space and run again: nothing was changed.",
-        )
-
-
-def _is_of_others(journal: bytes) -> bool:
-    """Whether an interrupted checkout was to bring others' changes, which the next one brings too."""
-    try:
-        return not decode_plan(journal).own
-    except WorkspaceError:  # another version's, say: then nobody can tell what it staged
-        return False
-
-
-def _not_as_agreed(change: Change) -> Change:
-    """The change at a path whose row has an agreed entry that was never placed: something else is there."""
-    if change.expected is None:
-        return change
-    unknown = change.expected.entry._replace(content=b"", root=b"")
-    return change._replace(expected=change.expected._replace(entry=unknown))
 
 
 def _wrong_size(path: bytes, got: int, wanted: int) -> WorkspaceError:

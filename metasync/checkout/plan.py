@@ -156,6 +156,14 @@ def replaceable(row: Row | None, ours: Entry | None, new: Entry | None) -> Row |
     return row if row is not None and (row.entry.kind, row.entry.size, row.entry.content) in known else None
 
 
+def not_as_agreed(change: Change) -> Change:
+    """The change at a path whose row has an agreed entry that was never placed: something else is there."""
+    if change.expected is None:
+        return change
+    unknown = change.expected.entry._replace(content=b"", root=b"")
+    return change._replace(expected=change.expected._replace(entry=unknown))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A checkout: `changes` ascending by path, each path once.
@@ -199,6 +207,7 @@ class Applied:
     conflicts  files of the user's that were in the way, or came after the scan: now at the copies' names
     kept       deletions that were not carried out: the file was changed since, the directory is not empty
     unplaced   agreed entries that this disk could not take; `State.unplaced` keeps them for another try
+    without_room  number and bytes of those of them that wait for room
     """
 
     written: int = 0
@@ -206,6 +215,7 @@ class Applied:
     conflicts: list[Conflict] = field(default_factory=list)
     kept: list[Noted] = field(default_factory=list)
     unplaced: list[Noted] = field(default_factory=list)
+    without_room: tuple[int, int] = (0, 0)
 
 
 def encode_plan(plan: Plan) -> bytes:
@@ -269,6 +279,14 @@ def decode_plan(data: bytes) -> Plan:
             next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
         ) from e
     return Plan(tuple(changes), commit, version, replaced_from, root, own == 1, reason, unfit, origin)
+
+
+def is_of_others(journal: bytes) -> bool:
+    """Whether an interrupted checkout was to bring others' changes, which the next one brings too."""
+    try:
+        return not decode_plan(journal).own
+    except WorkspaceError:  # another version's, say: then nobody can tell what it staged
+        return False
 
 
 def _bare(entry: Entry) -> Row:

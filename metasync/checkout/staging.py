@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import stat as stat_
 import struct
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 
 from metasync.checkout.plan import LEFT, Change, Plan
@@ -168,6 +168,15 @@ class Stage:
         if above == self.tmp or error.errno not in LEFT:
             raise error
         self.apart.add(i)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Leaves out changes that have no room; nothing of them is staged any more."""
+        gone = set(numbers)
+        for top, members in self.whole.items():
+            self.whole[top] = [i for i in members if i not in gone]
+        self.apart -= gone
+        for i in gone:
+            self._top.pop(i, None)
 
     def placed(self, top: int) -> None:
         """A directory that was staged whole has its name."""

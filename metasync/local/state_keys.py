@@ -297,6 +297,9 @@ class ReplacedFile(NamedTuple):
     hashed_ctime_ns: int = 0
 
 
+NO_ROOM: Final = "no room"  # so begins the reason of an unplaced file that only waits for room
+
+
 class Unplaced(NamedTuple):
     """An agreed path that the last checkouts could not bring to this disk."""
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
-from metasync.checkout.checkout import is_too_large
+from metasync.checkout.room import is_too_large
 from metasync.consensus import ZERO_HASH, State
 from metasync.errors import CANNOT_BE_READ, DamagedError, MetaSyncError, UnreadableError, UpgradeError
 from metasync.keys.device_set import names_of

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from metasync.checkout.checkout import Applied, Change, Checkout, check_room, is_too_large
+from metasync.checkout.checkout import Applied, Change, Checkout
+from metasync.checkout.room import check_room, is_too_large
 from metasync.consensus import State
 from metasync.errors import DamagedError, ExcludedError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
@@ -320,7 +321,7 @@ class _Parts:
             commit = [BASE_KEY.entry(state), *((key.name, None) for key in ended)]
         checkout = Checkout(s.db, s.tree)
         changes = (Change(path, new, None) for path, new in part.items())
-        wanted = checkout.begin(changes, dict(commit), version=state.v, origin=sides.origin(s))
+        wanted = checkout.begin(changes, dict(commit), version=state.v, needed=None, origin=sides.origin(s))
         try:
             entries = {path: part[path] for path in wanted}
             deliver(

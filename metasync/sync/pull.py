@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from metasync.checkout.checkout import Applied, Change, Checkout
 from metasync.checkout.plan import replaceable, unfit
+from metasync.codec import amount
 from metasync.errors import DamagedError, ExcludedError, MetaSyncError, UpgradeError, WorkspaceError
 from metasync.events import Notice, Phase
 from metasync.local.memory import room_for_tree
@@ -228,8 +229,17 @@ def _integrate_once(
         conflicts=report.conflicts + sides.told(s, target, applied.conflicts),
         skipped=report.skipped + noted(applied.kept),
         unplaced=noted(applied.unplaced),
+        warnings=(*report.warnings, *_room_warning(*applied.without_room)),
         down=dict(s.down),
     )
+
+
+def _room_warning(count: int, size: int) -> list[str]:
+    if not count:
+        return []
+    files = "1 file" if count == 1 else f"{count:,} files"
+    has = "has" if count == 1 else "have"
+    return [f"{files} of {amount(size)} in all {has} no room here; the next pull with room brings what waits"]
 
 
 def _look(s: Session, base: Agreed, news: Mapping[bytes, walk.Change], contents: Contents, ingest: Ingest) -> _Looked:
@@ -330,7 +340,10 @@ def _check_out(
         s, (a.content for a, here in replaced if a is not None and a.kind is not Kind.DIR and same_bytes(a, here))
     )
     checkout = Checkout(s.db, s.tree)
-    wanted = checkout.begin(changes, commit, version=target.state.v, origin=plan.maker)
+    # These bytes may be only here. A clone is to be whole.
+    ours = {p for p, e in merged.items() if e is not None and e != plan.theirs.get(p)}
+    needed = None if s.db.has(UNFINISHED_KEY) else ours
+    wanted = checkout.begin(changes, commit, version=target.state.v, needed=needed, origin=plan.maker)
     try:
         for path, text in plan.texts.items():
             if path in wanted:

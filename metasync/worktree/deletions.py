@@ -7,12 +7,14 @@ unreadable or unmounted directories, names that are ignored now, nested workspac
 a symlink that took a directory's place.
 
 A *missing* path is not here and will not come back by itself, though nobody deleted it: it went while it was ignored,
-or a copy of the folder lacks it (the rows are of the original). It loses its row, so that its absence never says
+a copy of the folder lacks it (the rows are of the original), or the agreed file has no room here, and what stood in its
+place was an older one. It loses its row, so that its absence never says
 anything again, and the next checkout brings it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -48,17 +50,21 @@ class _NotHere(NamedTuple):
     device: int
 
 
-def judge(found: Walk) -> Verdict:
-    """Judges all paths that rows or base know and the walk has not found, its files having been read."""
-    judging = _Judging(found)
+def judge(found: Walk, waiting: Container[bytes] = ()) -> Verdict:
+    """Judges all paths that rows or base know and the walk has not found, its files having been read.
+
+    `waiting`: those that have no room here.
+    """
+    judging = _Judging(found, waiting)
     for path in found.gone:  # a directory comes before what is in it
         judging.look(path)
     return judging.verdict
 
 
 class _Judging:
-    def __init__(self, found: Walk) -> None:
+    def __init__(self, found: Walk, waiting: Container[bytes]) -> None:
         self.found = found
+        self.waiting = waiting
         self.work = found.work
         self.base = found.base
         self.rules = found.rules
@@ -129,7 +135,7 @@ class _Judging:
             return _Fate.KEPT
         if path not in self.base:
             return _Fate.GONE
-        if above is _Fate.MISSING:
+        if above is _Fate.MISSING or path in self.waiting:
             return _Fate.MISSING
         if self.is_copy and above is not _Fate.GONE:
             self.note(path, "not here, but this folder is a copy: kept; the pull after the next push brings it")

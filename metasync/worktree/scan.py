@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metasync.local.spill import Large
 from metasync.local.state import State
-from metasync.local.state_keys import JOURNAL_KEY, UNPLACED, Unplaced
+from metasync.local.state_keys import JOURNAL_KEY, NO_ROOM, UNPLACED, Unplaced
 from metasync.objects.model import Entry, Kind, split
 from metasync.worktree.deletions import judge
 from metasync.worktree.disk import READ_FLAGS
@@ -46,6 +46,7 @@ from metasync.worktree.overlay import Tree
 from metasync.worktree.pending_reads import HELD_MAX
 
 READS_MAX = 3  # a file that is written to all the time is left to the next push after so many readings
+WAITS: Final = "a newer version of it is agreed, which has no room here: what you have made of it waits for that"
 MISSING: Final = "it is not here, though nobody deleted it"  # why a checkout is to bring a path again
 
 
@@ -163,6 +164,7 @@ class _Scanner:
         self.tree = found.tree
         self.ingest = ingest
         self.stamp_ns = stamp_ns
+        self.waiting = {path for path, why in found.db.unplaced().items() if why.startswith(NO_ROOM)}
         self.out = Scan(
             found.tree,
             found.put_rows,
@@ -180,6 +182,10 @@ class _Scanner:
     def read(self) -> None:
         out = self.out
         for path, is_link, seen in self.found.unread:
+            if path in self.waiting and path in self.base:
+                out.skipped.append(Noted(path, WAITS))
+                self.block(path)
+                continue
             row = self.found.row(path) if path in self.found.rows else None
             try:
                 if is_link and self.covers_directory(path):
@@ -268,7 +274,7 @@ class _Scanner:
     def miss(self) -> None:
         """Decides on all paths that rows or base know and the walk has not found."""
         out, tree, found = self.out, self.tree, self.found
-        verdict = judge(found)
+        verdict = judge(found, self.waiting)
         out.skipped += verdict.notes
         out.missing = verdict.missing
         out.delete_rows += verdict.forgotten + verdict.missing
@@ -356,6 +362,7 @@ def store_scan(db: State, seen: Scan) -> None:
         store_rows(db, seen.put_rows.items())
         db.delete_rows([p for p in seen.delete_rows if p not in stay])
         store_texts(db, seen.rules)
-        came_back = [p for p, why in db.unplaced().items() if why == MISSING and p in seen.put_rows]
+        unplaced = db.unplaced()
+        came_back = [p for p, why in unplaced.items() if why == MISSING and p in seen.put_rows]
         db.delete_records(UNPLACED, came_back)  # by the user's hand: it had no row
-        db.put_records(UNPLACED, (Unplaced(path, MISSING) for path in seen.missing))
+        db.put_records(UNPLACED, (Unplaced(path, MISSING) for path in seen.missing if path not in unplaced))

@@ -15,6 +15,7 @@ from metasync.errors import DamagedError, MetaSyncError, WorkspaceError
 from metasync.local import memory
 from metasync.objects import walk
 from metasync.objects.model import DEPTH_MAX, Entry, Kind
+from metasync.terminal import sync_text
 from metasync.workspace import Workspace
 from metasync.worktree import merge_walk
 from metasync.worktree.disk import Disk
@@ -57,6 +58,110 @@ def test_a_file_that_grows_beyond_the_disk_leaves_the_old_one(pair: tuple[Worksp
     assert [u.path for u in victim.pull().unplaced] == [b"kept"]
     assert (victim.directory / "kept").read_bytes() == b"of the victim"
     assert victim.push().version is None
+
+
+def test_many_files_that_have_no_room_together_block_nothing(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version holds 3,000 files that claim 900 MiB each. All else comes; they are told, counted, and wait."""
+    victim, mallory = pair
+    with insider(mallory) as m:
+        claims = {b"claim%04d" % n: m.file(b"x%d" % n, size=900 << 20) for n in range(3000)}
+        m.commit(m.tree({**claims, b"new": m.file(b"sound"), b"kept": m.file(b"newer")}))
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 500 << 20)
+    write(victim.directory, {"mine": b"edited"})
+    report = victim.pull()
+    assert (victim.directory / "new").read_bytes() == b"sound"
+    assert (victim.directory / "kept").read_bytes() == b"newer"
+    assert {u.path for u in report.unplaced} == claims.keys()
+    assert [w for w in report.warnings if w.startswith("3,000 files of 2.6 TiB in all have no room here")]
+    assert len(sync_text.unplaced(report.unplaced)) < 50, "the list that people see is bounded"
+    pushed = victim.push()
+    assert (pushed.changes.added, pushed.changes.deleted) == ((b"mine",), ()), "their absence is no deletion"
+
+
+def test_files_that_wait_for_room_come_when_there_is_some(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest come first, and a margin stays free. The next pull with room brings the rest."""
+    victim, mallory = pair
+    files = {"small": b"s" * 1000, "large": b"l" * 300_000, "d/larger": b"L" * 400_000, "kept": b"k" * 500_000}
+    write(mallory.directory, files)
+    mallory.push()
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 340_000)
+    report = victim.pull()
+    assert {u.path: u.reason for u in report.unplaced} == {
+        b"d/larger": "no room for its 400,000 bytes",
+        b"kept": "no room for its 500,000 bytes",
+    }
+    assert {p for p, node in tree_of(victim.directory).items() if node.kind == "file"} == {
+        b"small", b"large", b"kept", b"d/f",
+    }  # fmt: skip
+    assert (victim.directory / "kept").read_bytes() == b"of the victim"
+    assert victim.push().version is None
+    monkeypatch.undo()
+    assert victim.pull().unplaced == ()
+    assert tree_of(victim.directory) == tree_of(mallory.directory)
+    assert victim.push().version is None
+
+
+@pytest.mark.parametrize("what", ["edit", "delete", "delete all", "copy"])
+def test_what_the_user_does_to_an_older_file_whose_newer_one_waits(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The agreed file was never here. So an edit of the older one does not replace it, and a deletion is none."""
+    victim, mallory = pair
+    write(mallory.directory, {"kept": b"n" * 500_000, "d/f": b"N" * 500_000})
+    mallory.push()
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 100_000)
+    assert len(victim.pull().unplaced) == 2
+    if what == "edit":
+        write(victim.directory, {"kept": b"edited by the victim"})
+    elif what == "delete":
+        (victim.directory / "kept").unlink()
+    elif what == "delete all":
+        (victim.directory / "d" / "f").unlink()
+        (victim.directory / "d").rmdir()
+    else:
+        os.utime(victim.directory / "kept")
+    write(victim.directory, {"other": b"1"})
+    for _ in range(2):
+        pushed = victim.push()
+        assert (pushed.changes.modified, pushed.changes.deleted) == ((), ())
+        assert (what in ("edit", "copy")) == ("waits" in "".join(skipped.reason for skipped in pushed.skipped))
+        assert len(victim.pull().unplaced) == 2
+    monkeypatch.undo()
+    conflicts = victim.pull().conflicts
+    mallory.pull()
+    here = tree_of(victim.directory)
+    copies = {path for path in here if b"conflict" in path}
+    assert (len(conflicts), len(copies)) == ((1, 1) if what in ("edit", "copy") else (0, 0))
+    assert {p: node for p, node in here.items() if p not in copies} == tree_of(mallory.directory)
+    for copy in copies:
+        assert here[copy].data == (b"edited by the victim" if what == "edit" else b"of the victim")
+
+
+def test_an_edit_that_meets_what_has_no_room_stops_the_pull_if_its_copy_has_none(
+    pair: tuple[Workspace, Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conflict copy holds bytes that are nowhere else: it comes before all others, and never waits."""
+    victim, mallory = pair
+    write(mallory.directory, {"kept": b"n" * 50_000, **{f"small{n}": b"%d" % n for n in range(5)}})
+    mallory.push()
+    write(victim.directory, {"kept": b"v" * 100_000})
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 100_000)
+    with pytest.raises(WorkspaceError, match="where 100,000 are free"):
+        victim.pull()
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 160_000)
+    report = victim.pull()
+    assert [c.path for c in report.conflicts] == [b"kept"] and [u.path for u in report.unplaced] == [b"kept"]
+    pushed = victim.push()
+    assert len(pushed.changes.added) == 1 and not pushed.changes.modified
+    monkeypatch.undo()
+    victim.pull()
+    mallory.pull()
+    assert tree_of(victim.directory) == tree_of(mallory.directory)
+    assert {b"v" * 100_000, b"n" * 50_000} <= {node.data for node in tree_of(victim.directory).values()}
 
 
 def deep(levels: int, leaf: Entry) -> dict[bytes, Entry]:

@@ -43,7 +43,8 @@ from workdir import (
     write,
 )
 
-from metasync.checkout.checkout import LARGE_FILE_BYTES, Change, Checkout
+from metasync.checkout.checkout import Change, Checkout
+from metasync.checkout.room import LARGE_FILE_BYTES
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import PLAN_KEY
 from metasync.worktree import disk as fsio
@@ -131,8 +132,13 @@ def test_a_full_disk_is_noticed_before(work: Workspace) -> None:
     checkout = Checkout(work.db, work.tree)
     checkout.disk = work.tree.disk
     with pytest.raises(WorkspaceError, match=r"need 5,0\d\d bytes .* 100 are free"):
-        checkout.begin([Change(b"f", entry(b"x" * 1000), None)])
+        checkout.begin([Change(b"f", entry(b"x" * 1000), None)], own=True)
+    with pytest.raises(WorkspaceError, match=r"need 5,0\d\d bytes .* 100 are free"):
+        checkout.begin([Change(b"f", entry(b"x" * 1000), None)], needed=(b"f",))
     assert read(work.root) == {}
+    assert checkout.begin([Change(b"f", entry(b"x" * 1000), None)]) == []
+    assert checkout.apply().without_room == (1, 1000)
+    assert work.db.unplaced() == {b"f": "no room for its 1,000 bytes"}
 
 
 def test_a_file_that_is_too_large_for_the_disk_is_left_out(work: Workspace) -> None:
@@ -149,7 +155,7 @@ def test_a_file_that_is_too_large_for_the_disk_is_left_out(work: Workspace) -> N
     checkout.stage_whole(b"small", b"x")
     assert [noted.path for noted in checkout.apply().unplaced] == [b"huge", b"large"]
     assert read(work.root).keys() == {b"small"} == work.db.packed_rows().keys() - {b""}
-    assert work.db.unplaced()[b"large"] == "it has 1,073,741,825 bytes, and this disk has 1,073,741,824 left"
+    assert work.db.unplaced()[b"large"] == "no room for its 1,073,741,825 bytes"
 
 
 def test_a_full_disk_while_staging_changes_nothing(tmp_path: Path) -> None:
@@ -319,3 +325,68 @@ def test_a_mount_inside_the_tree(tmp_path: Path) -> None:
         assert read(work.root) == full(MOUNT_NEW)
         assert replaced(work) == [b"gone", b"old a", b"old b"]
         assert_settled(work, MOUNT_NEW)
+
+
+class Quota(QuietDisk):
+    """Tells of much room, and has none for more than so many bytes in one call."""
+
+    most = 1000
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+        if len(data) > self.most:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().write(fd, data, offset)
+
+
+def test_a_quota_that_ends_in_the_middle_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is whole by then is placed, but for as much as the local state needs. What still comes is dropped."""
+    big = b"b" * 5000
+    tree = {b"a": b"1" * 900, b"b": b"2" * 800, b"big": big, b"d": DIR, b"d/in": b"3" * 700, b"late": b"4"}
+    monkeypatch.setattr("metasync.checkout.checkout.RESERVE_BYTES", 850)
+    with Workspace(tmp_path, Quota()) as work:
+        checkout = Checkout(work.db, work.tree)
+        sized = entry(big)._replace(root=b"r" * 32)
+        changes = [Change(p, sized if p == b"big" else entry(spec), None) for p, spec in tree.items()]
+        assert set(checkout.begin(changes)) == {b"a", b"b", b"big", b"d/in", b"late"}
+        for path in (b"a", b"b", b"d/in"):
+            checkout.stage_whole(path, tree[path])
+        checkout.stage_part(b"big", 0, big[:500])
+        for offset in range(500, 5000, 1500):
+            checkout.stage_part(b"big", offset, big[offset : offset + 1500])
+        checkout.finish(b"big")
+        checkout.stage_whole(b"late", tree[b"late"])
+        applied = checkout.apply()
+        waiting = {b"a", b"big", b"late"}
+        assert ({noted.path for noted in applied.unplaced}, applied.without_room) == (waiting, (3, 5901))
+        assert read(work.root) == full({p: spec for p, spec in tree.items() if p not in waiting})
+        work.base = {change.path: change.new for change in changes if change.new is not None}
+        seen = work.scan()
+        assert (seen.tree, seen.deleted) == (work.base, [])
+
+
+def test_a_quota_does_not_let_wait_what_is_needed(tmp_path: Path) -> None:
+    with Workspace(tmp_path, Quota()) as work:
+        checkout = Checkout(work.db, work.tree)
+        checkout.begin([Change(b"copy", entry(b"x" * 5000), None)], needed=(b"copy",))
+        with pytest.raises(WorkspaceError, match="is full: the new files need 5,000 bytes"):
+            checkout.stage_whole(b"copy", b"x" * 5000)
+
+
+@needs_proc
+def test_a_full_disk_that_is_mounted_inside_the_tree(tmp_path: Path) -> None:
+    """Its files wait, with nothing left of the attempt; those on the folder's own disk come."""
+
+    class Full(Mounted):
+        def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+            if self.side(fd):
+                super().write(fd, data[:1], offset)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(fd, data, offset)
+
+    new = {b"wide": DIR, b"wide/a": b"new a", b"top": b"new"}
+    with Workspace(tmp_path, Full()) as work:
+        agreed(work, {b"wide": DIR, b"wide/a": b"old a"})
+        applied = work.check_out(new)
+        assert applied.unplaced == [(b"wide/a", "no room for its 5 bytes")]
+        assert read(work.root) == full({**new, b"wide/a": b"old a"})
+        assert_settled(work, new)

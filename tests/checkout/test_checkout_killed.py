@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -42,11 +44,13 @@ from workdir import (
     read,
 )
 
-from metasync.checkout.checkout import Checkout
+from metasync.checkout import checkout as checkout_module
+from metasync.checkout.checkout import Change, Checkout
 from metasync.errors import WorkspaceError
 from metasync.local.state_keys import CONFLICTS
 from metasync.worktree import disk as fsio
 from metasync.worktree.disk import Disk
+from metasync.worktree.index import load_rows
 
 
 def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] = FusedDisk, **kwargs: Any) -> bool:
@@ -64,9 +68,11 @@ def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] =
         fuse.steps, fuse.at = 0, step
         checkout = Checkout(work.db, work.tree)
         changes = work.changes(ours.tree, entries(new))
+        waiting: set[bytes] = set()
         try:
             work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}, version=3), new)
-            checkout.apply()
+            waiting = {noted.path for noted in checkout.apply().unplaced}
+            ended = not waiting
         except (Killed, WorkspaceError, OSError):
             ended = False
         fuse.mend()
@@ -83,16 +89,35 @@ def killed_at(case: Path, step: int, old: Any, new: Any, disk: type[FusedDisk] =
         Checkout(work.db, work.tree).recover()
         here = read(work.root)
         now = new if work.db.value("base") == b"new" else old
-        assert here == full(now), step
+        assert here == full(with_waiting(old, now, waiting)), step
         assert olds <= {digest(data) for data in files_under(case)}, step
         work.base = entries(now)
         assert_settled(work, now)
         assert work.db.records(CONFLICTS) == []
         assert Checkout(work.db, work.tree).recover() is None
+        if waiting:
+            bring_waiting(work, new)
         work.check_out(new)
         assert read(work.root) == full(new), step
         assert_nothing_left(work)
     return not ended
+
+
+def with_waiting(old: Any, new: Any, waiting: set[bytes]) -> Any:
+    """The new tree where these paths have no room: there stands what stood there before."""
+    here = {path: spec for path, spec in new.items() if path not in waiting}
+    return here | {path: old[path] for path in waiting if path in old}
+
+
+def bring_waiting(work: Workspace, new: Any) -> None:
+    """Offers again what had no room, as a pull does."""
+    work.scan_past()
+    rows, wanted = load_rows(work.db), entries(new)
+    again = [Change(path, wanted[path], rows.get(path)) for path in sorted(work.db.unplaced())]
+    checkout = Checkout(work.db, work.tree)
+    work.stage(checkout, again, checkout.begin(again), new)
+    assert checkout.apply().unplaced == []
+    assert work.db.unplaced() == {}
 
 
 def files_of(tree: dict[bytes, Any]) -> list[bytes]:
@@ -121,6 +146,62 @@ def test_one_call_fails_at_every_step(tmp_path: Path, stride: int) -> None:
 
 def test_the_disk_is_full_at_every_step(tmp_path: Path) -> None:
     assert every_step(tmp_path, SHORT_OLD, SHORT_NEW, error=ENOSPC) > 30
+
+
+class QuotaFused(FusedDisk):
+    """Tells of much room, and has none for some files until its owner pays for more."""
+
+    full = True
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int = 0) -> None:
+        if QuotaFused.full and bytes(data) in QUOTA_REFUSES:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().write(fd, data, offset)
+
+
+QUOTA_REFUSES = (b"new edited", b"new")
+
+
+@few_and_many("stride", 5, 1)
+def test_killed_at_every_step_where_a_quota_ends(tmp_path: Path, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no room stays away, or as it was, whenever the process dies; then there is room, and all comes."""
+    monkeypatch.setattr(checkout_module, "RESERVE_BYTES", 1)
+    for step in range(1, 2000, stride):
+        fuse = Fuse()
+        monkeypatch.setattr(QuotaFused, "full", True)
+        with Workspace(tmp_path / str(step), QuotaFused(fuse), fuse) as work:
+            agreed(work, OLD)
+            ours = work.scan_past()
+            fuse.steps, fuse.at = 0, step
+            checkout = Checkout(work.db, work.tree)
+            changes = work.changes(ours.tree, entries(NEW))
+            died = False
+            try:
+                work.stage(checkout, changes, checkout.begin(changes, {"base": b"new"}), NEW)
+                checkout.apply()
+            except (Killed, WorkspaceError):
+                died = True
+            fuse.mend()
+            Checkout(work.db, work.tree).recover()
+            waiting = set(work.db.unplaced())
+            is_new = work.db.value("base") == b"new"
+            assert bool(waiting) == is_new and (is_new or died), step
+            now = NEW if is_new else OLD
+            assert read(work.root) == full(with_waiting(OLD, now, waiting)), step
+            assert {digest(data) for data in files_under(work.root)} >= OLD_CONTENTS
+            work.base = entries(now)
+            assert_settled(work, now)
+            monkeypatch.setattr(QuotaFused, "full", False)
+            if is_new:
+                bring_waiting(work, NEW)
+            work.check_out(NEW)
+            assert read(work.root) == full(NEW), step
+            assert {digest(data) for data in files_under(work.root)} >= OLD_CONTENTS
+            assert_settled(work, NEW)
+        if not died:
+            assert waiting >= {b"edited", b"fresh/n"}
+            return
+    raise AssertionError("the checkout never ended")
 
 
 class PlainFused(FusedDisk, Plain):
@@ -263,7 +344,8 @@ sys.path.insert(0, {kits!r})
 from pathlib import Path
 from checkout_kit import NEW, OLD
 from workdir import QuietDisk, Workspace, entries
-from metasync.checkout.checkout import Checkout
+from metasync.checkout import checkout as checkout_module
+from metasync.checkout.checkout import Change, Checkout
 class Slow(QuietDisk):
     def rename_new(self, *args):
         super().rename_new(*args); time.sleep(0.002)

@@ -382,7 +382,7 @@ def test_what_fails_on_the_way_leaves_what_is_here(
 ) -> None:
     w = published(lab)
     small_parts(monkeypatch)
-    undo = dying(monkeypatch, where, "_check_space" if where is Checkout else "deliver", 4, error=error)
+    undo = dying(monkeypatch, where, "_without_room" if where is Checkout else "deliver", 4, error=error)
     with pytest.raises(type(error), match=error.message):
         cloned(lab)
     undo()

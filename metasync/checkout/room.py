@@ -1,0 +1,97 @@
+"""Which of the files that come have room on the folder's disk. The others wait, unplaced, for a checkout with room.
+
+Room is judged before anything is staged, and `margin` stays free. The smallest files come first, so that as many as can
+be are here. What holds bytes of the user's that are nowhere else (`needed`) comes before all of these: without room for
+it there is no checkout. A restore and a clone need all that they bring, but for single files that are too large.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from metasync.checkout.plan import Applied, Change, Plan
+from metasync.errors import WorkspaceError
+from metasync.local.state_keys import NO_ROOM
+from metasync.runtime.sizes import SMALL_FILE_BYTES
+from metasync.worktree.tree import WorkTree
+
+LARGE_FILE_BYTES = 1 << 30  # where all is needed, a smaller file that has no room means that the disk is full
+MARGIN_BYTES = 64 << 20  # stays free, or `MARGIN_SHARE` where that is less
+MARGIN_SHARE = 16  # one part in so many of what is free
+RESERVE_BYTES = 1 << 20  # given back on a disk that is full all the same: the local state has to be written
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def margin(free: int) -> int:
+    """How many of these free bytes are left alone."""
+    return min(MARGIN_BYTES, free // MARGIN_SHARE)
+
+
+def is_too_large(size: int, free: int) -> bool:
+    """Whether a file is left unplaced on a disk with so many bytes left: it has no room there, even alone."""
+    return size > free and size >= LARGE_FILE_BYTES
+
+
+def no_room(size: int) -> str:
+    """Why a file of so many bytes is unplaced."""
+    return f"{NO_ROOM} for its {size:,} bytes"
+
+
+def check_room(tree: WorkTree, needed: int) -> None:
+    """Raises `WorkspaceError` if the folder's disk has less room for new files."""
+    free = tree.disk.free_bytes(tree.state_dir()) if needed else 0
+    if needed > free:
+        raise too_little(tree, needed, free)
+
+
+def too_little(tree: WorkTree, needed: int, free: int) -> WorkspaceError:
+    """The error for files that have no room and cannot wait."""
+    return WorkspaceError(
+        f"The new files need {needed:,} bytes in {os.fsdecode(tree.root)}, where {free:,} are free.",
+        next_step="Free some space and run again: nothing was changed.",
+    )
+
+
+def without_room(
+    tree: WorkTree,
+    staged: Sequence[tuple[int, Change]],
+    needed: Collection[bytes] | None,
+    staged_before: Callable[[list[Change]], int],
+) -> dict[int, str]:
+    """The changes that wait for room, by number, with the reason.
+
+    `needed`: the paths that may not wait; None: none may, but for a file that is too large. `staged_before`: the bytes
+    on the disk that are there already of these changes. `WorkspaceError`: there is no room for what may not wait.
+    """
+    costs = {i: new.size + SMALL_FILE_BYTES for i, (_, new, _) in staged if new is not None}
+    free = tree.disk.free_bytes(tree.state_dir()) if costs else 0
+    room = free if needed is None else free - margin(free)
+    if sum(costs.values()) <= room:
+        return {}
+    may_wait: list[tuple[int, int]] = []
+    must = 0
+    for i, change in staged:
+        cost = costs[i] - staged_before([change])
+        if (is_too_large(costs[i], free) and cost > free) if needed is None else change.path not in needed:
+            may_wait.append((cost, i))
+        else:
+            must += cost
+    room -= must
+    if room < 0:
+        raise too_little(tree, must, free)
+    out: dict[int, str] = {}
+    for cost, i in sorted(may_wait):
+        if cost <= room:
+            room -= cost
+        else:
+            out[i] = no_room(costs[i] - SMALL_FILE_BYTES)
+    return out
+
+
+def waiting(plan: Plan, applied: Applied) -> tuple[int, int]:
+    """How many files wait for room, and their bytes."""
+    waiting = {noted.path for noted in applied.unplaced if noted.reason.startswith(NO_ROOM)}
+    sizes = [new.size for path, new, _ in plan.changes if new is not None and path in waiting] if waiting else []
+    return len(sizes), sum(sizes)
