@@ -5,6 +5,7 @@
     --tests PATH ...   only these of its tests, below `tests`: a quicker first look
     --again            with the census of the last run
     --left             only guards that the last run left, such as after new tests for them
+    --seconds N        for one fault, of the time that its tests take without any: 20 of the room's own and 20 of others
     --jobs N           so many processes
 
 Every guard is broken once (`mutation.guards`), and tests that saw it decide are run (`mutation.plugin`). What is left
@@ -67,6 +68,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--left", action="store_true")
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     reasons = explained((HERE / "explained.toml").read_text(encoding="utf-8"))
@@ -74,7 +76,7 @@ def main() -> int:
     for name in given.rooms or ROOMS:
         began = time.monotonic()
         room = ROOMS[name]._replace(tests=tuple(given.tests)) if given.tests else ROOMS[name]
-        hunting = ["--only", given.only, *(["--left"] if given.left else [])]
+        hunting = ["--only", given.only, "--seconds", str(given.seconds), *(["--left"] if given.left else [])]
         outcomes = hunt(name, room, REPOSITORY, hunting, census=not given.again, jobs=given.jobs)
         if outcomes is None:
             return 1

@@ -31,7 +31,6 @@ from mutation.guards import Guard, Planted, modules_of, planted_in
 PACKAGES: Final = "MUTATION_PACKAGES"  # names of packages and modules, by spaces
 ROOT: Final = "MUTATION_ROOT"  # the folder that they are in
 TESTS_MAX: Final = 60  # for one fault, of the room's own; and as many of others
-TESTS_S_MAX: Final = 20.0  # of the tests' own time in the census, for each of the two
 HANGS_S: Final = 60.0  # a child that takes as much more than ten times what its tests took does not end
 CHILD_BYTES_MAX: Final = 6 << 30
 
@@ -48,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--own", default="", help="the tests whose path begins so come first")
     group.addoption("--only", default="", help="only guards whose key has this in it")
     group.addoption("--left", action="store_true", help="only guards that nothing caught in the last run")
+    group.addoption("--seconds", type=float, default=20.0, help="of tests' own time, for one fault; as much of others'")
     group.addoption("--children", type=int, default=1, help="so many faults at once")
 
 
@@ -130,7 +130,7 @@ class _Hunt:
             seconds = 0.0
             for n, nodeid in enumerate(these[:TESTS_MAX]):
                 seconds += self._met[nodeid][0]
-                if n and seconds > TESTS_S_MAX:
+                if n and seconds > self._given.seconds:
                     break
                 chosen.append(nodeid)
         return chosen

@@ -1,0 +1,199 @@
+"""What is counted of logs that were read, rule by rule: each test fails without the line that it names the rule of."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from forger_kit import NOBODY, Forger
+from paxos_world import Store, Workspace, World, change, make_workspace
+
+from metasync.config import Form
+from metasync.consensus import State
+from metasync.consensus.acceptors.view import DELTA_S
+from metasync.consensus.instance import Instance
+from metasync.consensus.proposer import look_around
+from metasync.consensus.records.birth import birth_path
+from metasync.consensus.records.entry import Kind, Round
+from metasync.consensus.records.log_replay import NEVER
+from metasync.errors import NoQuorumError, UnreachableError
+from metasync.runtime.effects import Op, Reply
+
+
+class Logs:
+    """A workspace on `names`, into whose logs of version 1 a test writes what it wants by `proposer`."""
+
+    def __init__(self, names: str = "abc") -> None:
+        self.world = World(3, [*names])
+        self.ws: Workspace = make_workspace(self.world)
+        self.base = self.ws.genesis
+        self.proposer = Forger(self.world, self.ws, 0)
+        self.x = self.proposer.lie(self.base, b"x...")
+
+    def prepare(self, names: str, n: int) -> None:
+        self.proposer.tell(self.base, names, Kind.PREPARE, self.proposer.round(n))
+
+    def accept(self, names: str, n: int, value: State) -> None:
+        self.proposer.tell(self.base, names, Kind.ACCEPT, self.proposer.round(n), value)
+
+    def close(self, names: str, value: State) -> None:
+        self.proposer.tell(self.base, names, Kind.DECIDED, NOBODY, value)
+
+    def poison(self, name: str, idx: int) -> None:
+        self.world.stores[name][self.proposer.place(self.base, name, idx)] = b"rubbish".ljust(512)
+
+    def read(self) -> Instance:
+        """What a device makes of it."""
+        group = self.ws.group(b"r" * 16, 1)
+        instance = Instance(group.participant, self.ws.config, self.ws.devices, self.base)
+        self.world.do(look_around(group.participant, instance, 5.0, everybody=True))
+        return instance
+
+
+def test_what_a_log_accepted_before_it_was_poisoned_is_evidence() -> None:
+    """Rule 1.4: whoever proposes takes that value, though the log gives no vote any more."""
+    logs = Logs()
+    logs.prepare("abc", 1)
+    logs.accept("a", 1, logs.x)
+    logs.poison("a", 2)
+    instance = logs.read()
+    assert not instance.acceptors[logs.ws.acceptor_of("a")].log.usable
+    assert instance.evidence() == logs.x
+
+
+def test_a_closed_log_stands_for_its_value_in_later_rounds_alone() -> None:
+    """Rule 4.2: b voted in round 3, the closed logs a and d in round 5. No round has three votes: what c and e hold,
+    which nobody sees here, may be a value of round 4 that goes on in round 6."""
+    logs = Logs("abcde")
+    logs.prepare("abd", 3)
+    logs.accept("b", 3, logs.x)
+    logs.prepare("ad", 5)
+    logs.accept("ad", 5, logs.x)
+    logs.close("ad", logs.x)
+    logs.world.down = {"c", "e"}
+    assert logs.read().decided() is None
+
+
+def test_a_closed_log_stands_for_its_value_in_later_rounds() -> None:
+    """Or nobody could decide a version that a fence closed on too few."""
+    logs = Logs("abc")
+    logs.prepare("ab", 3)
+    logs.accept("a", 3, logs.x)
+    logs.close("a", logs.x)
+    logs.prepare("b", 5)
+    logs.accept("b", 5, logs.x)
+    logs.world.down = {"c"}
+    assert logs.read().decided() == logs.x
+
+
+def test_a_vote_for_another_value_behind_a_fence_is_none() -> None:
+    """Rule 1.4: a log that DECIDED closed takes nothing more, whatever its round."""
+    logs = Logs()
+    y = logs.proposer.lie(logs.base, b"y...")
+    logs.prepare("a", 1)
+    logs.accept("a", 1, logs.x)
+    logs.close("a", logs.x)
+    logs.prepare("abc", 2)
+    logs.accept("ab", 2, y)
+    logs.world.down = {"c"}
+    instance = logs.read()
+    assert instance.decided() is None
+    assert instance.evidence() == y
+
+
+def without_birth(logs: Logs, name: str, *, after: int = 0) -> None:
+    """A backend does not answer when it is asked for its birth, but so many times. It answers all else."""
+    births = itertools.count()
+
+    def answer(_: str, op: Op, store: Store) -> Reply:
+        if op.path == birth and next(births) >= after:
+            return Reply(error=UnreachableError("timed out"))
+        return store.do(op)
+
+    birth = birth_path(logs.ws.acceptor_of(name))
+    logs.world.liars[name] = answer
+
+
+def test_a_read_without_the_birth_beside_it_is_not_taken_in() -> None:
+    """Rule 1.9: the entry may be of another root than the config means. It counts when it is read again."""
+    logs = Logs()
+    logs.prepare("a", 1)
+    logs.accept("a", 1, logs.x)
+    without_birth(logs, "a")
+    instance = logs.read()
+    a = instance.acceptors[logs.ws.acceptor_of("a")]
+    assert (a.log.next_idx, a.memory.last, instance.evidence()) == (0, None, None)
+    logs.world.liars.clear()
+    assert logs.read().evidence() == logs.x
+
+
+def test_a_create_without_the_birth_beside_it_is_not_taken_in() -> None:
+    """Rule 1.9: it may have landed in another root, whose log is not the one that was read."""
+    logs = Logs()
+    member = logs.ws.group(b"r" * 16, 1).participant
+    a = logs.ws.unread(member, logs.base, "a")
+    without_birth(logs, "a")
+    outcome = logs.world.do(a.append(Kind.PREPARE, Round(2, member.incarnation), None, NEVER))
+    assert outcome.kind == "failed"
+    assert (a.log.next_idx, a.memory.last) == (0, None)
+
+
+class Sleeps(World):
+    """A world whose clock jumps: `slept` seconds, in which the machine did nothing."""
+
+    slept = 0.0
+    ran = 0.0
+
+    @property
+    def now(self) -> float:
+        return self.ran + self.slept
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self.ran = seconds
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (self.ran + seconds, self.count, event))
+
+
+@pytest.mark.parametrize("form", ["log", "block"])
+def test_who_sleeps_while_a_request_is_under_way_counts_its_votes_anew(form: Form) -> None:
+    """Rule 4.3: meanwhile a backend that voted before may have been removed from the config and emptied."""
+    number, requests = 0, 100
+    while number < requests:
+        world = Sleeps(3, ["a", "b", "c"])
+        ws = make_workspace(world, forms=dict.fromkeys(world.stores, form))
+        world.down = {"c"}
+        asked = itertools.count()
+
+        def sleeps(op: Op, world: Sleeps = world, asked: Iterator[int] = asked, at: int = number) -> None:
+            if next(asked) == at:
+                world.slept = 2 * DELTA_S
+                world.stores["a"].clear()
+
+        task = ws.group(b"p" * 16).propose(ws.genesis, lambda: change(b"x" * 16), deadline_s=2 * DELTA_S + 5)
+        world.fault_hook = sleeps
+        process = world.start("sleeper", task)
+        world.run(lambda process=process: process.done)
+        if not world.slept:
+            assert process.error is None
+            requests = next(asked)
+        else:
+            assert isinstance(process.error, NoQuorumError), f"it slept at request {number}"
+        number += 1
+    assert 10 <= requests < 100
+
+
+def test_a_taken_slot_is_not_taken_in_without_the_birth_beside_it() -> None:
+    """Rule 1.9: the birth that was read beside the create says nothing of the read after it."""
+    logs = Logs()
+    member = logs.ws.group(b"r" * 16, 1).participant
+    a = logs.ws.unread(member, logs.base, "a")
+    logs.prepare("a", 1)
+    without_birth(logs, "a", after=1)
+    outcome = logs.world.do(a.append(Kind.PREPARE, Round(2, member.incarnation), None, NEVER))
+    assert outcome.kind == "failed"
+    assert (a.log.next_idx, a.memory.last) == (0, None)
