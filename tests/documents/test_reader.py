@@ -495,7 +495,16 @@ def test_it_replays_as_the_vectors_say(name: str, tmp_path: Path) -> None:
         assert (log.promised[0] or 0) == (expect["promised"] or {"n": 0})["n"]
 
 
+def _chain(data: bytes, case: dict[str, Any]) -> None:
+    cursor = reader.Cursor(data, "an admin chain")
+    keys = cursor.chain()
+    cursor.end()
+    assert [key.hex() for key in keys] == case["value"]["keys"]
+    assert hashlib.sha256(keys[0]).hexdigest() == case["ns_id"]
+
+
 DECODERS: dict[str, Callable[[bytes, dict[str, Any]], object]] = {
+    "chain": _chain,
     "config": lambda data, _: reader.read_config(data),
     "devices": lambda data, case: reader.read_devices(data, bytes.fromhex(case["ns_id"])),
     "slot": lambda data, case: reader.open_slot(reader.read_slot(data), case["passphrase"].encode()),

@@ -901,6 +901,38 @@ def rings() -> Cases:
     yield "ring-bad-short", one("cut", good[:-65], FORMAT)
 
 
+def admin_chains() -> Cases:
+    """The chain of a workspace whose keys were rotated twice, alone: section 5."""
+
+    def one(about: str, data: bytes, expect: str = FORMAT) -> Case:
+        return case("chain", about, data, expect, ns_id=NS_ID)
+
+    def link(private: bytes, ns_id: bytes, i: int, public: bytes) -> bytes:
+        return public + sign(private, "admin key 1", ns_id + u32(i) + public)
+
+    second, third = drawn("second admin"), drawn("third admin")
+    chain = CHAIN.extended(ADMIN, sign_public(second)).extended(second, sign_public(third))
+    keys = [sign_public(key) for key in (ADMIN, second, third)]
+    first, good = u16(3) + keys[0], [link(ADMIN, NS_ID, 2, keys[1]), link(second, NS_ID, 3, keys[2])]
+    whole = first + good[0] + good[1]
+    assert chain.encode() == whole
+    value = {"keys": keys, "ns_id": NS_ID, "epoch": 3}
+    yield "chain", case("chain", "three keys: two rotations", whole, ns_id=NS_ID, value=value)
+    by_first = good[0] + link(ADMIN, NS_ID, 3, keys[2])
+    yield "chain-bad-signer", one("the third key certified by the first one", first + by_first)
+    by_itself = good[0] + link(third, NS_ID, 3, keys[2])
+    yield "chain-bad-own-signature", one("the third key certified by itself", first + by_itself)
+    again = good[0] + link(second, NS_ID, 2, keys[2])
+    yield "chain-bad-number", one("the third key certified as the second one", first + again)
+    elsewhere = good[0] + link(second, sha256(keys[1]), 3, keys[2])
+    yield "chain-bad-workspace", one("the third key certified for another workspace", first + elsewhere)
+    yield "chain-bad-order", one("the links in reverse", first + good[1] + good[0])
+    yield "chain-bad-key", one("another third key than was certified", cut(whole, 2 + 32 + 96, drawn("x", 32)))
+    yield "chain-bad-none", one("no keys", u16(0) + whole[2:])
+    yield "chain-bad-count", one("1,025 keys", u16(1025) + whole[2:])
+    yield "chain-bad-short", one("cut", whole[:-1])
+
+
 def policies() -> Cases:
     def one(about: str, data: bytes, expect: str = OK, **more: Any) -> Case:
         return case("policy", about, data, expect, **{"ns_id": NS_ID, "admin": CHAIN.admin, **more})
@@ -1154,6 +1186,7 @@ def cases() -> Cases:
         invites,
         slots,
         rings,
+        admin_chains,
         policies,
         device_sets,
         local,

@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasync import errors
+from metasync.codec import Reader
 from metasync.config import decode_config
 from metasync.consensus.acceptors.block import decode_journal as decode_block_journal
 from metasync.consensus.objects import open_object, open_state_in_block
@@ -53,7 +54,7 @@ from metasync.keys.derive import RecordKind, sha256, sign_public
 from metasync.keys.device_set import decode_device_set, invitations, open_logins
 from metasync.keys.invitation import decode_code, invitation_name, open_invite
 from metasync.keys.keyring import open_admin, open_ring
-from metasync.keys.policy import decode_policy
+from metasync.keys.policy import decode_chain, decode_policy
 from metasync.keys.slots import open_slot
 
 HERE = Path(__file__).resolve().parent
@@ -126,6 +127,13 @@ def read_stone(data: bytes, c: dict[str, Any]) -> Any:
     return stone
 
 
+def read_chain(data: bytes, c: dict[str, Any]) -> Any:
+    chain = decode_chain(Reader(data, "an admin chain"))
+    assert chain.encode() == data
+    assert chain.ns_id == the(c, "ns_id")
+    return {"keys": chain.keys, "ns_id": chain.ns_id, "epoch": chain.epoch}
+
+
 DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "state": lambda data, c: decode_state(data),
     "config": lambda data, c: decode_config(data),
@@ -136,6 +144,7 @@ DECODE: dict[str, Callable[[bytes, dict[str, Any]], Any]] = {
     "object": lambda data, c: open_object(KEYS, RecordKind[c["kind"]], data),
     "slot": opened_slot,
     "ring": opened_ring,
+    "chain": read_chain,
     "devices": lambda data, c: decode_device_set(data, the(c, "ns_id")),
     "policy": lambda data, c: decode_policy(data),
     "states": lambda data, c: open_state_in_block(KEYS, the(c, "hash"), data),
