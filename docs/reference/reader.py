@@ -289,7 +289,7 @@ SLOT = "format:format kind:u8 salt:32 memory:u32 iterations:u32 lanes:u32 recipi
 CERTIFICATE = """format:format ns_id:32 device:16 name:text16 signing:32 sealing:recipient tags:tags"""
 BACKEND = "id:16 name:text16 scheme:text16 capacity:u64 identity:32"
 ENTRY = "format:format ns_id:32 era:u32 acceptor:16 v:u64 index:u32 prev:32 base:402"
-ENTRY_END = "certificate:bytes16 config:bytes32 devices:bytes32 id:16 device:16 tags:tags"
+ENTRY_CARRIED, ENTRY_END = "certificate:bytes16 config:bytes32 devices:bytes32", "id:16 device:16 tags:tags"
 SNAPSHOT_END = "device:16 time:i64 message:text16 tags:tags"
 
 
@@ -307,7 +307,7 @@ def follows(state: Record, base: Record) -> bool:
     same_keys = (state.epoch, state.keyring, state.min_format) == (base.epoch, base.keyring, base.min_format)
     return (
         (state.v, state.prev, state.ns_id, state.era) == (base.v + 1, base.hash, base.ns_id, base.era)
-        and (state.v % 2 == 0 or state.skip == state.prev)
+        and (state.v % 4 == 0 or state.skip == (base.prev, base.hash)[state.v % 2])
         and state.epoch - base.epoch in (0, 1)
         and state.gen - base.gen in (0, 1)
         and base.min_gen <= state.min_gen <= state.gen
@@ -473,12 +473,14 @@ def read_entry(content: bytes) -> Record:
     entry.kind, entry.round = c.known(PREPARE, ACCEPT, DECIDED), (c.u(32), c.take(16))
     entry.value = read_state(c.take(402)) if c.flag() else None
     entry.claim = c.fields("acceptor:16 v:u64 index:u32 bytes:bytes16") if c.flag() else None
+    vars(entry).update(vars(c.fields(ENTRY_CARRIED)))
+    entry.steps = [row.raw for row in c.rows(8, 255, "raw:402")]
     vars(entry).update(vars(c.fields(ENTRY_END)))
     entry.signed, entry.signature = content[: c.at], c.take(64)
     c.end()
     prepares = entry.kind == PREPARE
     good = any(entry.prev) == (entry.index > 0) and (entry.kind == DECIDED or any(entry.round[1]))
-    good = good and not (prepares and (entry.round[0] == 0 or entry.config or entry.devices))
+    good = good and not (prepares and (entry.round[0] == 0 or entry.config or entry.devices or entry.steps))
     good = good and (entry.claim is None or len(entry.claim.bytes) <= 2048)
     if not good or entry.index > 9_999 or (entry.value is None) != prepares:
         raise DamageError("a log entry breaks a rule")
@@ -787,6 +789,11 @@ class Workspace:
     def check_value(self, entry: Record, base: Record) -> None:
         """Refuses a value that 8.1 forbids. Keeps what the entry carries of it."""
         value, old, carried = entry.value, (self.config(base), self.devices(base)), {}
+        v, skip = base.v + 1, base.prev if base.v % 2 else base.hash
+        for step in entry.steps:  # states v - 2, v - 4, v - 8, ...
+            skip = step[78:110] if sha256(step) == skip else b""
+        if skip != value.skip or len(entry.steps) != max(0, (v & -v).bit_length() - 2):
+            raise DamageError("an entry does not bear out its value's skip")
         for name, sealed in ((value.config, entry.config), (value.devices, entry.devices)):
             if name not in (base.config, base.devices):
                 if sha256(sealed) != name or sealed[2:10] != number(4, base.era) + number(4, base.epoch):

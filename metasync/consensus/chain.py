@@ -31,7 +31,7 @@ from metasync.consensus.objects import (
 )
 from metasync.consensus.participant import OP_TIMEOUT_S, Participant
 from metasync.consensus.records.entry import VERSIONS_PER_FOLDER, base_of_block, base_of_entry, block_path, entry_path
-from metasync.consensus.records.state import State, skip_version
+from metasync.consensus.records.state import State, skip_after, skip_version, step_versions
 from metasync.errors import (
     DamagedError,
     ExcludedError,
@@ -69,6 +69,19 @@ def ancestor(m: Participant, instance: Instance, state: State, v: int) -> Task:
             return digest
         state = yield from fetch_state(m, instance, below, digest, state.epoch)
     return state.hash
+
+
+def learn_skip(m: Participant, instance: Instance) -> Task:
+    """-> the `skip` of the values of `instance`. Keeps the states that it rests on, for the entries that carry them."""
+    rules, state = instance.rules, instance.base
+    if not rules.steps:
+        steps: list[bytes] = []
+        for v in step_versions(instance.v):
+            digest = state.skip if steps else state.prev
+            state = yield from fetch_state(m, instance, v, digest, state.epoch)
+            steps.append(state.encode())
+        rules.steps = tuple(steps)
+    return skip_after(instance.base, rules.steps)
 
 
 def fetch_state(m: Participant, instance: Instance, v: int, digest: bytes, epoch: int) -> Task:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from metasync.config import Config
 from metasync.consensus import learner, reconfigure
-from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys
+from metasync.consensus.chain import ancestor, fetch_ring, fetch_state, follow_keys, learn_skip
 from metasync.consensus.eras import over_eras
 from metasync.consensus.hints import WAIT_S, check_heads, hint_is_due, read_head, read_heads, write_head, write_hints
 from metasync.consensus.instance import Instance
@@ -228,6 +228,7 @@ class Group:
         for digest in {decided.config, decided.devices} - {base.config, base.devices, *held, *m.objects}:
             copies = [Copy(link, const_path(a, digest.hex()), partial(named, digest)) for a, link in self._linked()]
             m.keep_object(digest, (yield from get_anywhere(copies, CONST_BYTES_MAX, "a const object")))
+        yield from learn_skip(m, instance)
         yield from reconfigure.fence(self.participant, instance, decided, config, deadline_s)
 
     def _make_sure_of_fence(self, base: State, deadline_s: float) -> Task:

@@ -35,12 +35,12 @@ from types import GeneratorType
 from typing import Any, Final
 
 from metasync.codec import Reader, check_format, u8
-from metasync.consensus.chain import ancestor, check_admitted
+from metasync.consensus.chain import check_admitted, learn_skip
 from metasync.consensus.instance import Instance
 from metasync.consensus.participant import Participant
 from metasync.consensus.records.entry import Kind, Round
 from metasync.consensus.records.log_replay import NEVER
-from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, skip_version, successor
+from metasync.consensus.records.state import STATE_BYTES, Change, State, decode_state, successor
 from metasync.errors import ForkError, NoQuorumError, WorkspaceError
 from metasync.keys.derive import FORMAT
 from metasync.local import state_keys
@@ -238,8 +238,7 @@ class _Attempt:
     def _learn_skip(self) -> Task:
         """Looks up what a value of one's own will name as its `skip`."""
         if self.skip is None:
-            i = self.instance
-            self.skip = yield from ancestor(self.m, i, i.base, skip_version(i.v))
+            self.skip = yield from learn_skip(self.m, self.instance)
 
     def _own_value(self) -> Task:
         if self.own is None:

@@ -10,7 +10,7 @@ import pytest
 from test_votes import Place
 
 from metasync.consensus.records.entry import Kind
-from metasync.errors import DamagedError, ForkError, NoQuorumError
+from metasync.errors import ForkError, NoQuorumError
 
 SIZES = pytest.mark.parametrize(("n", "f"), [(3, 0), (4, 1)])
 
@@ -32,22 +32,6 @@ def test_an_entry_on_a_state_that_never_was_stops_nobody(n: int, f: int, on: int
     p = Place(n, f)
     p.forger.tell(p.forger.lie(p.ws.genesis), p.names[:on], Kind.PREPARE, p.forger.round(1))
     assert p.world.do(p.group(3, 1).get_recent(p.ws.genesis), {}) == p.x
-
-
-@SIZES
-@pytest.mark.xfail(strict=True, raises=DamagedError, reason="nobody compares `skip` with the chain before voting")
-def test_a_false_skip_stops_no_later_version(n: int, f: int) -> None:
-    """A device has version 6 agreed, whose `skip` names no state there is. Version 8 needs it to find state 0."""
-    p = Place(n, f)
-    base = p.x
-    while base.v < 5:
-        base = p.push(p.honest, base, bytes([base.v]))
-    sixth = p.forger.lie(base, skip=b"\x22" * 32)
-    for kind, value in ((Kind.PREPARE, None), (Kind.ACCEPT, sixth)):
-        p.forger.tell(base, p.names, kind, p.forger.round(1), value)
-    group = p.group(9, 1)
-    assert p.world.do(group.get_recent(base), p.disk) == sixth
-    p.push(group, p.push(group, sixth, b"7"), b"8")
 
 
 @pytest.mark.xfail(strict=True, raises=ForkError, reason="logs of versions before a revocation stay open to it")

@@ -42,12 +42,12 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         given = {name: value for name in names if (value := getattr(change, name)) is not None}
         return replace(base, v=base.v + 1, prev=base.hash, skip=skip, writer=writer, op_id=change.op_id, **given)
 
-    def carried(self: ValueRules, value: State | None, own: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+    def carried(self: ValueRules, value: State | None, own: dict[bytes, bytes]) -> tuple[Any, ...]:
         if value is None:
-            return b"", b""
+            return b"", b"", ()
         pairs = ((value.config, self.base.config), (value.devices, self.base.devices))
         config, devices = (b"" if new == old else own.get(new, b"") for new, old in pairs)
-        return config, devices
+        return config, devices, self.steps
 
     with monkeypatch.context() as m:
         m.setattr(proposer, "successor", after)

@@ -171,6 +171,23 @@ class TestRecovery:
         assert room.world.do(room.group(b"x" * 16).get_recent(room.ws.genesis)) == first
         assert first.v == 36
 
+    @pytest.mark.parametrize("length", [2, 3, 5, 6, 7])
+    def test_versions_after_the_first_one_lead_back_over_its_border(self, length: int) -> None:
+        room = Room.made(8, "abc")
+        known = room.ws.genesis
+        for op in range(1, length + 1):
+            known = pushed(room, room.group(bytes([op]) * 16), known, op)
+        _, newest = recovered(room, "c", known)
+        assert newest.v == length + 1
+        for op in range(20, 32):
+            group = room.group(bytes([op]) * 16)
+            assert room.world.do(group.get_recent(known)) == newest
+            newest = room.world.do(group.propose(newest, lambda op=op: change(bytes([op]) * 16))).state
+        reader = room.group(b"x" * 16)
+        assert room.world.do(reader.get_recent(room.ws.genesis)) == newest
+        assert room.world.do(reader.state_at(newest, 0)) == room.ws.genesis
+        assert room.world.do(reader.state_at(newest, length)) == known
+
 
 class TestCarried:
     def test_an_undecided_value_is_content_and_keeps_its_operation(self) -> None:

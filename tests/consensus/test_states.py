@@ -21,7 +21,9 @@ from metasync.consensus.records.state import (
     State,
     decode_state,
     follows,
+    skip_after,
     skip_version,
+    step_versions,
     successor,
 )
 from metasync.errors import FormatError, UpgradeError
@@ -88,9 +90,9 @@ def test_genesis_is_nobodys() -> None:
 
 
 def test_a_successor_keeps_what_is_not_changed() -> None:
-    nxt = successor(BASE, Change(drawn("op", 16), gen=1), skip=drawn("skip"), writer=OWNER)
+    nxt = successor(BASE, Change(drawn("op", 16), gen=1), skip=GENESIS.hash, writer=OWNER)
     changed = {f.name for f in fields(State) if getattr(nxt, f.name) != getattr(BASE, f.name)}
-    assert changed == {"v", "prev", "skip", "gen", "op_id"}
+    assert changed == {"v", "prev", "gen", "op_id"}  # `skip` leads to state 0 in both
     assert nxt.prev == BASE.hash
     assert follows(nxt, BASE)
 
@@ -109,6 +111,7 @@ GOOD = successor(BASE, Change(drawn("op", 16), gen=1, min_gen=1), skip=GENESIS.h
         {"min_gen": 5},
         {"writer": ZERO_ID},
         {"min_fmt": 0},
+        {"skip": drawn("x")},
     ],
     ids=lambda w: next(iter(w)),
 )
@@ -125,6 +128,29 @@ def test_generations_and_fences_never_go_back() -> None:
     assert not follows(replace(later, skip=drawn("x")), GOOD)  # an odd version's skip is its prev
     with pytest.raises(ValueError, match="fall behind"):
         successor(GOOD, Change(drawn("op", 16), gen=0), skip=GOOD.hash, writer=OWNER)
+
+
+@given(st.lists(st.integers(1, 40), max_size=8), st.data())
+def test_the_skip_of_an_honest_chain_is_borne_out_over_eras(lengths: list[int], data: st.DataObject) -> None:
+    """The first state of an era has the next version, or the next power of two and a skip to state 0."""
+    chain = {0: GENESIS}
+    last = GENESIS
+    for length in lengths:
+        for v in range(last.v + 1, last.v + length + 1):
+            steps = [chain[u].encode() for u in step_versions(v)]
+            skip = skip_after(last, steps)
+            assert skip == chain[skip_version(v)].hash
+            last = chain[v] = successor(last, Change(drawn(f"{v} {last.era}", 16)), skip=skip, writer=OWNER)
+            if steps:
+                other = data.draw(st.integers(0, len(steps) - 1))
+                bad = [*steps[:other], replace(chain[step_versions(v)[other]], writer=drawn("x", 16)).encode()]
+                for wrong in ([*bad, *steps[other + 1 :]], steps[1:], [*steps, steps[-1]], []):
+                    with pytest.raises(FormatError):
+                        skip_after(chain[v - 1], wrong)
+        v, skip = last.v + 1, chain[skip_version(last.v + 1)].hash
+        if data.draw(st.booleans()):
+            v, skip = 1 << last.v.bit_length(), GENESIS.hash
+        last = chain[v] = replace(last, era=last.era + 1, v=v, prev=last.hash, skip=skip, writer=ZERO_ID)
 
 
 @given(st.integers(1, 1 << 40), st.data())

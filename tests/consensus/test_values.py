@@ -68,7 +68,7 @@ def under(admin: bytes = ADMIN, **changes: Any) -> DeviceSet:
 
 def test_what_changes_neither_carries_nothing() -> None:
     assert fault() == ""
-    assert RULES.carried(value(), {}) == (b"", b"")
+    assert RULES.carried(value(), {}) == (b"", b"", ())
 
 
 def test_good_changes_are_good() -> None:
@@ -86,7 +86,7 @@ def test_what_is_carried_is_what_others_get() -> None:
     rules = ValueRules(KEYS, CONFIG, DEVICES, BASE)
     digest, data = sealed(joined.encode())
     assert rules.fault(value(devices=digest), b"", data) == ""
-    assert rules.carried(value(devices=digest), {}) == (b"", data)
+    assert rules.carried(value(devices=digest), {}) == (b"", data, ())
     assert rules.device_sets[digest] == joined
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paxos_world import Workspace, World, change
 
@@ -18,7 +19,7 @@ from metasync.consensus.records.entry import (
     seal_block,
     seal_entry,
 )
-from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, successor
+from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, step_versions, successor
 from metasync.keys.derive import sha256
 
 NOBODY = Round(0, ZERO_ID)  # of every DECIDED
@@ -33,38 +34,40 @@ class Forger:
     device: int
     incarnation: bytes = b"\x66" * 16
 
-    def lie(self, base: State, op: bytes = b"lie-", *, skip: bytes | None = None) -> State:
-        """A value of its own after `base`."""
-        return successor(base, change(op * 4), skip=base.hash if skip is None else skip, writer=self.incarnation)
+    def lie(self, base: State, op: bytes = b"lie-", **changes: Any) -> State:
+        """A value of its own after `base`, with anything changed; `skip` always where 4 divides its version."""
+        skip = base.prev if base.v & 1 else base.hash
+        assert "skip" in changes or not step_versions(base.v + 1)
+        return replace(successor(base, change(op * 4), skip=skip, writer=self.incarnation), **changes)
 
     def round(self, n: int) -> Round:
         return Round(n, self.incarnation)
 
     def tell(
         self, base: State, names: Iterable[str], kind: Kind, rnd: Round, value: State | None = None,
-        claim: Claim | None = None,
+        claim: Claim | None = None, steps: Sequence[State] = (),
     ) -> None:  # fmt: skip
         """Appends one message to these backends' logs of the version after `base`, or writes its next block there."""
         for name in names:
-            self._append(base, name, kind, rnd, value, claim)
+            self._append(base, name, kind, rnd, value, claim=claim, steps=tuple(s.encode() for s in steps))
 
-    def _append(self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, claim: Claim | None) -> None:
+    def _append(self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, **carried: Any) -> None:
         store = self.world.stores[name]
         idx, last = 0, ZERO_HASH
         while (path := self.place(base, name, idx)) in store:
             idx, last = idx + 1, sha256(store[path])
-        store[path] = self.sealed(base, name, idx, last, kind, rnd, value, claim)
+        store[path] = self.sealed(base, name, idx, last, kind, rnd, value, **carried)
 
     def sealed(
         self, base: State, name: str, idx: int, last: bytes, kind: Kind, rnd: Round, value: State | None = None,
-        claim: Claim | None = None,
+        **carried: Any,
     ) -> bytes:  # fmt: skip
         """One message for this place, after the one with the hash `last`."""
         ws = self.ws
         me, a, v = ws.identities[self.device], ws.acceptor_of(name), base.v + 1
         entry = Entry(
             acceptor_id=a, v=v, idx=idx, prev_entry=last, base=base, kind=kind, round=rnd, value=value,
-            entry_id=self.world.rng.randbytes(16), device_id=me.device_id, claim=claim,
+            entry_id=self.world.rng.randbytes(16), device_id=me.device_id, **carried,
         )  # fmt: skip
         seal = seal_block if ws.forms.get(name) == "block" else seal_entry
         return seal(ws.keys, entry, me.sign_private, self.world.rng.randbytes(32))

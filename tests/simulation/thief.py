@@ -10,7 +10,7 @@ import random
 from typing import Final
 
 from metasync.consensus.records.entry import Entry, Kind, Round, entry_path, seal_entry
-from metasync.consensus.records.state import Change, State, skip_version, successor
+from metasync.consensus.records.state import Change, State, skip_version, step_versions, successor
 from metasync.keys.derive import sha256
 from metasync.keys.keyring import WorkspaceKeys, open_keys
 from simulation.machine import Secret
@@ -75,10 +75,11 @@ class Thief:
         if root is None:
             return
         device, certificate = self._secret[1], self._secret[2]
+        steps = [self._witness.chain[v].encode() for v in step_versions(base.v + 1)] if value is not None else []
         entry = Entry(
             acceptor_id=acceptor_id, v=base.v + 1, idx=idx, prev_entry=last, base=base, kind=kind, round=rnd,
             value=value, entry_id=self._rng.randbytes(16), device_id=device.device_id,
-            certificate=certificate.encode() if base.v == 0 else b"",
+            certificate=certificate.encode() if base.v == 0 else b"", steps=tuple(steps),
         )  # fmt: skip
         data = seal_entry(keys, entry, device.sign_private, self._rng.randbytes(32))
         store.objects[f"{root}/{inside}"] = data

@@ -80,7 +80,7 @@ from metasync.consensus.records.entry import (
     seal_hint,
 )
 from metasync.consensus.records.era import EraRecord, Tombstone, encode_tombstone, seal_record
-from metasync.consensus.records.state import STATE_BYTES, Ref
+from metasync.consensus.records.state import STATE_BYTES, Change, Ref, skip_version, successor
 from metasync.keys.derive import Header, RecordKind, device_recipient, sha256, sign, sign_public
 from metasync.keys.device_set import (
     DeviceSet,
@@ -326,6 +326,12 @@ def entry_cases() -> Cases:
     yield "entry-carries", one("ACCEPT that carries a config and a device set", sealed(objects), value=objects)
     carrying = replace(prepare, devices=drawn("devices object", 100))
     yield "entry-bad-carries", one("PREPARE that carries a device set", forged(carrying), FORMAT)
+    stepping = replace(accept, steps=(GENESIS.encode(), BASE.encode()))
+    yield "entry-steps", one("ACCEPT that carries two states, whatever their worth", sealed(stepping), value=stepping)
+    yield (
+        "entry-bad-steps",
+        one("PREPARE that carries a state", forged(replace(stepping, kind=Kind.PREPARE, value=None)), FORMAT),
+    )
 
 
 def riding(accept: Entry) -> Cases:
@@ -619,6 +625,8 @@ def logs() -> Cases:
     rubbish = drawn("no object", 700)
     carried = Writer().prepare(1).accept(1, replace(X, devices=sha256(rubbish)), devices=rubbish)
     yield "log-void-value-rubbish", log_case("a device set that does not open", carried, **zero)
+    yield "log-void-value-skip", void("a skip to another state", skip=drawn("other"))
+    yield from steps()
     yield (
         "log-poison-replayed",
         log_case("another acceptor's entry", Writer().add(Kind.PREPARE, 1, raw=other.entries[0]), poison=True),
@@ -644,6 +652,37 @@ def logs() -> Cases:
             **{**poisoned, "newer": True},
         ),
     )
+
+
+def steps() -> Cases:
+    """Values of versions that 4 divides, and the states that their `skip` rests on."""
+    chain = [GENESIS, BASE]
+    while len(chain) < 9:
+        v = len(chain)
+        change = Change(drawn(f"op {v}", 16), master=drawn(f"master {v}"))
+        chain.append(successor(chain[-1], change, skip=chain[skip_version(v)].hash, writer=OWNER))
+    raw = [state.encode() for state in chain]
+
+    def at(v: int, about: str, carried: list[bytes], good: bool = False, **changes: Any) -> Case:
+        state, more = replace(chain[v], writer=INCARNATION, **changes), {"v": v, "base": chain[v - 1]}
+        log = Writer().prepare(1, **more).accept(1, state, steps=tuple(carried), **more)
+        one = Round(1, INCARNATION)
+        told = {"accepted": (one, state.hash), "votes": 1} if good else {"void": 1}
+        return {**log_case(about, log, promised=one, **told), "base": raw[v - 1].hex()}
+
+    other = [replace(state, writer=RIVAL) for state in chain]
+    fourth = replace(chain[6], skip=other[4].hash)
+    yield "log-steps-4", at(4, "version 4, with state 2", [raw[2]], good=True)
+    yield "log-steps-8", at(8, "version 8, with states 6 and 4", [raw[6], raw[4]], good=True)
+    yield "log-void-steps-none", at(4, "a skip that the entry does not bear out", [])
+    yield "log-void-steps-few", at(8, "one state of two", [raw[6]])
+    yield "log-void-steps-many", at(4, "one state too many", [raw[2], raw[0]])
+    yield "log-void-steps-order", at(8, "the right states in another order", [raw[4], raw[6]])
+    yield "log-void-steps-skip", at(8, "the right states, and another skip", [raw[6], raw[4]], skip=drawn("other"))
+    about = "the last state is made up, of the right version"
+    yield "log-void-steps-last", at(8, about, [raw[6], other[4].encode()], skip=GENESIS.hash)
+    about = "all states are made up, of the right versions"
+    yield "log-void-steps-all", at(8, about, [fourth.encode(), other[4].encode()])
 
 
 def badly_signed(log: Writer) -> bytes:
@@ -1196,6 +1235,8 @@ def cases() -> Cases:
     ):
         for name, c in make():
             needed = given(c["what"])
+            if "base" in c:
+                needed["base"] = c.pop("base")
             yield name, {**c, **({"given": needed} if needed else {})}
 
 

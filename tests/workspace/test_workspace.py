@@ -183,7 +183,7 @@ def test_no_encryption_does_not_let_a_provider_forge(lab: Lab) -> None:
     with w._session("test") as s:
         base = s.newest_state()
         forged = successor(
-            base, Change(op_id=os.urandom(16), master=os.urandom(32)), skip=bytes(32), writer=os.urandom(16)
+            base, Change(op_id=os.urandom(16), master=os.urandom(32)), skip=base.prev, writer=os.urandom(16)
         )
         for backend, acceptor in s.config.acceptors:
             place = entry_path(s.keys, base.epoch, base.era, acceptor.acceptor_id, base.v + 1, 0)

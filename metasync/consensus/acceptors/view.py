@@ -404,7 +404,7 @@ class AcceptorView(ABC):
 
     def message(self, kind: Kind, rnd: Round, value: State | None, place: tuple[int, bytes], entry_id: bytes) -> Entry:
         """A message of this device's. `place`: its index, and the hash of the one before it."""
-        config, devices = self.rules.carried(value, self.m.objects)
+        config, devices, steps = self.rules.carried(value, self.m.objects)
         return Entry(
             acceptor_id=self.acceptor_id,
             v=self.v,
@@ -419,6 +419,7 @@ class AcceptorView(ABC):
             claim=self.next_claim(),
             config=config,
             devices=devices,
+            steps=steps,
         )
 
     def note_claims(self, entry: Entry) -> None:

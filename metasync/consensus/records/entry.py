@@ -97,6 +97,7 @@ class Entry:
 
     `claim`: an entry that its writer read on another acceptor (consensus.md, rule 8.3).
     `config`, `devices`: the const objects that the value names, sealed, where its base names others; else b"".
+    `steps`: the states that the value's `skip` rests on (`state.skip_after`), encoded.
     """
 
     acceptor_id: bytes
@@ -113,6 +114,7 @@ class Entry:
     certificate: bytes = b""
     config: bytes = b""
     devices: bytes = b""
+    steps: tuple[bytes, ...] = ()
     tags: Tags = ()
 
 
@@ -306,7 +308,7 @@ def _seal(
     body = _encode(entry)
     signature = sign(sign_private, _SIGNED[kind], header.encode() + body)
     sealed = seal(keys.log_key(header.epoch), header, body + signature, binding=binding)
-    if len(sealed) > ENTRY_BYTES_MAX + (OBJECTS_BYTES_MAX if entry.config or entry.devices else 0):
+    if len(sealed) > ENTRY_BYTES_MAX + (OBJECTS_BYTES_MAX if entry.config or entry.devices or entry.steps else 0):
         raise ValueError(f"an entry of {len(sealed)} bytes")
     return sealed
 
@@ -346,6 +348,7 @@ def _encode(e: Entry) -> bytes:
     else:
         head += u8(1) + c.acceptor_id + u64(c.v) + u32(c.idx) + bytes16(c.data)
     head += bytes16(e.certificate) + bytes32(e.config) + bytes32(e.devices)
+    head += u8(len(e.steps)) + b"".join(e.steps)
     return head + e.entry_id + e.device_id + encode_tags(e.tags)
 
 
@@ -366,6 +369,7 @@ def _decode(body: bytes) -> Entry:
     claim = Claim(r.take(16), r.u64(), r.u32(), r.bytes16(CLAIM_BYTES_MAX)) if has_claim else None
     certificate = r.bytes16(CERTIFICATE_BYTES_MAX)
     config, devices = r.bytes32(OBJECTS_BYTES_MAX), r.bytes32(OBJECTS_BYTES_MAX)
+    steps = tuple(r.take(STATE_BYTES) for _ in range(r.count(r.u8(), STATE_BYTES)))
     entry_id, device_id, tags = r.take(16), r.take(16), r.tags()
     r.end()
     if (ns_id, era, v) != (base.ns_id, base.era, base.v + 1):
@@ -376,10 +380,10 @@ def _decode(body: bytes) -> Entry:
         raise FormatError("entry: the owner's round is not prepared")
     if kind is not Kind.DECIDED and rnd.incarnation == ZERO_ID:
         raise FormatError("entry: a round of nobody")
-    if (config or devices) and value is None:
+    if (config or devices or steps) and value is None:
         raise FormatError("entry: it carries what no value names")
     place = acceptor_id, v, idx, prev_entry, base, kind, rnd, value, entry_id, device_id
-    return Entry(*place, claim, certificate, config, devices, tags)
+    return Entry(*place, claim, certificate, config, devices, steps, tags)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Final
 from metasync.codec import UPGRADE
 from metasync.config import Config, decode_config
 from metasync.consensus.records.entry import OBJECTS_BYTES_MAX, Entry, Kind, Round, Seen, SignedEntry, open_entry
-from metasync.consensus.records.state import FORMAT, ZERO_HASH, State, follows, newer
+from metasync.consensus.records.state import FORMAT, ZERO_HASH, State, follows, newer, skip_after
 from metasync.errors import FormatError, UpgradeError
 from metasync.keys.derive import RecordKind, read_header, sha256
 from metasync.keys.device_set import DeviceSet, decode_device_set
@@ -65,7 +65,8 @@ def fault_named(state: State, config: Config, devices: DeviceSet) -> str:
 class ValueRules:
     """Which values may follow `base`, by the rules of consensus.md, 8.4; `config` and `devices` are what `base` names.
 
-    `objects`: configs and device sets, sealed, by the hashes that name them, of all values that passed.
+    `objects`: configs and device sets, sealed, by the hashes that name them, of all values that passed. `steps`: the
+    states that their `skip` rests on, the same for every value after this base.
     """
 
     def __init__(self, keys: WorkspaceKeys, config: Config, devices: DeviceSet, base: State) -> None:
@@ -74,16 +75,23 @@ class ValueRules:
         self.devices = devices
         self.base = base
         self.objects: dict[bytes, bytes] = {}
+        self.steps: tuple[bytes, ...] = ()
         self.configs: dict[bytes, Config] = {}
         self.device_sets: dict[bytes, DeviceSet] = {}
         self._faults: dict[tuple[State, bytes, bytes], str] = {}
 
-    def fault(self, value: State, config: bytes = b"", devices: bytes = b"") -> str:
-        """Why a value is VOID; "" if nothing speaks against it. `config`, `devices`: what its entry carries, sealed.
+    def fault(self, value: State, config: bytes = b"", devices: bytes = b"", steps: tuple[bytes, ...] = ()) -> str:
+        """Why a value is VOID; "" if nothing speaks against it. `config`, `devices`, `steps`: what its entry carries.
 
         `UpgradeError` for one that the admin allowed, and that only newer programs understand.
         """
         base = self.base
+        try:
+            if value.skip != skip_after(base, steps):
+                return "its skip names another state than the chain has there"
+        except FormatError as e:
+            return e.message
+        self.steps = steps
         if not follows(value, base):
             return "a value that cannot follow its base"
         if (value.config, value.devices) == (base.config, base.devices):
@@ -134,16 +142,17 @@ class ValueRules:
         what = "a const object"
         return self.keys.opened(data, RecordKind.CONST, what, binding=ns_id, bytes_max=OBJECTS_BYTES_MAX)[1]
 
-    def carried(self, value: State | None, own: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
-        """What an entry with this value carries: (config, device set), sealed. `own`: of a value of one's own."""
+    def carried(self, value: State | None, own: Mapping[bytes, bytes]) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """What an entry with this value carries: config and device set, sealed, and the states that its `skip` rests
+        on. `own`: objects of a value of one's own."""
         if value is None:
-            return b"", b""
+            return b"", b"", ()
         base = self.base
 
         def of(new: bytes, old: bytes) -> bytes:
             return b"" if new == old else self.objects.get(new) or own[new]
 
-        return of(value.config, base.config), of(value.devices, base.devices)
+        return of(value.config, base.config), of(value.devices, base.devices), self.steps
 
 
 def _fault_of_step(old: Config, new: Config, value: State) -> str:
@@ -250,7 +259,9 @@ class Replay:
             raise FormatError("signed on top of another state than the one this device knows to be decided")
         if entry.prev_entry != last:
             raise FormatError("it does not name the one before it: one was replaced, or the log cut")
-        why = "" if entry.value is None else self.rules.fault(entry.value, entry.config, entry.devices)
+        why = ""
+        if entry.value is not None:
+            why = self.rules.fault(entry.value, entry.config, entry.devices, entry.steps)
         if why:
             self.void_values.append((entry.device_id, why))
             raise VoidError(entry, why)

@@ -10,6 +10,7 @@ b (b + 1) / 2 steps, where b is the number of v's binary digits (55 at version 1
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ VERSION_MAX: Final = (1 << 63) - 1  # what the local state can hold; a version m
 ZERO_HASH: Final = bytes(32)
 ZERO_ID: Final = bytes(16)
 
+_SKIP: Final = slice(78, 110)  # where the hash lies in a state's bytes
 _LAYOUT: Final = struct.Struct(">BB32sIQ32s32s32s32sQ32sQ32s32s32sIQQ16s16s32s")
 
 
@@ -138,6 +140,29 @@ def skip_version(v: int) -> int:
     return v & (v - 1)
 
 
+def step_versions(v: int) -> tuple[int, ...]:
+    """The versions of the states that lead from state v - 1 to the one that state v's `skip` names: v - 2, v - 4,
+    v - 8, ... The first is the `prev` of state v - 1, and each next one the `skip` of the one before. None unless 4
+    divides v."""
+    return tuple(v - (1 << i) for i in range(1, (v & -v).bit_length() - 1))
+
+
+def skip_after(base: State, steps: Sequence[bytes] = ()) -> bytes:
+    """The `skip` of every state after `base`. `steps`: the states `step_versions` of its version, encoded.
+
+    Each is proven by the one before, and the first by `base`. `FormatError` where they are not these.
+    """
+    v = base.v + 1
+    if [len(step) for step in steps] != [STATE_BYTES] * len(step_versions(v)):
+        raise FormatError("its entry does not carry the states that its skip rests on")
+    digest = base.prev if skip_version(v) != base.v else base.hash
+    for step in steps:
+        if sha256(step) != digest:
+            raise FormatError("its entry carries a state that its base does not lead back to")
+        digest = step[_SKIP]
+    return digest
+
+
 def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> State:
     """The state after `base`. `skip`: hash of the state of version `skip_version(base.v + 1)`."""
     names = {f.name for f in fields(change)} - {"op_id", "adding"}
@@ -149,14 +174,17 @@ def successor(base: State, change: Change, *, skip: bytes, writer: bytes) -> Sta
 
 
 def follows(state: State, base: State) -> bool:
-    """True when `state` may be the value of the version after `base`, as far as the two can tell."""
+    """True when `state` may be the value of the version after `base`, as far as the two can tell.
+
+    Where 4 divides the version, `skip_after` tells of its `skip`.
+    """
     v = base.v + 1
     return (
         state.v == v
         and state.prev == base.hash
         and state.ns_id == base.ns_id
         and state.era == base.era
-        and (skip_version(v) != base.v or state.skip == state.prev)
+        and (step_versions(v) or state.skip == skip_after(base))
         and (state.devices != base.devices or _governed(state) == _governed(base))
         and base.epoch <= state.epoch <= base.epoch + 1
         and base.gen <= state.gen <= base.gen + 1
