@@ -128,6 +128,20 @@ class TestRecovery:
             assert known.era == 1
         assert room.world.do(room.group(b"x" * 16).get_recent(room.ws.genesis)) == known
 
+    def test_who_knew_another_state_of_the_same_version_goes_on_from_the_new_one(self) -> None:
+        """Rule 5.3: what it has open of the version after the old one is not taken for that after the new one."""
+        room = Room.made(14, "abc")
+        group = room.group(ME)
+        one = pushed(room, group, room.ws.genesis, 1, only="ab")
+        two = pushed(room, group, one, 2, only="bc")
+        assert room.world.do(group.get_recent(two)) == two
+        _, first = recovered(room, "bc", one)
+        assert (first.v, first.era, two.era) == (two.v, 1, 0)
+        assert room.world.do(group.get_recent(two)) == first
+        three = room.world.do(group.propose(first, lambda: change(b"3" * 16))).state
+        assert (three.era, three.prev) == (1, first.hash)
+        assert room.world.do(room.group(THIRD, 2).get_recent(room.ws.genesis)) == three
+
     def test_who_knew_more_follows_too(self) -> None:
         room = Room.made(4, "abc")
         group = room.group(ME)
