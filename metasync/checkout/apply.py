@@ -277,8 +277,7 @@ class Placer:
         A file that another program renames to `name` between those two calls is lost.
         """
         disk, kept = self.disk, self.old.kept_name(i)
-        with suppress(FileNotFoundError):
-            disk.unlink(kept, self.old.replaced)
+        self.old.free_place(i, change, name, above)
         try:
             disk.link(name, above, kept, self.old.replaced)
         except OSError as e:

@@ -55,6 +55,7 @@ from metasync.checkout.staging import (
     remove_all,
     whole_dirs,
 )
+from metasync.checkout.trash import next_free
 from metasync.errors import WorkspaceError
 from metasync.local.state import State
 from metasync.local.state_keys import (
@@ -127,7 +128,7 @@ class Checkout:
         for path in self.db.unplaced().keys() & by_path.keys():
             by_path[path] = not_as_agreed(by_path[path])
         ordered = tuple(by_path[path] for path in sorted(by_path))
-        first = self.db.get(REPLACED_KEY) or 0
+        first = next_free(self.tree, self.db)
         root = self.tree.root_stat
         bad = {
             i: why for i, change in enumerate(ordered) if change.new is not None and (why := check_path(change.path))

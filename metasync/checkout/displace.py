@@ -73,6 +73,18 @@ class Displaced:
             return False
         return True
 
+    def free_place(self, i: int, change: Change, name: bytes, fd: int) -> None:
+        """Frees the place of a file among the replaced ones: an ended run may have linked that file there."""
+        kept = self.kept_name(i)
+        there = self.disk.look(kept, self.replaced)
+        if there is None:
+            return
+        here = self.disk.lstat(name, fd)
+        if (here.st_ino, here.st_dev) == (there.st_ino, there.st_dev):
+            self.disk.unlink(kept, self.replaced)
+        else:
+            self.set_aside(change.path, kept, self.replaced)
+
     def put_away(self, i: int, change: Change, name: bytes, above: int) -> None:
         """Moves the file at a path to the replaced ones, unless it turns out to have changed at that very moment."""
         moved = self.keep(i, name, above)

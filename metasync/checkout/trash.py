@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from metasync.local.state import State
-from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, Conflict, ReplacedFile
+from metasync.local.state_keys import CONFLICTS, CURSOR_KEY, REPLACED, REPLACED_KEY, Conflict, ReplacedFile
 from metasync.merge.copies import UNNAMED, Origin, conflict_name
 from metasync.objects.model import split
 from metasync.worktree.disk import READ_FLAGS
@@ -23,6 +23,18 @@ QUIET_NS = 600 * 10**9  # an editor may write through a descriptor it opened bef
 SETTLE_FILES_MAX = 256  # per call: a few milliseconds for small files
 SETTLE_BYTES_MAX = 1 << 28  # hashed per call: a fifth of a second; one file may be bigger
 COPIES_MAX = 10_000  # names tried for a conflict copy: more copies of one file than anyone can look through
+
+
+def next_free(tree: WorkTree, db: State) -> int:
+    """The next free number among the replaced files.
+
+    A local state that was made anew does not know it. What lies there since before has no record, and stays.
+    """
+    first = db.get(REPLACED_KEY)
+    if first is not None:
+        return first
+    names = tree.disk.names(tree.state_dir(b"replaced"))
+    return max((int(name) for name in names if name.isdigit()), default=-1) + 1
 
 
 def move_aside(tree: WorkTree, db: State, name: bytes, fd: int, conflict: Conflict) -> bool:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workdir import DIR, Link, Workspace, digest, entries, entry, errno_error, files_under, read, write
+from checkout_kit import MOUNT_NEW, MOUNT_OLD, Linking, Mounted, Plain, agreed, needs_proc
+from workdir import (
+    DIR,
+    File,
+    Link,
+    QuietDisk,
+    Workspace,
+    digest,
+    entries,
+    entry,
+    errno_error,
+    files_under,
+    read,
+    write,
+)
 
 from metasync.checkout import trash
 from metasync.checkout.checkout import Change, Checkout
 from metasync.checkout.trash import QUIET_NS, settle
+from metasync.errors import WorkspaceError
 from metasync.local.state_keys import CONFLICTS, REPLACED, ReplacedFile
 from metasync.worktree.index import load_rows
 
@@ -218,3 +234,33 @@ def test_nothing_a_crash_leaves_is_without_a_record(work: Workspace) -> None:
     Checkout(work.db, work.tree).recover()
     assert [r.path for r in work.db.records(REPLACED)] == [b"a.txt"]
     assert read(work.root)[b"a.txt"].data == b"new a"
+
+
+@pytest.mark.parametrize("disk", [QuietDisk, Linking, Plain, pytest.param(Mounted, marks=needs_proc)])
+def test_a_local_state_that_was_made_anew_takes_no_place_of_what_lies_there(
+    tmp_path: Path, disk: type[QuietDisk]
+) -> None:
+    """state.db was moved away, as messages about a damaged one advise: what was replaced before has no record."""
+    with Workspace(tmp_path, disk()) as work:
+        agreed(work, MOUNT_OLD)
+        there = work.root / ".metasync" / "replaced"
+        there.mkdir(exist_ok=True)
+        for n in (0, 1, 2, 3, 4, 11):
+            (there / str(n)).write_bytes(b"late words %d" % n)
+        work.check_out(MOUNT_NEW)
+        assert {b"late words %d" % n for n in (0, 1, 2, 3, 4, 11)} <= set(files_under(there))
+        assert read(work.root)[b"wide/a"] == File(b"new a")
+        assert min(record.n for record in work.db.records(REPLACED)) > 11
+
+
+@pytest.mark.parametrize("disk", [QuietDisk, Plain])
+def test_a_place_that_is_taken_all_the_same_is_not_taken_over(tmp_path: Path, disk: type[QuietDisk]) -> None:
+    with Workspace(tmp_path, disk()) as work:
+        agreed(work, {b"a": b"old a"})
+
+        def taken() -> None:
+            (work.root / ".metasync" / "replaced" / "0").write_bytes(b"somebody's")
+
+        with suppress(WorkspaceError):
+            work.check_out({b"a": b"new a"}, before_apply=taken)
+        assert {b"somebody's", b"old a", b"new a"} <= {*files_under(work.root)}
