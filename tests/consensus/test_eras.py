@@ -10,6 +10,7 @@ from paxos_world import Process, Workspace, World, change, make_workspace
 
 from metasync.config import Acceptor, Config
 from metasync.consensus import Decided, EraRecord, Group, State, birth_digest, birth_path
+from metasync.consensus.eras import newest_record
 from metasync.consensus.new_era import Content, Held, begin, end_era
 from metasync.consensus.records.era import era_path, open_record, seal_record
 from metasync.errors import BackendError, ForkError, FormatError, NoQuorumError, UnreachableError
@@ -269,6 +270,20 @@ class TestTwoRecords:
             room.world.stores[name][path] = room.world.stores[name][path][:54] + bytes(32)
         with pytest.raises(ForkError, match="restarted twice as era 1"):
             room.world.do(room.group(b"y" * 16).get_recent(one))
+
+    def test_a_new_device_that_sees_both_says_so_and_stops(self) -> None:
+        """Rule 5.4: it has no state that would tell it which one goes on."""
+        room = Room.made(22, "abc")
+        one = pushed(room, room.group(ME), room.ws.genesis, 1, only="abc")
+        recovered(room, "bc", one)
+        room.world.down = {"a", "b"}
+        room.world.do(recovering(room, room.group(THIRD, 2), one, "ab"))
+        room.world.down = set()
+        for backends in ("ac", "ca", "abc"):
+            with pytest.raises(ForkError, match="restarted twice as era 1"):
+                room.world.do(newest_record(room.ws.keys, backends))
+        assert room.world.do(newest_record(room.ws.keys, "ab")).number == 1
+        assert room.world.do(newest_record(room.ws.keys, "b")) is None
 
     def test_one_who_reaches_the_other_s_backend_follows_it(self) -> None:
         room = Room.made(21, "abcde")

@@ -559,6 +559,29 @@ def test_a_fence_has_its_logs_vote_in_one_round() -> None:
     assert [a.log.closed for a in instance.acceptors.values() if a.name != "c"] == [decided, decided]
 
 
+@pytest.mark.parametrize(
+    ("names", "removed", "away"),
+    [("abcd", "d", "cd"), ("abc", "c", "a")],
+    ids=["too few for a quorum", "too few of those that stay"],
+)
+def test_a_fence_that_stands_on_too_few_is_none(names: str, removed: str, away: str) -> None:
+    """Rule 4.1: on a quorum, and on so many of those that stay that every quorum meets one. The removed one may be
+    emptied, and then forgets that it was closed."""
+    room = Room.made(12, names)
+    group, base = room.group(b"1" * 16), room.ws.genesis
+    decided = room.world.do(group.propose(base, lambda: change(b"x" * 16))).state
+    room.world.run()
+    new = room.step(room.ws.config, remove=removed)
+    instance = room.world.do(group.enter(base))
+    room.world.down = {*away}
+    with pytest.raises(NoQuorumError):
+        room.world.do(reconfig_module.fence(group.participant, instance, decided, new, 5.0))
+    assert decided.hash not in group.participant.fenced
+    room.world.down = set()
+    room.world.do(reconfig_module.fence(group.participant, instance, decided, new, 5.0))
+    assert decided.hash in group.participant.fenced
+
+
 def test_a_fence_on_one_acceptor_does_not_stop_the_others() -> None:
     """The reconfigurer died when one of three had its DECIDED; another of the three is down for good."""
     room, told = Room.made(9, "abc"), []
