@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypedDict, Unpack
 
 from metasync.consensus import ZERO_HASH
@@ -57,7 +57,8 @@ class History:
         at_hand = {}
         if s.db.has(KEPT_KEY):
             at_hand = {i: (ObjectKind(kind), data) for i, kind, data in s.db.staged()}
-        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand)
+        newer = partial(agreement.newer_index, s, self.newest.state)
+        self.contents = Contents(self.newest.index, s.transfer, s.db, s.runtime, at_hand, newer=newer)
         self.whole = False  # the caller goes through all of it
         self._last: Moment | None = None
         self._fetched = 0

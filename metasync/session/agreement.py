@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from metasync.keys.device_set import DeviceSet
     from metasync.objects.model import Entry
     from metasync.session.session import Agreed
+    from metasync.store.index import Index
 
 SILENT_S: Final = 1.0  # without an answer, and it is told who is waited for
 HEED_S: Final = 0.02  # between looks at whether there is news
@@ -164,6 +165,15 @@ def newest(s: Session, *, offline_ok: bool = False) -> Agreed:
             raise
         s.listener(Notice(f"{e.message}; showing the newest version that can be seen", warning=True))
         return newest_seen(s)
+
+
+def newer_index(s: Session, state: State) -> Index | None:
+    """The index of the newest state, where that is another one than this state's; None too where it cannot be had."""
+    try:
+        newest_one = ask_newest(s)
+        return s.load(newest_one).index if newest_one.index != state.index else None
+    except MetaSyncError:
+        return None
 
 
 def newest_or_own(s: Session) -> tuple[Agreed, bool]:

@@ -439,3 +439,18 @@ def where(state_dir: Path) -> str:
     except OSError:
         return "nowhere: the file that should hold them cannot be read"
     return "the system's keyring" if content == IN_KEYRING else str(state_dir / KEYS_FILE)
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Tells what the operating system refuses as a `WorkspaceError`, but for a pipe that the caller's reader closed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as e:
+        where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
+        raise WorkspaceError(
+            f"{what} failed: {where}{e.strerror or e}",
+            next_step="Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
+        ) from e

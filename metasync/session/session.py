@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from metasync import errors
@@ -27,7 +27,7 @@ from metasync.local.state_keys import META_KIND, NAME_KEY, PARTS_KEY, PLAN_KEY, 
 from metasync.objects.model import Ids, ObjectKind, decode_snapshot
 from metasync.runtime.effects import Task, together
 from metasync.runtime.threads import UnderWay
-from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest
+from metasync.session.folder import BASE_KEY, ERA_KEY, STATE_DIR, stored_newest, told
 from metasync.worktree.fs_probe import rules_of
 from metasync.worktree.tree import WorkTree
 
@@ -317,7 +317,7 @@ class Session:
         try:
             root, index = self.indexes.of_state(named)
             if state.master != ZERO_HASH:
-                contents = self._reader(index)
+                contents = self._reader(named, index)
                 contents.may_begin = self._wants_all(index)
                 snapshot = decode_snapshot(contents.load(ObjectKind.SNAPSHOT, [state.master])[state.master])
                 if contents.has_begun:
@@ -339,13 +339,15 @@ class Session:
         return wants
 
     def contents(self, agreed: Agreed) -> Contents:
-        """Reads the objects that an agreed index names."""
-        return self._reader(agreed.index)
+        """Reads the objects that an agreed index names, or that the newest one does."""
+        return self._reader(agreed.state, agreed.index)
 
-    def _reader(self, index: Index) -> Contents:
+    def _reader(self, state: State, index: Index) -> Contents:
+        from metasync.session.agreement import newer_index
         from metasync.transfer.contents import Contents
 
-        return Contents(index, self.transfer, self.db, self.runtime, along=self._along)
+        newer = partial(newer_index, self, state)
+        return Contents(index, self.transfer, self.db, self.runtime, along=self._along, newer=newer)
 
     def flat(self, agreed: Agreed, contents: Contents | None = None) -> dict[bytes, Entry]:
         """The whole tree of an agreed state."""
@@ -353,21 +355,6 @@ class Session:
         from metasync.objects.walk import flatten
 
         return (contents or self.contents(agreed)).walk(flatten(agreed.tree_root, room_for_tree))
-
-
-@contextlib.contextmanager
-def told(what: str) -> Iterator[None]:
-    """Tells what the operating system refuses as a `WorkspaceError`, but for a pipe that the caller's reader closed."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        where = f"{os.fsdecode(e.filename)}: " if isinstance(e.filename, str | bytes) else ""
-        raise WorkspaceError(
-            f"{what} failed: {where}{e.strerror or e}",
-            next_step="Check the path, its rights and its disk, then run again; nothing that was pushed is lost.",
-        ) from e
 
 
 class Operations:

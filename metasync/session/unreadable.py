@@ -122,7 +122,7 @@ def author(s: Session, state: State) -> str:
         device = s.runtime.run(s.group.writer_of(before, state, deadline_s=LOOK_S))
     if device is None:
         with contextlib.suppress(MetaSyncError):
-            device = snapshot_of(s._reader(s.indexes.of_state(state)[1]), state).device
+            device = snapshot_of(s._reader(state, s.indexes.of_state(state)[1]), state).device
     if device is None:
         return "a device"
     name = device.hex()[:8]

@@ -43,7 +43,9 @@ class Contents:
     """Reads objects through one index.
 
     `at_hand`: objects kept for the next push, which no pack holds yet. `along`: blobs that came with trees, by id; each
-    is taken out when it is asked for. One session shares them.
+    is taken out when it is asked for. One session shares them. `newer`: asks for the newest agreed index; None where it
+    is this one, or cannot be had. It is asked once, before a pack that is gone is called damaged (consensus.md, rule
+    6.2): its objects may lie elsewhere by then, and are read through that index from there on.
     """
 
     index: Index
@@ -52,8 +54,11 @@ class Contents:
     runner: Runner
     at_hand: Mapping[bytes, tuple[ObjectKind, bytes]] = field(default_factory=dict)
     along: dict[bytes, bytes] = field(default_factory=dict, kw_only=True)
+    newer: Callable[[], Index | None] = field(default=lambda: None, kw_only=True)
+    has_asked: bool = field(default=False, init=False)  # for a newer index
     may_begin: bool = field(default=False, init=False)  # whether `begin_ahead` may ask backends not asked for trees
     has_begun: bool = field(default=False, init=False)
+    _later: Index | None = field(default=None, init=False)
 
     def __contains__(self, object_id: bytes) -> bool:
         """Whether an object is at hand, or in a pack that the index names."""
@@ -145,18 +150,31 @@ class Contents:
                 download.want(record, self._with_neighbours(record, located) if neighbours else located)
 
         asked = set(ids)
+        elsewhere: list[bytes] = []  # perhaps, by a newer index
         want(ids)
         with contextlib.closing(download.run()) as losses:
             for record, objects, error in losses:
                 lost.add((record.generation, record.name))
                 missed = [o.id for o in objects if o.id in asked]  # neighbours were taken along and are not missed
                 if gone := [i for i in missed if not self._places(i, lost)]:
-                    if on_lost is None:
+                    if isinstance(error, DamagedError) and (elsewhere or self._newer_index() is not None):
+                        elsewhere += gone
+                    elif on_lost is None:
                         if isinstance(error, DamagedError):
                             error.objects = tuple(gone)
                         raise error
-                    on_lost(gone, error)
+                    else:
+                        on_lost(gone, error)
                 want(i for i in missed if i not in gone)
+        if elsewhere and (index := self._newer_index()) is not None:
+            self.index, self._later = index, None
+            self.fetch(elsewhere, deliver, neighbours=neighbours, on_lost=on_lost)
+
+    def _newer_index(self) -> Index | None:
+        """The newest index, where that is another one."""
+        if not self.has_asked:
+            self.has_asked, self._later = True, self.newer()
+        return self._later
 
     def _with_neighbours(self, record: PackRecord, located: list[Located]) -> list[Located]:
         """Objects to fetch with `located`: all of a small pack, its trees if small, else all in the same segments."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
+from attack_kit import insider
 from workspace_kit import Lab, write
 
 from metasync.errors import DamagedError
-from metasync.objects.model import ObjectKind
+from metasync.history.log import History
+from metasync.objects.model import Kind, ObjectKind
 from metasync.session.write_index import AgreedIndexes
 from metasync.store.retained import Retained
 from metasync.sync import pull
@@ -98,3 +100,63 @@ def test_what_a_newer_index_may_have_elsewhere_is_no_damage_yet(lab: Lab, monkey
     monkeypatch.setattr(pull, "integrate", never)
     with pytest.raises(DamagedError):
         two.pull()
+
+
+@pytest.fixture
+def rewritten(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A device whose commands have begun at version 2, when another one packs all anew and deletes the old packs."""
+    one = lab.init(lab.urls("a"))
+    write(one.directory, {"f": b"first\n" * 10, "d/g": b"other\n" * 10})
+    one.push()
+    two = lab.clone(lab.urls("a"))
+    old = lab.objects("a", "packs")
+    with insider(one) as m:
+        tree = {path: entry for path, entry in m.s.flat(m.base).items() if entry.kind is Kind.FILE}
+        for path in tree:
+            m.put(ObjectKind.BLOB, (one.directory / path.decode()).read_bytes())
+        master = m.s.base().state.master
+        m.put(ObjectKind.SNAPSHOT, m.s.contents(m.base).load(ObjectKind.SNAPSHOT, [master])[master])
+        m.commit(m.tree({}))
+    for pack in old:
+        pack.unlink()
+    with two._session("test") as s:
+        s.db._execute("DELETE FROM objects")
+    monkeypatch.setattr(History, "_learned", lambda history: history.s.base())
+    return two
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda w: w.read("f", "2"),
+        lambda w: (w.restore("2", ["f"]), (w.directory / "f").read_bytes())[1],
+        lambda w: w.ls("2", recursive=True) and b"first\n" * 10,
+        lambda w: w.diff("1", "2") and b"first\n" * 10,
+        lambda w: w.show("2", text=True) and b"first\n" * 10,
+    ],
+    ids=["cat", "restore", "ls", "diff", "show"],
+)
+def test_what_was_packed_anew_meanwhile_is_no_damage(rewritten: Workspace, reads: Callable[[Workspace], bytes]) -> None:
+    """The packs that the index of the command's beginning names are gone; the newest one says where all lies now."""
+    (rewritten.directory / "f").unlink()
+    assert reads(rewritten) == b"first\n" * 10
+
+
+def test_a_merge_reads_its_base_from_what_was_packed_anew(rewritten: Workspace) -> None:
+    with rewritten._session("test") as s:
+        assert s.flat(s.base()).keys() == {b"d", b"d/g", b"f"}
+
+
+def test_what_no_index_has_elsewhere_is_damage(rewritten: Workspace, lab: Lab) -> None:
+    asked = []
+    with rewritten._session("test") as s:
+        contents, tree = s.contents(s.base()), s.flat(s.base())
+        contents.along.clear()
+        for pack in lab.objects("a", "packs"):
+            pack.unlink()
+        newer = contents.newer
+        contents.newer = lambda: asked.append(1) or newer()  # type: ignore[func-returns-value]
+        for path in (b"f", b"d/g"):
+            with pytest.raises(DamagedError):
+                contents.load(ObjectKind.BLOB, [tree[path].content])
+    assert len(asked) == 1, "it is asked once, and not for every object"
