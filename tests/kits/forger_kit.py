@@ -1,14 +1,17 @@
-"""A device that lies: it has its own valid keys, keeps to no rule, and writes to the stores of a `World` itself."""
+"""A device that lies: it has its own valid keys, keeps to no rule, and writes to the stores themselves.
+
+The tests of attacks have it in a `paxos_world.World`, the simulator (`simulation.insider`) in a world of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from paxos_world import Workspace, World, change
-
-from metasync.consensus import State
+from metasync.config import Form
+from metasync.consensus import Change, State
 from metasync.consensus.records.entry import (
     Claim,
     Entry,
@@ -21,16 +24,47 @@ from metasync.consensus.records.entry import (
 )
 from metasync.consensus.records.state import ZERO_HASH, ZERO_ID, step_versions, successor
 from metasync.keys.derive import sha256
+from metasync.keys.device_set import DeviceIdentity
+from metasync.keys.keyring import WorkspaceKeys
 
 NOBODY = Round(0, ZERO_ID)  # of every DECIDED
+
+
+class Objects(Protocol):
+    """What lies below the workspace's folder on one backend, by its path there."""
+
+    def __contains__(self, path: object, /) -> bool: ...
+    def __getitem__(self, path: str, /) -> bytes: ...
+    def __setitem__(self, path: str, data: bytes, /) -> None: ...
+
+
+class Stores(Protocol):
+    """All backends, by their names."""
+
+    rng: random.Random
+
+    @property
+    def stores(self) -> Mapping[str, Objects]: ...
+
+
+class Members(Protocol):
+    """What a device knows of its workspace. `forms`: of the acceptors, by the names of their backends."""
+
+    keys: WorkspaceKeys
+
+    @property
+    def identities(self) -> Sequence[DeviceIdentity]: ...
+    @property
+    def forms(self) -> Mapping[str, Form]: ...
+    def acceptor_of(self, name: str) -> bytes: ...
 
 
 @dataclass
 class Forger:
     """`device`: whose keys it signs with. `incarnation`: of its rounds."""
 
-    world: World
-    ws: Workspace
+    world: Stores
+    ws: Members
     device: int
     incarnation: bytes = b"\x66" * 16
 
@@ -38,18 +72,21 @@ class Forger:
         """A value of its own after `base`, with anything changed; `skip` always where 4 divides its version."""
         skip = base.prev if base.v & 1 else base.hash
         assert "skip" in changes or not step_versions(base.v + 1)
-        return replace(successor(base, change(op * 4), skip=skip, writer=self.incarnation), **changes)
+        return replace(successor(base, Change(op * 4, master=op * 8), skip=skip, writer=self.incarnation), **changes)
 
     def round(self, n: int) -> Round:
         return Round(n, self.incarnation)
 
     def tell(
         self, base: State, names: Iterable[str], kind: Kind, rnd: Round, value: State | None = None,
-        claim: Claim | None = None, steps: Sequence[State] = (),
+        claim: Claim | None = None, steps: Sequence[State] = (), **carried: bytes,
     ) -> None:  # fmt: skip
-        """Appends one message to these backends' logs of the version after `base`, or writes its next block there."""
+        """Appends one message to these backends' logs of the version after `base`, or writes its next block there.
+
+        `carried`: what else stands in it, as in an `Entry`.
+        """
         for name in names:
-            self._append(base, name, kind, rnd, value, claim=claim, steps=tuple(s.encode() for s in steps))
+            self._append(base, name, kind, rnd, value, claim=claim, steps=tuple(s.encode() for s in steps), **carried)
 
     def _append(self, base: State, name: str, kind: Kind, rnd: Round, value: State | None, **carried: Any) -> None:
         store = self.world.stores[name]

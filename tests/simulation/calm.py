@@ -37,6 +37,8 @@ class Calm:
         left = [c for c in self.play.clients if not (c.gone or c.revoked)]
         clients = [c for c in left if not c.agreed.is_excluded(c, revoked=False)]
         began = self.play.world.now
+        self._oust(actor, clients)
+        clients = [c for c in clients if not c.revoked]
         for number in range(CALM_ROUNDS):
             for client in clients:
                 client.opened(actor)
@@ -66,6 +68,20 @@ class Calm:
         if op.outcome != "ok":
             raise Violation(f"after all faults, check ended with {op.outcome}: {op.error}")
         clients[0].close()
+
+    def _oust(self, actor: Actor, clients: Sequence[Client]) -> None:
+        """The insider is revoked; in the second try at the latest, for the first may meet what was left in doubt."""
+        told = ""
+        for client in [c for c in clients for _ in range(2)]:
+            if client.agreed.insider() is None:
+                return
+            client.opened(actor)
+            client.link(actor, client.rng())
+            op = client.operate(actor, Step("oust", 0), client.rng())
+            told = f"{client.name} is told {op.outcome}: {op.error}"
+            client.close()
+        if self.play.insider is not None and clients and clients[0].agreed.insider() is not None:
+            raise Violation(f"after all faults, nobody can revoke the insider: {told}")
 
     def _lacks_a_hint(self, op: Operation) -> bool:
         """Whether a device that slept over a floor may have to wait for the next hint, once.

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from metasync.consensus.records.state import ZERO_HASH
+from metasync.local.state_keys import EVIDENCE_KEY
+from metasync.session.folder import LINKS_KEY
+from simulation.db import SimDb
 from simulation.disk import folded
 from simulation.reach import Library
 from simulation.user import Thing, replaced_in, tree_of
@@ -80,6 +83,17 @@ def never_back(operations: Iterable[Operation], clients: set[str]) -> None:
             if op.version < newest.get(op.client, 0):
                 raise Violation(f"{op.client}: {op.kind} went back to version {op.version}")
             newest[op.client] = op.version
+
+
+def nobody_blamed(clients: Iterable[Client], stores: Mapping[str, Store]) -> None:
+    """Nothing is noted against a backend that did nothing wrong, whatever a lying device says of it."""
+    honest = {store.identity.hex(): name for name, store in stores.items() if store.liar is None}
+    for client in (c for c in clients if not c.gone):
+        kept = SimDb(client.tables)
+        names = {name: honest.get(link.identity) for name, link in (kept.get(LINKS_KEY) or {}).items()}
+        for backend, what, _ in kept.get(EVIDENCE_KEY) or ():
+            if names.get(backend):
+                raise Violation(f"{client.name} holds it against {names[backend]}, which is honest: {what}")
 
 
 def nothing_lost(clients: Iterable[Client], stores: Mapping[str, Store], witness: Witness) -> None:

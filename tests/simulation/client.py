@@ -264,7 +264,8 @@ class Client:
         """Errors that no fault in the plan explains."""
         if isinstance(error, ForkError):
             self.world.count("fork named")
-            if not self.agreed.forks:
+            two = "two values were proposed in one round" in error.message
+            if not self.agreed.forks and not (two and self.agreed.may_stop()):
                 raise Violation(f"{self.name}: {op.kind} calls a sound history a fork: {error.message}") from error
         if isinstance(error, ExcludedError) and self.agreed.is_excluded(self, isinstance(error, RevokedError)):
             self.revoked = True
@@ -362,6 +363,14 @@ class Agreed:
     def shut_out(self, device_id: bytes, version: int) -> None:
         """A device's revocation is complete."""
 
+    def insider(self) -> bytes | None:
+        """The id of the device that keeps no rule, while it is not revoked."""
+        return None
+
+    def may_stop(self) -> bool:
+        """Whether a device may have written a second value in another's round, and a backend be away that tells."""
+        return False
+
     def floors(self) -> Collection[int]:
         """The versions below which logs may be deleted by now."""
         return ()
@@ -418,9 +427,18 @@ def _rotate(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
     op.pushed = True
 
 
+def _oust(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
+    """Revokes the insider."""
+    if (device_id := agreed.insider()) is not None:
+        _revoke_device(w, op, agreed, device_id)
+
+
 def _revoke(w: Workspace, op: Operation, step: Step, agreed: Agreed) -> None:
-    device_id = agreed.device(step.target)
     agreed.revoking(op.client)
+    _revoke_device(w, op, agreed, agreed.device(step.target))
+
+
+def _revoke_device(w: Workspace, op: Operation, agreed: Agreed, device_id: bytes) -> None:
     report = w.device_revoke([device_id.hex()], PASSPHRASE, kdf=CHEAP)
     op.version, op.pushed = report.version, True
     if report.complete and report.version is not None:
@@ -437,6 +455,7 @@ CHANGES: Mapping[str, Callable[[Workspace, Operation, Step, Agreed], None]] = {
     "demote": _change_backends,
     "rotate": _rotate,
     "revoke": _revoke,
+    "oust": _oust,
 }
 """Steps that change who takes part. They may be refused."""
 

@@ -63,7 +63,6 @@ MISSING: Final = (
     "trim-unverified", "trim-last-only", "trim-any-place",
     "skip-unsigned", "skip-own-base", "skip-no-return", "skip-newest-index", "skip-not-repeated", "skip-forgets",
     "skip-oldest", "skip-late",
-    "decided-votes", "empty-fence", "any-round", "highest-round", "unprepared-counts", "either-of-two",
 )  # fmt: skip
 """Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType
@@ -17,9 +18,10 @@ from metasync.consensus.acceptors.view import AcceptorView
 from metasync.consensus.group import Group
 from metasync.consensus.instance import Instance
 from metasync.consensus.records.block_replay import Blocks
-from metasync.consensus.records.log_replay import Log
+from metasync.consensus.records.log_replay import Log, Replay
 from metasync.consensus.records.state import State
 from metasync.errors import BackendError
+from metasync.keys.policy import Policy
 from metasync.runtime.effects import Now, Task
 from simulation.mutants import MUTANTS, mutant, needs, rewritten
 from simulation.plan import DAY_S
@@ -29,6 +31,8 @@ from simulation.scenarios import (
     closed_by_a_thief,
     read_between_two_blocks,
     removed_and_emptied,
+    rewritten_later,
+    shared_a_round,
     skipped_by_a_floor,
     slept_over_a_floor,
 )
@@ -87,6 +91,69 @@ def _lone_decided() -> Iterator[None]:
 @mutant("revoke-unfenced", "a revocation counts as complete before DECIDED stands on a quorum", needs("rotation"))
 def _revoke_unfenced() -> Iterator[None]:
     with mock.patch.object(reconfigure, "fence", no_fence):
+        yield
+
+
+# An insider.
+
+
+@mutant("decided-votes", "DECIDED on a quorum counts as a decision", needs("insider"))
+def _decided_votes() -> Iterator[None]:
+    real = Instance.decided
+
+    def decided(self: Instance, *, births: bool = True) -> State | None:
+        told = Counter(a.log.closed for a in self.acceptors.values() if a.log.usable and (a.born or not births))
+        del told[None]
+        value = max(told, key=lambda state: told[state], default=None)
+        return value if told[value] >= self.quorum else real(self, births=births)
+
+    closes = "self.accepted is not None and self.accepted[1] == value", "value is not None"
+    with rewritten(Log, "_apply", closes), mock.patch.object(Instance, "decided", decided):
+        yield
+
+
+@mutant("empty-fence", "DECIDED closes a log that has not accepted its value", needs("insider"))
+def _empty_fence() -> Iterator[None]:
+    closes = "self.accepted is not None and self.accepted[1] == value", "value is not None"
+    with rewritten(Log, "_apply", closes):
+        yield
+
+
+@mutant("any-round", "every value with a quorum of votes is taken for decided", rewritten_later)
+def _any_round() -> Iterator[None]:
+    with rewritten(
+        Instance, "decided", ("[key for rnd, key in won if rnd == min(won)[0]]", "sorted(k for _, k in won)[:1]")
+    ):
+        yield
+
+
+@mutant("highest-round", "of values with a quorum of votes, that of the highest round is decided", rewritten_later)
+def _highest_round() -> Iterator[None]:
+    with rewritten(Instance, "decided", ("min(won)[0]", "max(won)[0]")):
+        yield
+
+
+@mutant("unprepared-counts", "ACCEPTs count in rounds that no quorum can have promised", needs("insider"))
+def _unprepared_counts() -> Iterator[None]:
+    with mock.patch.object(Instance, "is_earned", return_value=True):
+        yield
+
+
+@mutant("either-of-two", "of two values in one round either is proposed, though one may have a quorum", shared_a_round)
+def _either_of_two() -> Iterator[None]:
+    with rewritten(Instance, "evidence", ("len(may) > 1", "False"), ("may[0] if may else max(", "min(")):
+        yield
+
+
+@mutant("void-passes", "a value that the rules or the policy forbid counts as any other", needs("insider"))
+def _void_passes() -> Iterator[None]:
+    with rewritten(Replay, "checked", ("if why:", "if False:")):
+        yield
+
+
+@mutant("policy-passes", "a config that the policy forbids counts as any other", needs("insider"))
+def _policy_passes() -> Iterator[None]:
+    with mock.patch.object(Policy, "contradiction", return_value=""):
         yield
 
 

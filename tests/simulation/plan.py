@@ -17,13 +17,23 @@ CLIENTS_LEAST: Final = 3
 FAULTS_LEAST: Final = 5
 BEYOND_SHARE: Final = 0.06  # of seeds, which check that lies are named instead of all else
 DAY_S: Final = 86_400.0
-SHARES: Final = {"liars": 0.25, "blocks": 0.25, "reconfig": 0.35, "rotation": 0.35, "floors": 0.25, "suspend": 0.3}
-APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors")  # not beyond the budget
+STRIKES: Final = ("decided", "accept", "contrary", "prepare", "void", "version", "head", "claim")  # of an insider
+SHARES: Final = {
+    "liars": 0.25,
+    "blocks": 0.25,
+    "reconfig": 0.35,
+    "rotation": 0.35,
+    "floors": 0.25,
+    "suspend": 0.3,
+    "insider": 0.3,
+}
+APART: Final = ("liars", "blocks", "reconfig", "rotation", "floors", "insider")  # not beyond the budget
 
 FEATURES: Final = (
     "outages", "lossy", "late", "duplicates", "busy", "corrupt", "full", "cut off", "wipe", "slow",
     "pounce", "crash", "power", "long sleep", "agitation", "restore", "copy", "skewed clocks", "coarse times",
     "folding", "liars", "blocks", "reconfig", "rotation", "floors", "suspend",
+    "insider",
 )  # fmt: skip
 
 
@@ -109,6 +119,23 @@ class Pounce:
 
 
 @dataclass(frozen=True, slots=True)
+class Strike:
+    """Something that the insider writes (`simulation.insider`), at `at_s`, or at a moment of version `v` as `Pounce`.
+
+    back   it concerns the version so many before the one that is open
+    on     the numbers of the backends, in scenarios; else some are drawn
+    """
+
+    kind: str
+    seed: int
+    at_s: float = 0.0
+    v: int = 0
+    moment: str = ""
+    back: int = 0
+    on: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """All that happens in one simulation but for the chance in the network, which `seed` gives.
 
@@ -116,6 +143,7 @@ class Plan:
     bft        agreement bears liars; `liars`: (backend, kinds of lies)
     blocks     backends without an atomic create
     floors     logs are short-lived
+    insider    what a device of the workspace does that keeps no rule; none: there is no such device
     """
 
     seed: int
@@ -132,6 +160,7 @@ class Plan:
     blocks: tuple[int, ...] = ()
     floors: bool = False
     encrypted: bool = True
+    insider: tuple[Strike, ...] = ()
 
     @property
     def pushes(self) -> int:
@@ -141,6 +170,7 @@ class Plan:
     def troubles(self) -> int:
         """Faults of all kinds, crashes and restored disks among them."""
         own = sum(bool(s.crash_at) or s.kind == "restore" or bool(s.agitate) for c in self.clients for s in c.steps)
+        own += len(self.insider)
         return own + len(self.faults) + len(self.pounces) + sum(bool(c.copy_of) for c in self.clients)
 
 
@@ -188,6 +218,8 @@ def make_plan(seed: int) -> Plan:
                 spares=rng.randint(1, 2) if "reconfig" in drawn else 0,
                 bft="liars" in drawn or (not blocks and backends in (4, 6) and rng.random() < 0.5),
                 liars=liars, blocks=blocks, floors="floors" in drawn, encrypted=rng.random() < 0.8)  # fmt: skip
+    if "insider" in drawn:
+        plan = replace(plan, insider=_strikes(rng, plan))
     while plan.troubles < FAULTS_LEAST:
         more = Fault(rng.uniform(0, 60), "outage", rng.randrange(backends), for_s=rng.uniform(5, 40))
         plan = replace(plan, faults=(*plan.faults, more))
@@ -245,6 +277,26 @@ def _pounces(rng: random.Random, *, suspend: bool) -> tuple[Pounce, ...]:
         return Pounce(rng.randint(2, 30), moment, kind, length, rng.choice((0.0, 1.0, 30.0)))
 
     return tuple(one() for _ in range(rng.randint(2, 10)))
+
+
+def _strikes(rng: random.Random, plan: Plan) -> tuple[Strike, ...]:
+    """What the insider does: some of the kinds, a few of them where proposers are at work.
+
+    Two values in one round of a proposer's can stop a version as long as a backend is away, and for good where one may
+    lie or lacks what it took (consensus.md, rule 1.5): there it leaves that alone.
+    """
+    stops = plan.bft or plan.blocks or "wipe" in plan.features or any(p.kind == "wipe" for p in plan.pounces)
+    kinds = rng.sample([k for k in STRIKES if k != "contrary" or not stops], rng.randint(1, 4))
+
+    def one() -> Strike:
+        kind, seed, back = rng.choice(kinds), rng.getrandbits(32), rng.choice((0, 0, 0, 1, 1, 2, 5))
+        if rng.random() < 0.5:
+            return Strike(kind, seed, rng.uniform(0, 120), back=back)
+        return Strike(
+            kind, seed, v=rng.randint(2, 30), moment=rng.choice(("promise", "vote", "vote", "decision")), back=back
+        )
+
+    return tuple(one() for _ in range(rng.randint(4, 16)))
 
 
 def _shares(rng: random.Random, total: int, among: int) -> list[int]:

@@ -15,10 +15,11 @@ from simulation import checks
 from simulation.calm import Calm
 from simulation.client import Agreed, Client, Operation
 from simulation.founding import begin, first_secret, local_state, make_state_dir, next_secret
+from simulation.insider import NAME, Insider
 from simulation.lies import Liar
 from simulation.machine import place_of
 from simulation.network import Hold, Lines, Rates, Store
-from simulation.plan import Fault, Plan, Pounce, Step
+from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step, Strike
 from simulation.short_logs import short_logs
 from simulation.thief import Thief
 from simulation.witness import Witness
@@ -113,6 +114,14 @@ class _Agreed(Agreed):
     def floors(self) -> Collection[int]:
         return self._witness.floors
 
+    def insider(self) -> bytes | None:
+        found = self._play.insider
+        return None if found is None or self._witness.devices.get(found.device_id) is None else found.device_id
+
+    def may_stop(self) -> bool:
+        plan = self._play.plan
+        return not self._play.healed and any(s.kind == "contrary" for s in plan.insider)
+
     def store_of(self, w: Workspace, name: str) -> str | None:
         entry = w._connections.config.named(name)
         return None if entry is None else self._play.stores_by[entry.identity].name
@@ -129,7 +138,9 @@ class Play:
         self.stores = make_stores(plan, self.world)
         self.lines = Lines(self.world)
         self.history: list[Operation] = []
-        self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plan.clients]
+        plans = (*plan.clients, *[ClientPlan(NAME, ())] * bool(plan.insider))
+        self.clients = [Client(self.world, c, self.stores, self.lines, self.history) for c in plans]
+        self.insider: Insider | None = None
         images = any(s.kind == "restore" for c in plan.clients for s in c.steps) or any(c.copy_of for c in plan.clients)
         for client in self.clients:
             client.never_restored = not images
@@ -138,7 +149,7 @@ class Play:
         self.witness: Witness | None = None
         self._wiped: set[str] = set()
         self._changing = 0  # changes of the backends that are under way
-        self._healed = False
+        self.healed = False
 
     def run(self) -> Outcome:
         """The whole simulation, in this thread and the clients'."""
@@ -166,6 +177,9 @@ class Play:
         self._start(director)
         for fault in self.plan.faults:
             world.at(fault.at_s, partial(self._strike, fault))
+        for strike in self.plan.insider:
+            if not strike.moment:
+                world.at(strike.at_s, partial(self._betray, strike))
         actors = [world.spawn(c.name, c.live) for c in self.clients if not c.plan.copy_of]
         actors += [world.spawn(c.name, partial(self._live_as_copy, c)) for c in self.clients if c.plan.copy_of]
         self._until(lambda: all(a.ended for a in actors))
@@ -178,6 +192,8 @@ class Play:
             checks.never_back(self.history, {c.name for c in self.clients if c.never_restored})
             return
         checks.history(self.history, self.witness)
+        if self.plan.insider and not self._wiped:
+            checks.nobody_blamed(self.clients, self.stores)
         checks.nothing_lost(self.clients, self.stores, self.witness)
         for store in self.stores.values():
             world.count("lie told", store.liar.told if store.liar is not None else 0)
@@ -226,6 +242,12 @@ class Play:
             if not client.plan.copy_of:
                 actor = self.world.spawn(client.name, partial(clone, client))
                 self._until(lambda actor=actor: actor.ended)  # type: ignore[misc]
+            if client.name == NAME:
+                assert self.witness is not None
+                assert client.secret is not None
+                client.close()
+                client.gone = True  # from now on it writes to the stores itself
+                self.insider = Insider(self.world, self.witness, client.secret)
 
     def _live_as_copy(self, client: Client, actor: Actor) -> None:
         original = next(c for c in self.clients if c.name == client.plan.copy_of)
@@ -241,7 +263,7 @@ class Play:
 
     def _strike(self, fault: Fault) -> None:
         store, world = self.stores[f"b{fault.backend}"], self.world
-        if self._healed:
+        if self.healed:
             return  # the clients were done before it came
         until = world.now + fault.for_s
         world.trace("fault", fault.kind, store.name)
@@ -278,9 +300,16 @@ class Play:
             raise AssertionError(fault.kind)
         world.count(f"fault: {fault.kind}")
 
+    def _betray(self, strike: Strike) -> None:
+        if self.insider is not None and not self.healed:
+            self.insider.strike(strike)
+
     def _pounce(self, v: int, moment: str, store: Store) -> None:
+        for strike in self.plan.insider:
+            if (strike.v, strike.moment) == (v, moment):
+                self.world.at(0.0, partial(self._betray, strike))
         for pounce in self.plan.pounces:
-            if (pounce.v, pounce.moment) == (v, moment) and not self._healed:
+            if (pounce.v, pounce.moment) == (v, moment) and not self.healed:
                 self.world.count(f"pounce: {pounce.kind}")
                 self.world.trace("pounce", v, moment, pounce.kind, store.name)
                 # Not within the call that brought it about, but before anything else.
@@ -317,7 +346,7 @@ class Play:
             others[0].down_until = max(others[0].down_until, until)
 
     def _hide(self, store: Store, seconds: float) -> None:
-        if not self._healed:
+        if not self.healed:
             store.down_until = max(store.down_until, self.world.now + seconds)
 
     def _mend(self, store: Store, what: Iterable[str]) -> None:
@@ -329,7 +358,7 @@ class Play:
         if store.appending:
             # A birth that was read just before, beside a create that lands just after: a window that is known to be
             # open (consensus.md, rule 1.10), and no finding.
-            self.world.at(APPEND_S, lambda: None if self._healed else self._wipe(store))
+            self.world.at(APPEND_S, lambda: None if self.healed else self._wipe(store))
             return
         if self._wiped or self._changing or not self._may_lose(store) or self._holds_alone(store):
             self.world.count("wipe beyond the budget left out")
@@ -359,7 +388,7 @@ class Play:
         """A backend that was taken out is used for something else."""
         assert self.witness is not None
         agreed = any(e.identity == store.identity for e in self.witness.config.backends)
-        if agreed or self._changing or self._healed or self._holds_alone(store):
+        if agreed or self._changing or self.healed or self._holds_alone(store):
             return
         self.world.trace("emptied", store.name)
         self.world.count("removed backend emptied")
@@ -368,7 +397,7 @@ class Play:
     # the end
 
     def _heal(self) -> None:
-        self._healed = True
+        self.healed = True
         for store in self.stores.values():
             store.rates = Rates()
             store.down_until = store.full_until = 0.0

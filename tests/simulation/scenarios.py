@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simulation.plan import DAY_S, ClientPlan, Fault, Plan, Pounce, Step
+from simulation.plan import DAY_S, ClientPlan, Fault, Plan, Pounce, Step, Strike
 
 NIGHT_DAYS: Final = 35.0  # in which machines sleep, and the grace of a floor ends
 
@@ -36,6 +36,7 @@ def _scenario(plan: Plan, clients: dict[str, tuple[Step, ...]], faults: tuple[Fa
         liars=(),
         blocks=(),
         floors=False,
+        insider=(),
     )
 
 
@@ -101,6 +102,32 @@ def closed_by_a_thief(plan: Plan) -> Plan:
         Fault(195, "slow", 1, 2.0, for_s=30),
     )
     return _scenario(plan, {"c0": c0, "c1": late, "c2": late}, faults)
+
+
+def rewritten_later(plan: Plan) -> Plan:
+    """An insider prepares a round above all others, and votes in it for a lie, on the logs of agreed versions.
+
+    c1 and c2 come upon these versions later. All backends are within reach: without one it could deceive them.
+    """
+    c0 = tuple(_step("push", 5 + 5 * n, 3) for n in range(4))
+    late = (_step("sync", 1), _step("sync", 100), _step("push", 120, 3))
+    strikes = tuple(Strike("late", plan.seed * 10 + back, 60.0, back=back) for back in (1, 2, 3))
+    return replace(_scenario(plan, {"c0": c0, "c1": late, "c2": late}, ()), insider=strikes)
+
+
+def shared_a_round(plan: Plan) -> Plan:
+    """c0 has version 5 decided on b0 and b1, and dies; b2 got another value in that very round, from an insider.
+
+    c1 reads b0 and b2, hears of both values, and b1 answers it late: it has to stop, and try again.
+    """
+    c0 = (_step("push", 5, 3), _step("push", 60, 3), _step("sync", 200))
+    c1 = (_step("sync", 20), _step("push", 62, 3), _step("sync", 210))
+    c2 = (_step("sync", 30), _step("sync", 220, 3))
+    lags = [Fault(58, "lag", 1, 2.0, for_s=12, client="c1", calls=calls) for calls in ("get px", "create px")]
+    faults = (Fault(58, "lag", 2, 3.0, for_s=4, client="c0", calls="create px"), *lags)
+    strike = Strike("contrary", plan.seed, v=5, moment="vote", on=(2,))
+    scenario = _scenario(plan, {"c0": c0, "c1": c1, "c2": c2}, faults, Pounce(5, "vote", "crash", down_s=60.0))
+    return replace(scenario, insider=(strike,))
 
 
 def read_between_two_blocks(plan: Plan) -> Plan:

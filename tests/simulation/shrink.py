@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step
+from simulation.plan import ClientPlan, Fault, Plan, Pounce, Step, Strike
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ def decode_plan(line: str) -> Plan:
             "features": tuple(d["features"]),
             "liars": tuple((n, tuple(kinds)) for n, kinds in d.get("liars", ())),
             "blocks": tuple(d.get("blocks", ())),
+            "insider": tuple(Strike(**{**s, "on": tuple(s.get("on", ()))}) for s in d.get("insider", ())),
         }
     )
 
@@ -61,6 +62,8 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, faults=faults)
     for pounces in _parts(plan.pounces):
         yield replace(plan, pounces=pounces)
+    for strikes in _parts(plan.insider):
+        yield replace(plan, insider=strikes)
     for n, client in enumerate(plan.clients):
         for steps in _parts(client.steps):
             yield _with_client(plan, n, replace(client, steps=steps))

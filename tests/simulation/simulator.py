@@ -76,6 +76,15 @@ INTERESTING: Final = (
     "log entry deleted",
     "floor jump",
     "pounce: suspend",
+    "insider: decided",
+    "insider: accept",
+    "insider: contrary",
+    "insider: prepare",
+    "insider: void",
+    "insider: version",
+    "insider: head",
+    "insider: claim",
+    "void value",
 )
 """Events that a batch must have seen, or it has not tried what it is there for."""
 

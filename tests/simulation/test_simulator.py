@@ -99,7 +99,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 SHOWN = (
     "lone-decided", "block-learn-once", "no-fence", "no-expiry", "no-confirm", "fence-on-removed", "no-floor",
     "learn-no-floor", "floor-no-elapsed", "floor-no-wait", "floor-skips",
-    "read-no-floor", "floor-clock-stops", "floor-everywhere",
+    "read-no-floor", "floor-clock-stops", "floor-everywhere", "any-round", "highest-round", "either-of-two",
 )  # fmt: skip
 """Mutants that a scenario of their own shows."""
 

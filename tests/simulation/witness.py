@@ -5,6 +5,10 @@ quorum is, which acceptors and devices count in a version and by which keys its 
 time, so that a rule that is wrong in the product does not hide itself. A lying store's yes can be had at any time: with
 l of them, a value is decided once so many others accepted it that l more make a quorum.
 
+Who signed a message tells whether a lying device wrote it. Values are judged (`judge`); a vote counts in a round that a
+quorum promised, and of two rounds with a quorum of votes the lower one decides. From a device that keeps the rules, a
+forbidden value, or a second one in a round, is a violation.
+
 Of an acceptor in block form it takes in what lands as whoever read at that instant would: an ACCEPT counts if no higher
 round stands there then.
 """
@@ -12,7 +16,7 @@ round stands there then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,6 +29,7 @@ from metasync.errors import FormatError, PassphraseError, UpgradeError
 from metasync.keys.derive import RecordKind, sha256
 from metasync.keys.device_set import DeviceSet, decode_device_set
 from metasync.keys.keyring import WorkspaceKeys, open_ring, ring_place
+from simulation import judge
 from simulation.network import Store
 from simulation.world import Violation, World
 
@@ -47,6 +52,7 @@ class _Acceptor:
     next_idx: dict[bytes, int] = field(default_factory=dict)
     promised: _Round = (-1, b"")
     votes: dict[_Round, bytes] = field(default_factory=dict)
+    accepted: set[bytes] = field(default_factory=set)  # what a DECIDED may close it on: in log form, one value
     closed: bool = False
 
 
@@ -62,10 +68,15 @@ class _Instance:
     values: dict[_Round, bytes] = field(default_factory=dict)
     moments: set[str] = field(default_factory=set)
     tally: dict[tuple[_Round, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    promises: dict[_Round, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    states: dict[bytes, State] = field(default_factory=dict)  # what was accepted, by hash
+    shared: set[_Round] = field(default_factory=set)  # in which a lying device wrote
+    shut: set[bytes] = field(default_factory=set)  # acceptors whose logs are closed
     block_votes: bool = False
     prepared: dict[str, set[_Round]] = field(default_factory=dict)  # by client
     ahead: set[_Round] = field(default_factory=set)  # prepared while packs or the index were still on their way
     decided: bytes | None = None
+    round: _Round = (-1, b"")  # in which it was decided
 
 
 class Witness:
@@ -90,6 +101,7 @@ class Witness:
         self.forked = False
         self.tolerates_forks = False
         self.stolen: set[bytes] = set()  # changes that nobody proposes who may
+        self.liars: set[bytes] = set()  # devices that keep no rule
         self.on_moment: Callable[[int, str, Store], None] = lambda v, moment, store: None
         self._openers = openers
         self._expected: dict[tuple[str, str], tuple[_Acceptor, bytes, int]] = {}
@@ -221,24 +233,41 @@ class Witness:
         if instance.devices.key_of(entry.device_id, entry.certificate) is None:
             self.world.count("void entry")
             return
+        lying = entry.device_id in self.liars
         if entry.base != instance.base:
-            if self.forked:
+            if self.forked or lying:
                 return
             raise Violation(f"an entry of version {acceptor.v} is on top of another state than the decided one")
-        if acceptor.closed or not self._born(acceptor):
+        if acceptor.closed or not self._born(acceptor) or self._is_void(instance, entry, lying):
             return
         rnd = (entry.round.n, entry.round.incarnation)
+        if lying:
+            instance.shared.add(rnd)
         if entry.kind is Kind.DECIDED:
-            acceptor.closed = True
-            store.fences.add(path)
+            if entry.value is not None and entry.value.hash in acceptor.accepted:
+                acceptor.closed = True
+                instance.shut.add(acceptor.acceptor_id)
+                store.fences.add(path)
         elif entry.kind is Kind.PREPARE:
             instance.prepared.setdefault(store.writers.get(path, ""), set()).add(rnd)
             if rnd > acceptor.promised:
                 acceptor.promised = rnd
+                instance.promises[rnd].add(acceptor.acceptor_id)
                 self._rival(instance, rnd)
                 self._moment(acceptor, "promise")
+                self._count_votes(acceptor, rnd)
         elif entry.value is not None:
             self._vote(acceptor, rnd, entry.round, entry.value)
+
+    def _is_void(self, instance: _Instance, entry: Entry, lying: bool) -> bool:
+        if entry.value is None:
+            return False
+        fault = judge.fault_of(self.keys, self.chain, instance.config, instance.devices, entry)
+        if fault and not lying:
+            raise Violation(f"a device proposed for version {entry.v} what may not be: {fault}")
+        if fault:
+            self.world.count("void value")
+        return bool(fault)
 
     def _rival(self, instance: _Instance, rnd: _Round) -> None:
         if any(r[1] != rnd[1] for r in instance.rounds):
@@ -247,24 +276,54 @@ class Witness:
 
     def _vote(self, acceptor: _Acceptor, rnd: _Round, named: Round, value: State) -> None:
         instance = self._instances[acceptor.v]
+        if acceptor.blocks:
+            acceptor.accepted.add(value.hash)
         if rnd < acceptor.promised or acceptor.votes.get(rnd, value.hash) != value.hash:
             return
         if named.n == 0 and named.incarnation != instance.base.writer:
             return
         acceptor.promised = rnd
         acceptor.votes[rnd] = value.hash
+        acceptor.accepted = {value.hash} | (acceptor.accepted if acceptor.blocks else set())
+        instance.states[value.hash] = value
         self._rival(instance, rnd)
-        if instance.values.setdefault(rnd, value.hash) != value.hash and not self.tolerates_forks:
+        alone = rnd not in instance.shared and not self.tolerates_forks
+        if instance.values.setdefault(rnd, value.hash) != value.hash and alone:
             raise Violation(f"two values were proposed in one round of version {acceptor.v}")
-        tally = instance.tally[rnd, value.hash]
-        tally.add(acceptor.acceptor_id)
+        instance.tally[rnd, value.hash].add(acceptor.acceptor_id)
         if acceptor.blocks:
             self.world.count("block vote")
             instance.block_votes = True
         self._moment(acceptor, "vote")
-        if len(tally) >= instance.least:
-            self._decide(acceptor.v, rnd, value)
-            self._moment(acceptor, "decision")
+        self._count_votes(acceptor, rnd)
+
+    def _count_votes(self, acceptor: _Acceptor, rnd: _Round) -> None:
+        """Whether a round has a quorum of promises, and a value one of its votes. A closed log promises all."""
+        instance = self._instances[acceptor.v]
+        if rnd[0] != 0 and len(instance.promises[rnd] | instance.shut) < instance.least:
+            return
+        for (other, digest), tally in list(instance.tally.items()):
+            if other == rnd and len(tally) >= instance.least:
+                self._decide(acceptor.v, rnd, instance.states[digest])
+                self._moment(acceptor, "decision")
+
+    # what the insider looks up
+
+    def skip_of(self, base: State) -> bytes:
+        """What the state after `base` names as its `skip`."""
+        return judge.way_back(self.chain, base.v + 1)[-1].hash
+
+    def steps_of(self, base: State) -> Sequence[State]:
+        """What an entry with that state carries."""
+        return judge.way_back(self.chain, base.v + 1)[:-1]
+
+    def rounds_of(self, v: int) -> list[tuple[int, bytes]]:
+        """The rounds in which something was promised or accepted for a version."""
+        return sorted(self._instances[v].rounds)
+
+    def top_of(self, v: int) -> int:
+        """The highest number of a round of a version; 0 if there is none."""
+        return max((n for n, _ in self._instances[v].rounds), default=0)
 
     def _moment(self, acceptor: _Acceptor, moment: str) -> None:
         """Tells of the first promise, the first vote and the decision of a version."""
@@ -278,14 +337,14 @@ class Witness:
         if instance.decided is None:
             if value.op_id in self.stolen:
                 raise Violation(f"version {v} is what a stolen device made up")
-            instance.decided = value.hash
+            instance.decided, instance.round = value.hash, rnd
             self.chain.append(value)
             self.world.trace("decided", v, value.hash.hex()[:16])
             self._note(instance, rnd, value)
             if value.epoch != instance.base.epoch:
                 self._follow_keys(value)
             self._open(v + 1)
-        elif instance.decided != value.hash:
+        elif instance.decided != value.hash and not (rnd in instance.shared and rnd > instance.round):
             self.forked = True
             self.world.count("fork")
             if not self.tolerates_forks:

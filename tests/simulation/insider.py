@@ -1,0 +1,279 @@
+"""A device of the workspace whose program keeps no rule: its keys are in order, and it has its logins at all providers.
+
+It joined as the others did and writes to the stores itself, in no time and past all faults of the lines. It makes what
+a device can make: entries and blocks, heads; to delete is a provider's business. The plan says what it does (`Strike`):
+
+    decided    DECIDED of a lie
+    accept     ACCEPT of a lie, in a round that nobody prepared
+    contrary   ACCEPT of another value, in a round of somebody else's
+    prepare    PREPARE of a far round
+    void       a value that the rules or the policy forbid, in a round that it prepares
+    version    a value that is in order, in a round that it prepares: an empty version of its own
+    late       the same in an agreed version: in scenarios only
+    head       a head of a version far away, or of one that nobody agreed
+    claim      a PREPARE that claims entries of other backends which never stood there
+
+No seed draws a vote on an agreed version in a round that a quorum promised: what that does to a device which cannot
+reach one backend is known (consensus.md, rule 8.2).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kits.forger_kit import NOBODY, Forger
+
+from metasync.config import CHANGED_TAG, NO_LIMIT, Config, Form, RedundancyClass, Replicate
+from metasync.consensus.hints import AHEAD_MAX
+from metasync.consensus.objects import seal_object
+from metasync.consensus.records.entry import CLAIM_BYTES_MAX, Claim, Head, Kind, Round, head_path, seal_head
+from metasync.consensus.records.state import ZERO_ID, Change, State, successor
+from metasync.keys.derive import RecordKind
+from metasync.keys.device_set import DeviceIdentity
+from metasync.keys.keyring import WorkspaceKeys, open_keys
+from simulation.machine import Secret
+from simulation.network import Store
+from simulation.plan import Strike
+from simulation.witness import Witness
+from simulation.world import World
+
+FAR: Final = 1 << 31  # a round above all others
+NAME: Final = "insider"  # of its client
+
+
+class Shelf:
+    """What a store holds below the folder of an acceptor's workspace. What is put there has landed."""
+
+    def __init__(self, store: Store, root: str) -> None:
+        self.store = store
+        self._root = root + "/"
+
+    def __contains__(self, path: object) -> bool:
+        return f"{self._root}{path}" in self.store.objects
+
+    def __getitem__(self, path: str) -> bytes:
+        return self.store.objects[self._root + path]
+
+    def __setitem__(self, path: str, data: bytes) -> None:
+        self.store.objects[self._root + path] = data
+        self.store.writers[self._root + path] = NAME
+        self.store.landed(self.store, self._root + path, data)
+
+
+class Grip:
+    """The stores of one config, in the hands of a device: what `forger_kit.Forger` writes with."""
+
+    def __init__(
+        self, keys: WorkspaceKeys, device: DeviceIdentity, config: Config, stores: Mapping[bytes, Store],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        self.keys = keys
+        self.rng = rng
+        self.identities: Sequence[DeviceIdentity] = [device]
+        self.stores: dict[str, Shelf] = {}
+        self.forms: dict[str, Form] = {}
+        self._ids = {entry.name: acceptor.acceptor_id for entry, acceptor in config.acceptors}
+        for entry, acceptor in config.acceptors:
+            store, end = stores[entry.identity], f"/{acceptor.acceptor_id.hex()}/birth"
+            root = next((p[: -len(end)] for p in store.objects if p.endswith(end)), None)
+            if root is not None and store.liar is None:  # not one that was emptied
+                self.stores[entry.name] = Shelf(store, root)
+                self.forms[entry.name] = acceptor.form
+
+    def acceptor_of(self, name: str) -> bytes:
+        return self._ids[name]
+
+
+class Insider:
+    """`secret`: the device's. It follows changes of the keys, as long as it is not revoked."""
+
+    def __init__(self, world: World, witness: Witness, secret: Secret) -> None:
+        self._world = world
+        self._witness = witness
+        self._keys, self._device, self._certificate = secret
+        self._rng = random.Random()
+        witness.liars.add(self._device.device_id)
+
+    @property
+    def device_id(self) -> bytes:
+        return self._device.device_id
+
+    def strike(self, strike: Strike) -> None:
+        """Does it, if the workspace has come so far."""
+        witness, rng = self._witness, random.Random(f"strike {strike.seed}")
+        self._rng = rng
+        if witness.devices.get(self.device_id) is not None:
+            self._keys = witness.keys
+        v = len(witness.chain) - strike.back
+        if v < 1:
+            return
+        base = witness.chain[v - 1]
+        keys = self._keys
+        if base.epoch not in dict(keys.epoch_keys):
+            if keys.encrypted:
+                return  # names that it cannot even compute
+            keys = open_keys(keys.ns_id, base.epoch)
+        grip = Grip(keys, self._device, witness.config_of(base), witness.stores, rng)
+        names = sorted(grip.stores)
+        if not names:
+            return
+        self._world.trace("insider", strike.kind, v)
+        self._world.count(f"insider: {strike.kind}")
+        forger = Forger(grip, grip, 0, rng.randbytes(16))
+        some = [names[n] for n in strike.on] or rng.sample(names, rng.randint(1, len(names)))
+        _STRIKES[strike.kind](self, forger, base, some)
+
+    # what it writes
+
+    def _tell(
+        self, forger: Forger, base: State, names: Iterable[str], kind: Kind, rnd: Round, value: State | None = None,
+        claim: Claim | None = None, config: bytes = b"", devices: bytes = b"",
+    ) -> None:  # fmt: skip
+        certificate = self._certificate.encode() if base.v == 0 else b""
+        steps = () if value is None else self._witness.steps_of(base)
+        if value is not None and self._rng.random() < 0.5 and value.op_id in self._witness.stolen:
+            steps = steps[:-1]  # which is void, where there is one
+        carried = {"certificate": certificate, "config": config, "devices": devices}
+        forger.tell(base, names, kind, rnd, value, claim, steps, **carried)
+
+    def _value(self, forger: Forger, base: State, *, lie: bool) -> State:
+        """A value that is in order. `lie`: nobody may take it for decided."""
+        change = Change(op_id=self._rng.randbytes(16))
+        if lie:
+            self._witness.stolen.add(change.op_id)
+        return successor(base, change, skip=self._witness.skip_of(base), writer=forger.incarnation)
+
+    def _number(self) -> int:
+        return self._rng.choice((1, 2, 3, 5, 40, 1 << 20, FAR))
+
+    def _decided(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        self._tell(forger, base, some, Kind.DECIDED, NOBODY, self._value(forger, base, lie=True))
+
+    def _accept(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        lie = self._value(forger, base, lie=True)
+        self._tell(forger, base, some, Kind.ACCEPT, forger.round(self._number()), lie)
+
+    def _contrary(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        rounds = self._witness.rounds_of(base.v + 1)
+        if rounds:
+            rnd = Round(*self._rng.choice(rounds))
+            self._tell(forger, base, some, Kind.ACCEPT, rnd, self._value(forger, base, lie=False))
+
+    def _prepare(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        self._tell(forger, base, some, Kind.PREPARE, forger.round(self._number()))
+
+    def _claim(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        for name in some:
+            of = self._rng.choice(sorted(forger.world.stores))
+            far = self._rng.choice((0, 1, 5))
+            path = forger.place(base, of, 0)
+            shelf = forger.world.stores[of]
+            proof = self._rng.choice(
+                (
+                    self._rng.randbytes(1024),
+                    forger.sealed(base, of, far, bytes(32), Kind.PREPARE, forger.round(1)),
+                    shelf[path][:CLAIM_BYTES_MAX] if path in shelf else bytes(512),
+                )
+            )
+            claim = Claim(forger.ws.acceptor_of(of), base.v + 1, far, proof)
+            self._tell(forger, base, [name], Kind.PREPARE, forger.round(self._number()), claim=claim)
+
+    def _propose(self, forger: Forger, base: State, value: State, *, config: bytes = b"", devices: bytes = b"") -> None:
+        everywhere = sorted(forger.world.stores)
+        rnd = forger.round(self._witness.top_of(base.v + 1) + 1)
+        self._tell(forger, base, everywhere, Kind.PREPARE, rnd)
+        self._tell(forger, base, everywhere, Kind.ACCEPT, rnd, value, config=config, devices=devices)
+
+    def _void(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        value = self._value(forger, base, lie=True)
+        made_up = self._rng.randbytes(32)
+        broken = (
+            lambda: replace(value, epoch=base.epoch + 1),
+            lambda: replace(value, epoch=base.epoch + 2**31),
+            lambda: replace(value, gen=base.gen + 2),
+            lambda: replace(value, min_gen=base.gen + 1),
+            lambda: replace(value, min_fmt=2),
+            lambda: replace(value, config=made_up),
+            lambda: replace(value, devices=made_up),
+            lambda: replace(value, keyring=made_up),
+            lambda: replace(value, prev=made_up),
+            lambda: replace(value, skip=made_up),
+            lambda: replace(value, skip=base.prev if base.v % 2 == 0 else base.hash),
+            lambda: replace(value, ns_id=made_up),
+            lambda: replace(value, era=base.era + 1),
+            lambda: replace(value, writer=ZERO_ID),
+        )
+        choice = self._rng.randrange(len(broken) + 6)
+        if choice < len(broken):
+            self._propose(forger, base, broken[choice]())
+        elif choice % 2:
+            config, data = self._sealed(forger, base, self._weaker_config(base))
+            self._propose(forger, base, replace(value, config=config), config=data)
+        else:
+            devices, data = self._sealed(forger, base, self._weaker_devices(base))
+            self._propose(forger, base, replace(value, devices=devices), devices=data)
+
+    def _sealed(self, forger: Forger, base: State, plain: bytes) -> tuple[bytes, bytes]:
+        random = self._rng.randbytes(32)
+        return seal_object(
+            forger.ws.keys, RecordKind.CONST, plain, era=base.era, epoch=base.epoch, random=random
+        )  # fmt: skip
+
+    def _weaker_config(self, base: State) -> bytes:
+        """A config that the policy, or the step to it, forbids."""
+        config = self._witness.config_of(base).tagged(CHANGED_TAG, (base.v + 1, base.config))
+        first, rest = config.backends[0], config.backends[1:]
+        alone = replace(config, backends=(first, *(replace(b, acceptor=None) for b in rest)), f=0, mode="crash")
+        return self._rng.choice(
+            (
+                replace(config, redundancy=(RedundancyClass(NO_LIMIT, Replicate(1)),)),
+                replace(config, backends=(replace(first, identity=self._rng.randbytes(32)), *rest)),
+                alone,
+                replace(config, encrypted=not config.encrypted),
+            )
+        ).encode()
+
+    def _weaker_devices(self, base: State) -> bytes:
+        """A device set without the others, or that the admin key did not sign."""
+        devices = self._witness.devices_of(base)
+        mine = tuple(c for c in devices.certificates if c.device_id == self.device_id)
+        others = tuple(c.device_id for c in devices.certificates if c.device_id != self.device_id)
+        return self._rng.choice(
+            (
+                replace(devices, certificates=mine),
+                replace(devices, certificates=mine, ended_ids=others),
+                replace(devices, policy_data=replace(devices.policy, revoked_ids=others).encode()),
+                replace(devices, policy_data=replace(devices.policy, copies=1).encode()),
+            )
+        ).encode()
+
+    def _version(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        if base is self._witness.newest:
+            self._propose(forger, base, self._value(forger, base, lie=False))
+
+    def _late(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        self._propose(forger, base, self._value(forger, base, lie=True))
+
+    def _head(self, forger: Forger, base: State, some: Sequence[str]) -> None:
+        far = self._rng.choice((base.v, base.v + 1, base.v + AHEAD_MAX + 2, 1 << 62))
+        made_up = self._rng.randbytes
+        head = Head(self.device_id, far, made_up(32), made_up(32), made_up(32), self._certificate.encode())
+        data = seal_head(forger.ws.keys, head, self._device, era=base.era, epoch=base.epoch, random=made_up(32))
+        for name in some:
+            forger.world.stores[name][head_path(self.device_id)] = data
+
+
+_STRIKES: Mapping[str, Callable[[Insider, Forger, State, Sequence[str]], None]] = {
+    "decided": Insider._decided,
+    "accept": Insider._accept,
+    "contrary": Insider._contrary,
+    "prepare": Insider._prepare,
+    "void": Insider._void,
+    "version": Insider._version,
+    "late": Insider._late,
+    "head": Insider._head,
+    "claim": Insider._claim,
+}
