@@ -67,7 +67,7 @@ def same_bytes(a: Entry | None, b: Entry | None) -> bool:
 
 def _alike(a: Entry | None, b: Entry | None) -> bool:
     """Equal, or cut into other chunks and nothing else."""
-    return a == b or (a is not None and b is not None and a._replace(root=b"") == b._replace(root=b""))
+    return a is not None and b is not None and a._replace(root=b"") == b._replace(root=b"")
 
 
 def _is_dir_alone(a: Entry | None, b: Entry | None) -> bool:

@@ -303,7 +303,7 @@ class _Joint:
             other = to_theirs.get(old)
             if other is not None and other != new:
                 self.met.append(Met("rename/rename", new, "renamed", old, other))
-            elif other is None and theirs.get(old) is None and theirs.get(new) is None:
+            elif theirs.get(old) is None and theirs.get(new) is None:
                 self.met.append(Met("rename/delete", new, "renamed", old))
         for new, old in by_them.items():
             if old not in to_ours and ours.get(old) is None and ours.get(new) is None:
@@ -320,7 +320,7 @@ class _Joint:
                 self.met.append(Met("modify/delete", path, "deleted" if ours is None else "modified"))
             return None
         self.decided[path] = theirs
-        if choice is Reason.EDITED and base is not None and ours is not None and theirs is not None:
+        if base is not None and ours is not None and theirs is not None:
             request = TextMerge(path, base, ours, theirs)
             if all(side.kind == Kind.FILE and side.size <= TEXT_BYTES_MAX for side in request[1:]):
                 return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import time
@@ -214,6 +215,30 @@ def test_gives_up_beyond_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert merge3(*sides) == b"x\na\na\ny\nb\nb\nx\nm\nN\n"
     monkeypatch.setattr(diff3, "STEPS_MAX", 9)
     assert merge3(*sides) is None
+
+
+def test_where_one_side_changed_no_step_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much they differ: the other side's text is the merge."""
+    monkeypatch.setattr(diff3, "STEPS_MAX", 0)
+    base, changed = b"a\na\nb\nb\n", b"b\na\na\nb\na\n"
+    assert merge3(base, base, changed) == changed
+    assert merge3(base, changed, base) == changed
+    assert merge3(base, changed, changed) == changed
+    assert merge3(base, changed, changed + b"c\n") is None
+
+
+def test_the_edits_are_the_fewest() -> None:
+    """Of all pairs of short texts of two lines, against the plain recurrence."""
+    texts = [[*map(int, f"{n:0{size}b}")] if size else [] for size in range(5) for n in range(1 << size)]
+    for a in texts:
+        for b in texts:
+            longest = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+            for i, j in itertools.product(range(len(a)), range(len(b))):
+                longest[i + 1][j + 1] = longest[i][j] + 1 if a[i] == b[j] else max(longest[i][j + 1], longest[i + 1][j])
+            pairs = diff3._shortest_edit(a, b, diff3._Effort())
+            assert len(pairs) == longest[-1][-1]
+            assert pairs == sorted(pairs, reverse=True)
+            assert all(a[i] == b[j] for i, j in pairs)
 
 
 def git_merge(folder: Path, base: bytes, ours: bytes, theirs: bytes) -> bytes | None:

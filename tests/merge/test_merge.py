@@ -345,6 +345,12 @@ def test_an_edit_follows_a_renamed_directory() -> None:
     }  # fmt: skip
 
 
+def test_an_edit_follows_a_rename_into_a_directory_that_was_there() -> None:
+    base = {b"a": OLD, b"d": D, b"d/e": D}
+    edited, renamed = base | {b"a": NEW}, {b"d": D, b"d/e": D, b"d/e/b": OLD}
+    assert merged_tree(base, edited, renamed) == merged_tree(base, renamed, edited) == renamed | {b"d/e/b": NEW}
+
+
 @pytest.mark.parametrize(
     ("base", "ours", "theirs", "merged"),
     [
@@ -367,6 +373,15 @@ def test_an_edit_follows_a_renamed_directory() -> None:
         ({b"a": file(b"")}, {b"a": NEW}, {b"b": file(b"")}, {b"a": NEW, b"b": file(b"")}),
         # a copy is no rename
         ({b"a": OLD}, {b"a": NEW}, {b"a": OLD, b"b": OLD}, {b"a": NEW, b"b": OLD}),
+        # the new name had another file before, which one side replaced and the other deleted
+        ({b"a": OLD, b"b": file(b"3")}, {b"a": NEW}, {b"b": OLD}, {b"a": NEW, b"b": OLD}),
+        # of two files one went, and its name came twice
+        (
+            {b"x": D, b"x/a": OLD, b"x/b": OLD},
+            {b"x": D, b"x/a": NEW, b"x/b": OLD},
+            {b"x": D, b"y": D, b"y/a": OLD, b"z": D, b"z/a": OLD},
+            {b"x": D, b"x/a": NEW, b"y": D, b"y/a": OLD, b"z": D, b"z/a": OLD},
+        ),
         # another kind is no edit
         ({b"a": OLD}, {b"a": link(b"x")}, {b"b": OLD}, {b"a": link(b"x"), b"b": OLD}),
     ],
@@ -385,6 +400,7 @@ def test_what_met_is_told() -> None:
     assert met(run({b"a": OLD}, {}, {b"a": NEW})) == [("modify/delete", b"a", "deleted")]
     assert met(run({b"a": OLD}, {b"b": OLD}, {})) == [("rename/delete", b"b", "renamed")]
     assert met(run({b"a": OLD}, {}, {b"b": OLD})) == [("rename/delete", b"b", "deleted")]
+    assert run({b"a": OLD}, {b"a": NEW}, {}).followed() == set()
     both = run({b"a": OLD}, {b"b": OLD}, {b"c": OLD})
     assert both.met == (Met("rename/rename", b"b", "renamed", b"a", b"c"),)
     assert applied({b"b": OLD}, both.changes) == {b"b": OLD, b"c": OLD}
@@ -394,6 +410,8 @@ def test_what_met_is_told() -> None:
         ({b"a": OLD}, {b"a": OLD}, {}),
         ({b"a": OLD}, {b"b": OLD}, {b"a": OLD}),
         ({}, {b"b": OLD}, {b"c": OLD}),
+        ({b"a": OLD}, {b"b": OLD}, {b"b": file(b"3")}),  # the new name was taken there: a conflict, told as that
+        ({b"a": OLD}, {b"b": file(b"3")}, {b"b": OLD}),
         ({b"d": D}, {b"d": folder(0o700)}, {}),
     ):
         assert met(run(base, ours, theirs)) == []

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metasync.merge import lines as diff3
-from metasync.merge.changes import counts, described
+from metasync.merge.changes import counts, described, same_bytes
 from metasync.merge.lines import BINARY, DIFF_BYTES_MAX, TOO_DIFFERENT, TOO_LARGE, unified
 from metasync.objects.model import Entry, Kind
 from metasync.reports.history import Counts
@@ -46,7 +46,7 @@ def test_hunks_and_their_context() -> None:
 
 
 def test_bounds() -> None:
-    assert unified(b"a\0", b"b", "a", "b") == BINARY
+    assert unified(b"a\0", b"b", "a", "b") == unified(b"a", b"b\0", "a", "b") == BINARY
     assert unified(b"a", b"x" * (DIFF_BYTES_MAX + 1), "a", "b") == TOO_LARGE
     assert unified(b"\n" * 100_000, b"b", "a", "b") == TOO_LARGE
     rng = random.Random(1)
@@ -116,6 +116,42 @@ def test_renames_are_paired_by_name_first() -> None:
         b"b/third": ("added", None), b"c": ("added", None),
     }  # fmt: skip
     assert counts(described(pairs)) == Counts(added=2, renamed=2)
+
+
+def test_what_stays_is_no_rename_and_what_was_there_is_none_either() -> None:
+    x, y = file(b"x"), file(b"y")
+    assert kinds([(b"a", x, y), (b"b", None, x)]) == {b"a": "modified", b"b": "added"}
+    assert kinds([(b"a", x, None), (b"b", y, x)]) == {b"a": "deleted", b"b": "modified"}
+    assert kinds([(b"a", LINK, None), (b"b", None, LINK)]) == {b"a": "deleted", b"b": "added"}
+    empty = file(b"", size=0)
+    assert kinds([(b"a", empty, None), (b"b", None, empty)]) == {b"a": "deleted", b"b": "added"}
+
+
+def kinds(pairs: list[tuple[bytes, Entry | None, Entry | None]]) -> dict[bytes, str]:
+    return {c.path: c.kind for c in described(pairs)}
+
+
+def test_what_is_told_of_a_rename_and_of_a_link() -> None:
+    renamed, link = described([(b"a", file(b"x", mode=0o600), None), (b"b", None, file(b"x")), (b"l", None, LINK)])
+    assert renamed.before is not None and renamed.after is not None and link.after is not None
+    assert (renamed.was, renamed.before.mode, renamed.after.mode) == (b"a", 0o600, 0o644)
+    assert (renamed.after.target, link.after.target) == (None, b"t")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (file(b"x"), file(b"x", mode=0o600, mtime_ns=2, root=b"r"), True),
+        (file(b"x"), file(b"y"), False),
+        (file(b"t"), LINK, False),
+        (DIR, DIR._replace(content=b"another tree"), True),
+        (DIR, None, False),
+        (None, DIR, False),
+        (None, None, False),
+    ],
+)
+def test_the_same_bytes(a: Entry | None, b: Entry | None, same: bool) -> None:
+    assert same_bytes(a, b) is same
 
 
 def test_directories_are_named_where_nothing_in_them_is() -> None:
