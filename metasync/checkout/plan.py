@@ -276,7 +276,8 @@ def decode_plan(data: bytes) -> Plan:
     except FormatError as e:
         raise WorkspaceError(
             f"The journal of an unfinished checkout can't be read: {e.message}.",
-            next_step="Use the version of metasync that wrote it, or move .metasync/state.db away: it is rebuilt.",
+            next_step="Use the version of metasync that wrote it. Or save what .metasync/tmp holds, it may be yours; "
+            "move .metasync/state.db away, which is rebuilt; run again.",
         ) from e
     return Plan(tuple(changes), commit, version, replaced_from, root, own == 1, reason, unfit, origin)
 
