@@ -62,7 +62,8 @@ MISSING: Final = (
     "gc-fence-sinks", "gc-delete-unfenced", "gc-delete-by-old", "trim-same-id", "trim-old-counts", "trim-new-ids",
     "trim-unverified", "trim-last-only", "trim-any-place",
     "skip-unsigned", "skip-own-base", "skip-no-return", "skip-newest-index", "skip-not-repeated", "skip-forgets",
-    "skip-oldest", "skip-late",
+    "skip-oldest", "skip-late", "apart-word", "apart-decided", "apart-void",
+    "era-poison-empty", "era-any-value", "era-old-names", "era-any-ring",
 )  # fmt: skip
 """Mutants of the models whose rule is not in the code yet, or not reached by the simulator."""
 

@@ -18,10 +18,19 @@
 (* A reader reads whole logs: all of them, or any quorum while the rest is    *)
 (* away.  A log that it does not read may hold anything.                      *)
 (*                                                                            *)
+(* With Liars = 1 there is one more acceptor, which lies as well: it promises *)
+(* and accepts all, keeps nothing, and shows each reader whatever entries     *)
+(* somebody signed, or none.  (Shown: at most one vote, any or all PREPAREs.  *)
+(* More would only make more values look undecided.)                          *)
+(*                                                                            *)
+(* A device that knows what was decided may find an entry of the next version *)
+(* on another value (anybody can sign one): a lie, or a fork.  The logs of    *)
+(* this version tell (`BearsOut'; consensus.md, 3.3).                         *)
+(*                                                                            *)
 (* Abstracted: the logs' entries (Logs shows that appending in order is an    *)
 (* acceptor), POISON, births, expiry (Configs).                               *)
 EXTENDS Integers, FiniteSets, TLC
-CONSTANTS Logs, Quorum, Owner, Lies, LiarRounds, LiesMax, Strikes, Closes, Mutants
+CONSTANTS Logs, Liars, Quorum, Faults, Owner, Lies, LiarRounds, LiesMax, Strikes, Closes, Mutants
 VARIABLES acc,      \* acc[b]: the log b replayed: promised, top (the value accepted last), votes, prepared, closed
           promises, \* PREPAREs of honest devices that took effect, with the log as it was then
           asked,    \* honest ACCEPTs that were sent
@@ -38,12 +47,14 @@ Rounds  == (IF Owner THEN {} ELSE {<<1, 11>>}) \cup {<<3, 33>>}
 (* never have promised it.  A round is earned unless so many lack it that no  *)
 (* quorum can have promised it.                                               *)
 Lacks(s, r)         == r \notin s.prepared /\ s.promised >= r
-Missing(S)          == Cardinality(Logs) - Cardinality(S)
+N                   == Cardinality(Logs) + Liars
+Missing(S)          == N - Cardinality(S)
+Liar                == "liar"
 Voters(at, S, w)    == {b \in S : w \in at[b].votes}
 Earned(at, S, r)    == \/ r = 0 \/ Broken("unprepared-counts")
-                       \/ Cardinality({b \in S : Lacks(at[b], r)}) <= Cardinality(Logs) - Quorum
+                       \/ Cardinality({b \in S : Lacks(at[b], r)}) <= N - Quorum + Faults
 Cast(at, S)         == {w \in UNION {at[b].votes : b \in S} : Earned(at, S, w[1])}
-Won(at, S)          == {w \in Cast(at, S) : Cardinality(Voters(at, S, w)) >= Quorum}
+Won(at, S)          == {w \in Cast(at, S) : Cardinality(Voters(at, S, w)) >= Quorum - Liars}       \* of logs that do not lie
 Values(W)           == {w[2] : w \in W}
 (* The values that a reader takes for decided; more than one is a fork.  With *)
 (* `decided-votes' as it was: DECIDED on a quorum counts without votes, and   *)
@@ -58,14 +69,39 @@ Believed(at, S) ==
      ELSE IF Broken("any-round") THEN Values(W)
      ELSE IF Broken("highest-round") THEN {w[2] : w \in {v \in W : v[1] = Max({u[1] : u \in W})}}
      ELSE {w[2] : w \in {v \in W : v[1] = Min({u[1] : u \in W})}}
-Readers == {S \in SUBSET Logs : Cardinality(S) >= Quorum}
+Fenced == \E r \in {0, 11, 33} : Cardinality({b \in Logs : acc[b].closed = first /\ <<r, first>> \in acc[b].votes}) >= Quorum - Liars
+(* What readers see: logs as they are, and what the lying acceptor shows.     *)
+CanLie   == LiesMax > 0 /\ (Strikes = "early" \/ (first \notin {0, 2} /\ (Strikes = "late" \/ Fenced)))
+Signed   == {<<q.r, q.x>> : q \in asked}
+            \cup (IF CanLie /\ "accept" \in Lies THEN {<<r, 2>> : r \in LiarRounds} ELSE {})
+            \cup (IF CanLie /\ "repeat" \in Lies THEN {<<p[2], 2>> : p \in Rounds} ELSE {})
+Shown    == {[promised |-> p, top |-> 0, votes |-> {}, prepared |-> {}, closed |-> 0] : p \in {-1, 99}}
+            \cup {[promised |-> 99, top |-> w[2], votes |-> {w}, prepared |-> {w[1]}, closed |-> c] : w \in Signed, c \in {0, 1, 2, 3}}
+With(at, l) == [b \in DOMAIN at \cup {Liar} |-> IF b = Liar THEN l ELSE at[b]]
+Views(at)  == {[b \in S |-> at[b]] : S \in SUBSET DOMAIN at}
+              \cup (IF Liars = 0 THEN {} ELSE {With([b \in S |-> at[b]], l) : S \in SUBSET DOMAIN at, l \in Shown})
+Readers    == {V \in Views(acc) : Cardinality(DOMAIN V) >= Quorum}
+Whole      == {V \in Readers : Logs \subseteq DOMAIN V}
+
+(* Whether what was read bears out that x was decided: it is, and no log that *)
+(* was not read, or that may lie, can show another value in a lower round.    *)
+BearsOut(at, S, x) ==
+  LET C   == Cast(at, S)
+      W   == {w \in C : Cardinality(Voters(at, S, w)) >= Quorum}
+      low == Min({w[1] : w \in {u \in W : u[2] = x}})
+      o   == {Cardinality(Voters(at, S, w)) : w \in {u \in C : u[2] # x /\ u[1] < low}}
+  IN IF Broken("apart-word") THEN TRUE
+     ELSE IF Broken("apart-void") THEN FALSE
+     ELSE /\ Believed(at, S) = {x} /\ (\E w \in W : w[2] = x)
+          /\ Broken("apart-decided") \/ o = {} \/ Max(o) + Missing(S) + Faults < Quorum
 
 (* Evidence: the value of the highest earned round.  Two of one round: the    *)
 (* one that may have a quorum; if both may, the proposer waits.               *)
 Evidence(at, S, own) ==
   LET C    == Cast(at, S)
       T    == {w \in C : w[1] = Max({u[1] : u \in C})}
-      May  == {w \in T : Cardinality(Voters(at, S, w)) + Missing(S) >= Quorum}
+      Open == {b \in S : at[b].promised <= Max({u[1] : u \in C}) /\ at[b].votes \cap T = {}}
+      May  == {w \in T : Cardinality(Voters(at, S, w)) + Cardinality(Open) + Missing(S) + Faults >= Quorum}
   IN IF C = {} THEN {own}
      ELSE IF Cardinality(T) = 1 \/ May = {} \/ Broken("either-of-two") THEN Values(T)
      ELSE IF Cardinality(May) = 1 THEN Values(May) ELSE {}
@@ -91,18 +127,17 @@ Propose == \E p \in Rounds :
   /\ \A q \in asked : q.by # p[1]
   /\ LET P  == {q \in promises : q.r = p[2]}
          at == [b \in {q.b : q \in P} |-> (CHOOSE q \in P : q.b = b).at]
-     IN \E S \in SUBSET DOMAIN at :
-          /\ Cardinality(S) >= Quorum
-          /\ \E x \in Evidence(at, S, p[1]) : asked' = asked \cup {[by |-> p[1], r |-> p[2], x |-> x]}
+     IN \E V \in Views(at) :
+          /\ Cardinality(DOMAIN V) >= Quorum
+          /\ \E x \in Evidence(V, DOMAIN V, p[1]) : asked' = asked \cup {[by |-> p[1], r |-> p[2], x |-> x]}
   /\ UNCHANGED <<acc, promises, first, lies>>
 
 (* The fence: device 1 closes logs that voted for what is decided, in the     *)
 (* round that decided it.  It stands once a quorum is closed so.              *)
 Fence(b) == /\ Closes /\ \E w \in Won(acc, Logs) : w[2] = first /\ (w \in acc[b].votes \/ Broken("empty-fence")) /\ Shuts(b, first)
             /\ UNCHANGED <<promises, asked, first, lies>>
-Fenced == \E r \in {0, 11, 33} : Cardinality({b \in Logs : acc[b].closed = first /\ <<r, first>> \in acc[b].votes}) >= Quorum
 Lie(b) == /\ lies < LiesMax /\ lies' = lies + 1 /\ UNCHANGED <<promises, asked>>
-          /\ Strikes = "early" \/ (first \notin {0, 2} /\ (Strikes = "late" \/ Fenced))
+          /\ CanLie
           /\ \/ "decided" \in Lies /\ Shuts(b, 2) /\ UNCHANGED first
              \/ "prepare" \in Lies /\ (\E r \in LiarRounds : Takes(b, r)) /\ UNCHANGED first
              \/ "accept"  \in Lies /\ \E r \in LiarRounds : Votes(b, r, 2)
@@ -111,26 +146,37 @@ Lie(b) == /\ lies < LiesMax /\ lies' = lies + 1 /\ UNCHANGED <<promises, asked>>
 Next == OwnRound \/ Propose \/ \E b \in Logs : Prepare(b) \/ Accept(b) \/ Fence(b) \/ Lie(b)
 ----------------------------------------------------------------------------
 (* Who reads all logs takes what was decided first for decided, whatever      *)
-(* anybody appends: no device is led apart for good.                          *)
-Stands     == first # 0 => Believed(acc, Logs) = {first}
+(* anybody appends: no device is led apart for good.  (With an acceptor that  *)
+(* lies: or is told that it cannot know.)                                     *)
+Stands     == first # 0 => \A V \in Whole : IF Liars = 0 THEN Believed(V, Logs) = {first} ELSE Believed(V, DOMAIN V) \subseteq {first}
 (* The same of every quorum, while the others are away: nothing else.         *)
-Everywhere == first # 0 => \A S \in Readers : Believed(acc, S) \subseteq {first}
+Everywhere == first # 0 => \A V \in Readers : Believed(V, DOMAIN V) \subseteq {first}
 (* No honest device proposes against what was decided.                        *)
 NoLostCommit == first # 0 => \A q \in asked : (\E w \in Won(acc, Logs) : w[2] = first /\ q.r >= w[1]) => q.x = first
 (* The rules cost honest devices nothing: whoever reads a quorum counts each  *)
 (* vote of theirs that it shows.                                              *)
-HonestCounts == \A S \in Readers : \A q \in asked : Earned(acc, S, q.r)
+HonestCounts == \A V \in Readers : \A q \in asked : Earned(V, DOMAIN V, q.r)
 (* DECIDED alone ends no version: as long as nothing is decided, a quorum of  *)
 (* logs takes votes.                                                          *)
-StaysOpen  == first # 0 \/ Cardinality({b \in Logs : acc[b].closed = 0}) >= Quorum
+StaysOpen  == first # 0 \/ Cardinality({b \in Logs : acc[b].closed = 0}) >= Quorum - Liars
+
+(* Whoever knows what was decided is not stopped by a word that something     *)
+(* else was, whatever it cannot read; and who was led apart is told by all    *)
+(* logs.                                                                      *)
+NotStopped == first # 0 => \A V \in Readers : \A x \in (1..3) \ {first} : ~BearsOut(V, DOMAIN V, x)
+Noticed    == first # 0 => \A V \in Whole : Cardinality({b \in Logs : \E w \in Won(acc, Logs) : w[2] = first /\ w \in acc[b].votes}) >= Quorum
+                                            => BearsOut(V, DOMAIN V, first)
 
 (* Witnesses *)
+NeverUnsure   == \A V \in Readers : \A x \in Believed(V, DOMAIN V) : BearsOut(V, DOMAIN V, x)
+NeverHides    == Noticed
 NeverTwice    == Cardinality(Values({w \in UNION {acc[b].votes : b \in Logs} : Cardinality(Voters(acc, Logs, w)) >= Quorum})) < 2
 NeverFenced   == ~(first # 0 /\ Fenced)
-NeverUnearned == \A S \in Readers : Cast(acc, S) = UNION {acc[b].votes : b \in S}
+NeverUnearned == \A V \in Readers : Cast(V, DOMAIN V) = UNION {V[b].votes : b \in DOMAIN V}
 NeverCarried  == \A q \in asked : q.by # 3 \/ q.x # 1
 NeverBothInOne == \A b, c \in Logs : \A v \in acc[b].votes, w \in acc[c].votes : v[1] = w[1] => v[2] = w[2]
 NeverDeceived == Everywhere
 NeverInTurn   == Stands
+NeverTogether == Stands
 Symmetry == Permutations(Logs)
 =============================================================================
